@@ -7,7 +7,7 @@ jetstream  publish → work queue in memory → pull → reply and ack (what an 
 
 nats-py    its public API: request, fetch(1) in one task per slot
 fast-lane  nats-py's connection and read loop, its parser replaced by one that dispatches synchronously
-bus        gpufn.bus: nats-py dials, then an own asyncio.Protocol has the socket
+bus        gpufn_platform.bus: nats-py dials, then an own asyncio.Protocol has the socket
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import nats
 from nats.aio.client import Client
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message, NoResponders
-from gpufn.bus.consumer import Pull
-from gpufn.bus.delivery import Delivery
-from gpufn.bus.embedded import EmbeddedServer
-from gpufn.protocol import subjects
+from gpufn_core.protocol import subjects
+from gpufn_local.nats_process import EmbeddedServer
+from gpufn_platform.bus.connection import Bus, Message, NoResponders
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.puller import Pull
 
 PAYLOAD = b"x" * 256
 QUEUE = subjects.sync_queue("echo", 1)
@@ -61,7 +61,7 @@ class _FastLink:
     congested = False
 
     def __init__(self, client: Any, handlers: dict[bytes, Any]) -> None:
-        from gpufn.bus.link import Link
+        from gpufn_platform.bus.tcp_connection import Link
 
         self.client, self.info = client, client._server_info
         self._out: list[bytes] = []

@@ -19,20 +19,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import gpufn
-import gpufn_runtime
 import measure
-from gpufn.home import Home
-from gpufn.image import ImageSpec
-from gpufn_runtime.agent.images import Images
-from gpufn_runtime.agent.launchers.container import Container, Kind
-from gpufn_runtime.agent.launchers.docker import DEFAULT_HOST, Docker
-from gpufn_runtime.agent.launchers.freezer import Freezer
-from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox
+from gpufn_core.home import Home
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.cache.images import Images
+from gpufn_runtime.agent.launchers.containers.container import Container, Kind
+from gpufn_runtime.agent.launchers.containers.docker_client import DEFAULT_HOST, Docker
+from gpufn_runtime.agent.launchers.containers.freezer import Freezer
+from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
+from gpufn_runtime.agent.workers.environment import worker_packages
 
 _OWNER = {"gpufn.owner": "benchmark"}
-_PACKAGES = [*gpufn.__path__, *gpufn_runtime.__path__]
-_IMPORTS = "from gpufn_runtime.worker import lifecycle, loader, template; template.rehearse()"
+_IMPORTS = "from gpufn_runtime.worker import lifecycle, template; from gpufn_runtime.worker.arguments import loader; template.rehearse()"
 
 
 class _Timed:
@@ -120,7 +118,7 @@ async def _one(docker: Any, home: Home, kind: Kind) -> None:
     container = Container(docker, home, kind, frozenset())
     try:
         began = time.perf_counter()
-        await container.start(_OWNER, _PACKAGES)
+        await container.start(_OWNER, worker_packages())
         docker.note("made", began)
         before = (docker.taken[what][-1] for what in ("create", "start"))
         docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))

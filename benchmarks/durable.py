@@ -25,9 +25,9 @@ import httpx
 
 import measure
 import task_queues
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus
-from gpufn.protocol import subjects
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ import onnxruntime
 
 import measure
 import networks
-from gpufn.ort_threads import waiting
+from gpufn_core.inference.ort_threads import waiting
 from gpufn_runtime.worker.engines import huge_pages
 
 _MODELS = ("resnet18", "encoder")

@@ -20,10 +20,12 @@ from typing import Any
 
 import measure
 from functions.noop import held, noop
-from gpufn import Client, Map, _map_calls, _transport
-from gpufn._http_transport import HttpTransport
-from gpufn.errors import MapNotFound
-from gpufn.ids import new_map_id
+from gpufn import Client, Map
+from gpufn.call import transport as _transport
+from gpufn.client.http_transport import HttpTransport
+from gpufn.maps import local_map
+from gpufn_core.errors import MapNotFound
+from gpufn_core.ids import new_map_id
 
 _SHORT = (1, 2, 4, 8, 16, 64, 256)
 _LOOK_EACH = 2_000  # results, at the memory
@@ -89,8 +91,8 @@ def _whole(platform: measure.Server, count: int) -> dict[str, Any]:
 def _short(count: int, rounds: int) -> dict[str, float]:
     def calls() -> Iterator[Any]:
         arguments = ((number,) for number in range(count))
-        return _map_calls.results(
-            noop.remote, arguments, name="noop", window=_map_calls.WINDOW, ordered=True, return_exceptions=False
+        return local_map.results(
+            noop.remote, arguments, name="noop", window=local_map.WINDOW, ordered=True, return_exceptions=False
         )
 
     def kept() -> Map[int]:

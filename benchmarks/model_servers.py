@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 import measure
 import networks
-from gpufn.engine import MANIFEST_FILE, EngineManifest
-from gpufn.ort_threads import waiting
+from gpufn_core.domain.engine import MANIFEST_FILE, EngineManifest
+from gpufn_core.inference.ort_threads import waiting
 
 _HEAD_LENGTH = "Inference-Header-Content-Length"
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}

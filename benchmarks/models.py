@@ -24,9 +24,9 @@ import onnx
 import measure
 import networks
 from gpufn import Model
-from gpufn._building import upload, wait_until_ended
-from gpufn._client import Client
-from gpufn._model_files import prepare
+from gpufn.client.client import Client
+from gpufn.deploy.build_wait import upload, wait_until_ended
+from gpufn.deploy.model_files import prepare
 from model_servers import Bare, serving, versions
 
 _MODELS = ("resnet18", "encoder")

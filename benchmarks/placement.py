@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import measure
-from gpufn.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
-from gpufn.protocol.reports import NodeReport
-from gpufn.resources import Resources
-from gpufn_gateway.controller.leases import LeaseBook
+from gpufn_core.domain.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement import NoRoom, Placement, explain, place
-from gpufn_gateway.controller.request import Wanted
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, explain, place
+from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.state.leases import LeaseBook
 
 _GIB = 1 << 30
 _WORKERS, _NODES, _GPUS = 1000, 100, 8

@@ -10,9 +10,9 @@ from statistics import mean
 from typing import Any
 
 import measure
-from gpufn_gateway.simulation.gpu import Gpu
-from gpufn_gateway.simulation.run import compare
-from gpufn_gateway.simulation.traces import Load
+from gpufn_local.simulation.gpu import Gpu
+from gpufn_local.simulation.run import compare
+from gpufn_local.simulation.traces import Load
 
 _BUSY = (0.3, 0.5)
 _PARK_GIB = (0.0, 64.0)

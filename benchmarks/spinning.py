@@ -22,7 +22,7 @@ import onnxruntime
 
 import measure
 import networks
-from gpufn.ort_threads import waiting
+from gpufn_core.inference.ort_threads import waiting
 
 _MODELS = ("resnet18", "encoder")
 _PROCESSES = (1, 2, 4)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import measure
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn_local.nats_process import EmbeddedServer
 
 _START_S = 60.0
 _RUN_S = 120.0

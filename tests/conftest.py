@@ -22,14 +22,28 @@ import httpx
 import hypothesis
 import pytest
 
-from gpufn.bus.embedded import EmbeddedServer
-from gpufn.errors import BusUnavailable
-from gpufn.home import Home
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.home import Home
+from gpufn_local.nats_process import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 # Fast ones first: what is wrong in a table of decisions shows before any process is started. Of those that start some,
 # the longest first: what several processes share out ends for all at about the same time.
-_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "benchmarks", "conformance", "examples", "e2e", "gpu")
+_ORDER = (
+    "repo",
+    "core",
+    "sdk",
+    "gateway",
+    "runtime",
+    "builder",
+    "platform",
+    "local",
+    "benchmarks",
+    "conformance",
+    "examples",
+    "e2e",
+    "gpu",
+)
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 

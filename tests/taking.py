@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from gpufn.bus import queues, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Pull
-from gpufn.bus.delivery import Delivery
-from gpufn.priority import Priority, QueueKind
+from gpufn_core.spec.priority import Priority, QueueKind
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.puller import Pull
 
 
 async def take(bus: Bus, function: str, calls: int = 1, *, is_sync: bool = False) -> list[Delivery]:
     """The next ones of its first revision, of class normal; they are not settled."""
-    stream, consumer, subject = queues.address(function, 1, QueueKind(Priority.NORMAL, is_sync=is_sync))
+    stream, consumer, subject = queue_position.address(function, 1, QueueKind(Priority.NORMAL, is_sync=is_sync))
     await streams.ensure_consumer(bus, stream, consumer, subject, ack_wait_s=60, max_ack_pending=-1)
     taken: asyncio.Queue[Delivery] = asyncio.Queue()
     pull = Pull(bus, stream, consumer, taken.put_nowait)

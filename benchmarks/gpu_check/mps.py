@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gpu_check.machine import CannotRun, Gpu, Machine
-from gpufn.errors import DeviceFailed
+from gpufn_core.errors import DeviceFailed
 from gpufn_runtime.agent.mps.control import PROGRAM
 from gpufn_runtime.agent.mps.daemon import Daemon
 

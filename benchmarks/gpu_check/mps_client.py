@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any, Final
 
-from gpufn_runtime.worker.cuda_driver import Driver, DriverError
+from gpufn_runtime.worker.gpu.cuda_driver import Driver, DriverError
 
 _PTX: Final = b"""
 .version 7.0

@@ -20,8 +20,8 @@ import msgspec
 
 import measure
 from gpu_check.machine import CannotRun, Machine
-from gpufn.device import Device, DeviceType
-from gpufn.home import Home
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.home import Home
 
 _CALL_TIMEOUT_S = 60.0
 # Some virtual machines are given memory as they use it: what they have at first is no measure. A worker gets a quarter,

@@ -6,17 +6,17 @@ import logging
 import os
 import sys
 
-from gpufn.bus import objects, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue, stream_of
-from gpufn.bus.node_claim import claim_node
-from gpufn.clock import SystemClock
-from gpufn.node_process import run, until_told
-from gpufn.protocol import subjects
-from gpufn_builder.building import Building
+from gpufn_builder.build_job import Building
 from gpufn_builder.loop import Builder
 from gpufn_builder.settings import BuilderSettings
 from gpufn_builder.store import Store
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.node_claim import claim_node
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.node_process import run, until_told
 
 log = logging.getLogger("gpufn.builder")
 
@@ -30,7 +30,7 @@ async def serve(settings: BuilderSettings) -> None:
     clock = SystemClock()
     try:
         await claim_node(bus, "builder", settings.node, settings.home)
-        await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(objects.stream_of, _STORES)))
+        await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
         building = Building(
             Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),
             folder=settings.home.builds,

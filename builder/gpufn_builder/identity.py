@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from gpufn.device import Device
-from gpufn.engine import CPU_KIND, Backend, EngineIdentity, model_digest
-from gpufn.model import ModelSpec, Precision
+from gpufn_core.domain.device import Device
+from gpufn_core.domain.engine import CPU_KIND, Backend, EngineIdentity, model_digest
+from gpufn_core.spec.model_spec import ModelSpec, Precision
 
 # A backend → what it is made of, and the distributions that may bring it, the first installed one counts.
 _PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {

@@ -21,23 +21,23 @@ from typing import Final
 
 import msgspec
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message, NotStored
-from gpufn.bus.consumer import Pull
-from gpufn.bus.decoded import decoded
-from gpufn.bus.delivery import Delivery
-from gpufn.bus.kv import KeyValue
-from gpufn.clock import Clock
-from gpufn.device import DeviceType
-from gpufn.engine import BuildState
-from gpufn.errors import BuildFailed, BuildNotFound, BusUnavailable, GpufnError, PlatformError
-from gpufn.protocol import subjects
-from gpufn.protocol.reports import NodeReport
-from gpufn.tasks import Tasks
-from gpufn_builder.building import Building, Ended
-from gpufn_builder.exchange import shortened
+from gpufn_builder.build_job import Building, Ended
+from gpufn_builder.build_record import BuildRecord, HasEnded, TakenAway
 from gpufn_builder.identity import Target, cpu_target, gpu_target
-from gpufn_builder.record import BuildRecord, HasEnded, TakenAway
+from gpufn_builder.processes.process_messages import shortened
+from gpufn_core.domain.device import DeviceType
+from gpufn_core.domain.engine import BuildState
+from gpufn_core.errors import BuildFailed, BuildNotFound, BusUnavailable, GpufnError, PlatformError
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_platform.bus.connection import Bus, Message, NotStored
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.bus.typed_handler import decoded
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.puller import Pull
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,17 @@ from typing import Final
 
 import msgspec
 
-from gpufn.engine import BuildStage, EngineIdentity, EngineManifest
-from gpufn.errors import BuildFailed
-from gpufn.model import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
-from gpufn_builder import golden, samples
-from gpufn_builder.candidates import RunCandidate, run_candidate
-from gpufn_builder.exchange import (
+from gpufn_builder.checks import golden, samples
+from gpufn_builder.checks.reference import observe, run_reference
+from gpufn_builder.checks.samples import Case
+from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
+from gpufn_builder.onnx_model.normalise import NormalModel, normalise
+from gpufn_builder.onnx_model.profiles import resolve_profiles
+from gpufn_builder.onnx_model.tensors import Arrays, described
+from gpufn_builder.precision.transform import transform
+from gpufn_builder.processes.candidates import RunCandidate, run_candidate
+from gpufn_builder.processes.process import Tell
+from gpufn_builder.processes.process_messages import (
     MODEL,
     PUBLISH_BEGINS,
     SAMPLES,
@@ -33,16 +38,11 @@ from gpufn_builder.exchange import (
     MadeEngine,
     Told,
 )
-from gpufn_builder.ingest import IngestLimits, ingest
-from gpufn_builder.markup import size
-from gpufn_builder.normalise import NormalModel, normalise
-from gpufn_builder.process import Tell
-from gpufn_builder.profiles import resolve_profiles
-from gpufn_builder.reference import observe, run_reference
-from gpufn_builder.report import CandidateRow, StageRow, failed_row
-from gpufn_builder.samples import Case
-from gpufn_builder.tensors import Arrays, described
-from gpufn_builder.transform import transform
+from gpufn_builder.report.markup import size
+from gpufn_builder.report.report import CandidateRow, StageRow, failed_row
+from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
 
 # Of the whole build's progress: where each stage begins. The candidates share what is from compile to publish.
 BEGIN: Final = {

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpufn.home import Home
-from gpufn.settings import InvalidSetting, bus_url, node_name, process_memory
-from gpufn_builder.exchange import THOROUGH, MeasurePlan
+from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
+from gpufn_core.home import Home
+from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, process_memory
 
 _SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600

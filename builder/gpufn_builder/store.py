@@ -19,17 +19,17 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpufn.bus import objects
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.bus.leases import Lease
-from gpufn.clock import Clock
-from gpufn.engine import BuildStage, EngineManifest
-from gpufn.errors import ArtifactUnavailable, BuildFailed, BusUnavailable, Conflict, GpufnError, PlatformError
-from gpufn.model import ModelFile
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn_builder.process import disk_failed
+from gpufn_builder.processes.process import disk_failed
+from gpufn_core.domain.engine import BuildStage, EngineManifest
+from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable, Conflict, GpufnError, PlatformError
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.model_spec import ModelFile
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import Clock
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Store:
     async def _touch(self, manifest: EngineManifest) -> bool:
         """Whether its files are there."""
         for file in manifest.files:
-            if not await objects.touch(self._bus, subjects.ENGINE_FILES, file.digest):
+            if not await object_store.touch(self._bus, subjects.ENGINE_FILES, file.digest):
                 return False
         return True
 
@@ -78,12 +78,14 @@ class Store:
         for file in files:
             try:
                 path = folder / file.name
-                await self._patiently(partial(objects.get_file, self._bus, subjects.MODEL_FILES, file.digest, path))
+                await self._patiently(
+                    partial(object_store.get_file, self._bus, subjects.MODEL_FILES, file.digest, path)
+                )
             except PlatformError as error:
                 if isinstance(error, ArtifactUnavailable) and isinstance(error.__cause__, OSError):
                     raise disk_failed(error.__cause__, BuildStage.INGEST) from error
                 with contextlib.suppress(GpufnError):  # the next build finds it as well
-                    await objects.verify(self._bus, subjects.MODEL_FILES, file.digest)
+                    await object_store.verify(self._bus, subjects.MODEL_FILES, file.digest)
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
     async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:
@@ -99,7 +101,7 @@ class Store:
                 if (theirs := await self.find(manifest.key)) is not None:
                     return theirs
             for file in manifest.files:
-                touch = partial(objects.touch, self._bus, subjects.ENGINE_FILES, file.digest)
+                touch = partial(object_store.touch, self._bus, subjects.ENGINE_FILES, file.digest)
                 if not await self._patiently(touch):
                     await self._put(file, folder, stored)
         except (GpufnError, OSError) as error:
@@ -116,7 +118,7 @@ class Store:
         return True
 
     async def _put(self, file: ModelFile, folder: Path, stored: list[str]) -> None:
-        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name, purges=False)
+        put = partial(object_store.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name, purges=False)
         digest, is_new = await self._patiently(put)
         if is_new:
             stored.append(digest)
@@ -127,12 +129,14 @@ class Store:
         """Remove files that no manifest names. The gateway's garbage collector removes the rest."""
         for digest in digests:
             with contextlib.suppress(GpufnError):
-                await objects.withdraw(self._bus, subjects.ENGINE_FILES, digest)
+                await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
 
     async def put_report(self, data: bytes) -> str:
         """In either form; its digest. Raises BuildFailed(stage="publish")."""
         try:
-            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data, purges=False))
+            return await self._patiently(
+                partial(object_store.put, self._bus, subjects.ENGINE_FILES, data, purges=False)
+            )
         except GpufnError as error:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 

@@ -20,49 +20,41 @@ from typing import Any, Final
 import uvloop
 from starlette.routing import Route
 
-from gpufn import open_files, shutdown
-from gpufn.bus.calls import Caller
-from gpufn.bus.connection import Bus
-from gpufn.bus.selfcheck import check_server
-from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, PlatformError
-from gpufn.exits import EXIT_CONFIGURATION
-from gpufn.home import Home
-from gpufn.ids import new_ulid
-from gpufn.secrecy import hide_environment
-from gpufn.settings import InvalidSetting
-from gpufn.watchdog import tell_watchdog
+from gpufn_core.errors import BusUnavailable, PlatformError
+from gpufn_core.home import Home
+from gpufn_core.ids import new_ulid
 from gpufn_gateway.app import App
-from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import Access, NotProtected
-from gpufn_gateway.authority import is_loopback
-from gpufn_gateway.bodies import BodyBudget
+from gpufn_gateway.auth.access import Access, NotProtected
+from gpufn_gateway.auth.quota_sync import KeyUses
 from gpufn_gateway.buckets import Buckets
-from gpufn_gateway.builds import Builds
-from gpufn_gateway.calls import Calls
-from gpufn_gateway.collection import Collection
+from gpufn_gateway.builds.artifacts import Artifacts
+from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.builds.engines import Engines
+from gpufn_gateway.builds.orphaned_builds import Unattended
+from gpufn_gateway.builds.revision_activation import Finishing
+from gpufn_gateway.bus_setup import Storage
+from gpufn_gateway.calls.fast_path import Lane
+from gpufn_gateway.calls.prepare import Calls
+from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.calls.stored_bodies import References
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
-from gpufn_gateway.dead_letters import DeadLetters
-from gpufn_gateway.deploys import Deploys
-from gpufn_gateway.engines import Engines
-from gpufn_gateway.finishing import Finishing
-from gpufn_gateway.invoke import Invoke
-from gpufn_gateway.key_use import KeyUses
-from gpufn_gateway.lane import Lane
-from gpufn_gateway.maps import Maps
-from gpufn_gateway.oip import Inference
-from gpufn_gateway.parcels import GatewayParcels
-from gpufn_gateway.readers import Readers
-from gpufn_gateway.reaper import Reaper
-from gpufn_gateway.references import References
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.functions.deploys import Deploys
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.garbage_collection.collector import Collection
+from gpufn_gateway.http.body_budget import Readers
+from gpufn_gateway.http.body_reader import BodyBudget
+from gpufn_gateway.http.host_field import is_loopback
+from gpufn_gateway.http.server import Server, listen
+from gpufn_gateway.maps.maps import Maps
+from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
@@ -71,19 +63,27 @@ from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
-from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.stopping import Stopping
-from gpufn_gateway.storage import Storage
 from gpufn_gateway.store_sync import StoreSync
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submitted.dead_letters import DeadLetters
+from gpufn_gateway.submitted.reaper import Reaper
+from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
-from gpufn_gateway.ticks import tick
-from gpufn_gateway.unattended import Unattended
-from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.timers import tick
+from gpufn_gateway.webhooks.address_policy import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries
-from gpufn_gateway.webhooks.post import Post
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
+from gpufn_gateway.webhooks.sender import Post
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.server_check import check_server
+from gpufn_platform.process import fd_limit, grace_period
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.proc_hardening import hide_environment
+from gpufn_platform.process.settings import InvalidSetting
+from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_platform.queue.caller import Caller
 
 log = logging.getLogger("gpufn_gateway")
 
@@ -120,7 +120,7 @@ async def main(settings: GatewaySettings) -> None:
         stack.callback(listener.close)
         stopping = Stopping(
             opened.caller,
-            grace_s=lambda: shutdown.grace_s(Home.from_env(), settings.grace_s),
+            grace_s=lambda: grace_period.grace_s(Home.from_env(), settings.grace_s),
             others_s=settings.shutdown_timeout_s,
         )
         server = Server(gateway.app(), settings, stopping)
@@ -361,7 +361,7 @@ def run() -> int:
     try:
         settings = GatewaySettings.from_env()
         hide_environment("GPUFN_NATS_URL")
-        open_files.allow_all()
+        fd_limit.allow_all()
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )

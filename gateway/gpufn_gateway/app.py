@@ -17,15 +17,16 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 
-from gpufn.errors import GatewayUnavailable, GpufnError
-from gpufn_gateway import oip, problems
-from gpufn_gateway.answers import OWN, Wording, send_problem
-from gpufn_gateway.auth import METHODS, OPEN_PATHS, Access
-from gpufn_gateway.bodies import ClientGone, Receive, Scope, Send
-from gpufn_gateway.invoke import Invoke
-from gpufn_gateway.oip import Inference
+from gpufn_core.errors import GatewayUnavailable, GpufnError
+from gpufn_gateway import problems
+from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
+from gpufn_gateway.http.body_reader import ClientGone, Receive, Scope, Send
+from gpufn_gateway.http.responses import OWN, Wording, send_problem
+from gpufn_gateway.http.uvicorn_protocol import MAX_HEADERS
+from gpufn_gateway.oip import inference as oip
+from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.protocol import MAX_HEADERS
+from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.store_sync import StoreSync
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.protocol import subjects
-from gpufn.usage import KEPT_S
+from gpufn_core.domain.metering import KEPT_S
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import KeyValue
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from gpufn import errors
-from gpufn.bus.connection import JetStreamError, NotStored
-from gpufn.errors import ErrorInfo, GpufnError, PlatformError
-from gpufn.ids import new_ulid
-from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn_core import errors
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.errors import ErrorInfo, GpufnError, PlatformError
+from gpufn_core.ids import new_ulid
+from gpufn_platform.bus.connection import JetStreamError, NotStored
 
 log = logging.getLogger(__name__)
 

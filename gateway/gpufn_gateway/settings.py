@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.protocol import limits
-from gpufn.settings import SYNC, InvalidSetting, Sync, number, size, sync_of, yes_or_no
-from gpufn.shutdown import GRACE_S
+from gpufn_core.protocol import limits
+from gpufn_platform.process.grace_period import GRACE_S
+from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, size, sync_of, yes_or_no
 
 T = TypeVar("T")
 _NAMES = {"grace_s": "GPUFN_GRACE"}  # that of the agent

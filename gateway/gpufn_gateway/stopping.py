@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from gpufn.errors import GpufnError, PlatformStopping
+from gpufn_core.errors import GpufnError, PlatformStopping
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _ANSWERED_S = 2.0  # clients have taken their answers by then
 
 
 class _Calls(Protocol):
-    """Those that clients wait for (`gpufn.bus.calls.Caller`)."""
+    """Those that clients wait for (`gpufn_platform.queue.caller.Caller`)."""
 
     @property
     def pending(self) -> int: ...

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gpufn.errors import BusUnavailable, StoreFull
-from gpufn.protocol import subjects
+from gpufn_core.errors import BusUnavailable, StoreFull
+from gpufn_core.protocol import subjects
 
 _CALLS: Final = (subjects.ASYNC, subjects.RESULTS)
 _LEAST_BYTES: Final = 64 << 10

@@ -11,10 +11,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import ResultReply
-from gpufn.protocol.reports import RunnerReport
-from gpufn_gateway.attempt_counts import Attempts
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.protocol.messages import ResultReply
+from gpufn_core.protocol.reports import RunnerReport
+from gpufn_gateway.calls.attempt_counts import Attempts
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.

@@ -29,31 +29,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpufn._calls import Call as Call
-    from gpufn._client import Client as Client
-    from gpufn._context import Context as Context
-    from gpufn._context import current as current
-    from gpufn._decorator import enter as enter
-    from gpufn._decorator import exit as exit  # noqa: A004  named as its siblings are elsewhere
-    from gpufn._decorator import gpu_function as gpu_function
-    from gpufn._decorator import method as method
-    from gpufn._decorator import park as park
-    from gpufn._decorator import resume as resume
-    from gpufn._function import Function as Function
-    from gpufn._graph import Graph as Graph
-    from gpufn._graph import gather as gather
-    from gpufn._image import Image as Image
-    from gpufn._map import Map as Map
-    from gpufn._models import Model as Model
-    from gpufn.errors import CapacityError as CapacityError
-    from gpufn.errors import FunctionRaised as FunctionRaised
-    from gpufn.errors import GpufnError as GpufnError
-    from gpufn.errors import InvocationEnded as InvocationEnded
-    from gpufn.errors import PlatformError as PlatformError
-    from gpufn.errors import RequestError as RequestError
-    from gpufn.schedule import Schedule as Schedule
-    from gpufn.spec import Batch as Batch
-    from gpufn.spec import Retry as Retry
+    from gpufn.call.context import Context as Context
+    from gpufn.call.context import current as current
+    from gpufn.call.graph import Graph as Graph
+    from gpufn.call.graph import gather as gather
+    from gpufn.call.submitted_call import Call as Call
+    from gpufn.client.client import Client as Client
+    from gpufn.declare.decorator import enter as enter
+    from gpufn.declare.decorator import exit as exit  # noqa: A004  named as its siblings are elsewhere
+    from gpufn.declare.decorator import gpu_function as gpu_function
+    from gpufn.declare.decorator import method as method
+    from gpufn.declare.decorator import park as park
+    from gpufn.declare.decorator import resume as resume
+    from gpufn.declare.function import Function as Function
+    from gpufn.declare.image import Image as Image
+    from gpufn.declare.model import Model as Model
+    from gpufn.maps.map import Map as Map
+    from gpufn_core.errors import CapacityError as CapacityError
+    from gpufn_core.errors import FunctionRaised as FunctionRaised
+    from gpufn_core.errors import GpufnError as GpufnError
+    from gpufn_core.errors import InvocationEnded as InvocationEnded
+    from gpufn_core.errors import PlatformError as PlatformError
+    from gpufn_core.errors import RequestError as RequestError
+    from gpufn_core.spec.function_spec import Batch as Batch
+    from gpufn_core.spec.function_spec import Retry as Retry
+    from gpufn_core.spec.schedule import Schedule as Schedule
 
 __version__ = "0.1.0"
 
@@ -89,33 +89,34 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "PlatformError",
 ]
 
-_HOMES = {
-    "gpu_function": "_decorator",
-    "enter": "_decorator",
-    "method": "_decorator",
-    "park": "_decorator",
-    "resume": "_decorator",
-    "exit": "_decorator",
-    "Batch": "spec",
-    "Image": "_image",
-    "Model": "_models",
-    "Retry": "spec",
-    "Schedule": "schedule",
-    "current": "_context",
-    "Context": "_context",
-    "Function": "_function",
-    "Call": "_calls",
-    "Map": "_map",
-    "gather": "_graph",
-    "Graph": "_graph",
-    "Client": "_client",
+_MODULES = {
+    "gpufn.declare.decorator": ("gpu_function", "enter", "method", "park", "resume", "exit"),
+    "gpufn.declare.function": ("Function",),
+    "gpufn.declare.image": ("Image",),
+    "gpufn.declare.model": ("Model",),
+    "gpufn_core.spec.function_spec": ("Batch", "Retry"),
+    "gpufn_core.spec.schedule": ("Schedule",),
+    "gpufn.call.context": ("current", "Context"),
+    "gpufn.call.submitted_call": ("Call",),
+    "gpufn.call.graph": ("gather", "Graph"),
+    "gpufn.maps.map": ("Map",),
+    "gpufn.client.client": ("Client",),
+    "gpufn_core.errors": (
+        "GpufnError",
+        "RequestError",
+        "FunctionRaised",
+        "CapacityError",
+        "InvocationEnded",
+        "PlatformError",
+    ),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gpufn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"gpufn.{_HOMES.get(name, 'errors')}"), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -15,19 +15,21 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
-from gpufn import _transport, media, values
-from gpufn._function import Function, FunctionClass, Instance, declared_here
-from gpufn._hints import resolved, signature_of
-from gpufn._hooks import hooks
-from gpufn._remote import kind_of
-from gpufn._threads import run_coroutine
-from gpufn.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
-from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
-from gpufn.priority import Priority
-from gpufn.raised_types import classes_of
-from gpufn.record_classes import RecordClasses
-from gpufn.spec import CallKind, Retry, function_name
+from gpufn.call import transport as _transport
+from gpufn.call.remote import kind_of
+from gpufn.call.threads import run_coroutine
+from gpufn.declare.declarations import declared_here
+from gpufn.declare.function import Function, FunctionClass, Instance
+from gpufn.declare.hooks import hooks
+from gpufn.declare.type_hints import resolved, signature_of
+from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
+from gpufn_core.encoding import media, values
+from gpufn_core.encoding.raised_types import classes_of
+from gpufn_core.encoding.record_classes import RecordClasses
+from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.spec.function_spec import CallKind, Retry, function_name
+from gpufn_core.spec.priority import Priority
 
 T = TypeVar("T")
 
@@ -207,7 +209,7 @@ def _declared(name: str) -> Function[..., Any, Any] | FunctionClass:
     if len(found) > 1:
         places = ", ".join(f"{function.raw.__module__}.{function.raw.__qualname__}" for function in found)
         raise InvalidInput(f"more than one function would be deployed as {name}: {places}; give one another name=...")
-    return found[0]
+    return cast("Function[..., Any, Any] | FunctionClass", found[0])
 
 
 def _called(declared: Any, callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 
-from gpufn.errors import InvalidSignature
+from gpufn_core.errors import InvalidSignature
 
 _PREFIX = "whsec_"
 _SECRET_BYTES = 32

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn.bus import objects, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.clock import SystemClock
-from gpufn.engine import Build
-from gpufn.ids import new_ulid
-from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol import subjects
-from gpufn_builder.building import PROCESS, Building
-from gpufn_builder.exchange import MeasurePlan
+from gpufn_builder.build_job import PROCESS, Building
+from gpufn_builder.processes.process_messages import MeasurePlan
 from gpufn_builder.store import Store
+from gpufn_core.domain.engine import Build
+from gpufn_core.ids import new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import SystemClock
 from tests.builder.models import model, node, value
 
 _QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02, trial_s=0.001)
@@ -39,7 +39,7 @@ async def create_buckets(bus: Bus) -> None:
     """What a gateway creates, as far as builders need it."""
     await streams.ensure_streams(bus)
     for store in (subjects.ENGINE_FILES, subjects.MODEL_FILES):
-        await objects.ensure_bucket(bus, store)
+        await object_store.ensure_bucket(bus, store)
     for bucket in (subjects.BUILDS, subjects.ENGINES, subjects.LEASES):
         await KeyValue.open(bus, bucket)
 
@@ -47,7 +47,7 @@ async def create_buckets(bus: Bus) -> None:
 async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
     """The model's file is on the bus; the spec asks for it."""
     data = proto.SerializeToString()
-    digest = await objects.put(bus, subjects.MODEL_FILES, data)
+    digest = await object_store.put(bus, subjects.MODEL_FILES, data)
     assert digest == hashlib.sha256(data).hexdigest()
     return ModelSpec(**({"parameter": "net", "files": (ModelFile("model.onnx", digest, len(data)),)} | options))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufn.bus.connection import Bus
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn_local.nats_process import EmbeddedServer
+from gpufn_platform.bus.connection import Bus
 from tests.builder import bench
 
 _TEST_TIMEOUT_S = 60

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.engine import BuildStage
-from gpufn_builder.exchange import BuildRequest
-from gpufn_builder.process import Tell, serve
+from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process_messages import BuildRequest
+from gpufn_core.domain.engine import BuildStage
 
 
 def work(request: BuildRequest, tell: Tell) -> msgspec.Struct:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.engine import Accuracy, BuildStage, Latency
-from gpufn.errors import BuildFailed, BusUnavailable
-from gpufn_builder.exchange import CandidateRequest, CandidateResult
-from gpufn_builder.process import Tell, serve
+from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
+from gpufn_core.domain.engine import Accuracy, BuildStage, Latency
+from gpufn_core.errors import BuildFailed, BusUnavailable
 
 RESULT = CandidateResult(
     files=("model.onnx", "golden.npz"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from gpufn.model import ModelFile, ModelSpec
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 
 OPSET = 20
 Dims = Sequence[int | str | None] | None

@@ -13,26 +13,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus, NoResponders, NotStored
-from gpufn.bus.consumer import Pull
-from gpufn.bus.delivery import Delivery
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.clock import SystemClock
-from gpufn.device import Device, DeviceType
-from gpufn.engine import Build, BuildStage, BuildState
-from gpufn.errors import BusUnavailable
-from gpufn.model import ModelSpec
-from gpufn.protocol import limits, subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import NodeReport
-from gpufn.settings import InvalidSetting
 from gpufn_builder import loop
-from gpufn_builder.building import PROCESS, Building
-from gpufn_builder.exchange import THOROUGH, MeasurePlan
+from gpufn_builder.build_job import PROCESS, Building
+from gpufn_builder.build_record import BuildRecord
 from gpufn_builder.loop import Builder
-from gpufn_builder.record import BuildRecord
+from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
 from gpufn_builder.settings import BuilderSettings
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.engine import Build, BuildStage, BuildState
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import limits, subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_platform.bus.connection import Bus, NoResponders, NotStored
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.settings import InvalidSetting
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.puller import Pull
 from tests.builder import bench, models
 
 

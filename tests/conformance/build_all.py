@@ -17,13 +17,22 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.engine import MANIFEST_FILE, Backend
-from gpufn.ids import digest_of
-from gpufn.model import ModelFile, ModelSpec
-from gpufn_builder import compile_process, identity
+from gpufn_builder import identity
 from gpufn_builder.compilers.base import compiler_for
-from gpufn_builder.exchange import MODEL, SAMPLES, BuildRequest, CandidateRequest, CandidateResult, MeasurePlan, Told
 from gpufn_builder.pipeline import Pipeline
+from gpufn_builder.processes import compile_process
+from gpufn_builder.processes.process_messages import (
+    MODEL,
+    SAMPLES,
+    BuildRequest,
+    CandidateRequest,
+    CandidateResult,
+    MeasurePlan,
+    Told,
+)
+from gpufn_core.domain.engine import MANIFEST_FILE, Backend
+from gpufn_core.ids import digest_of
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from tests.conformance import suite
 
 CASE = "case.pickle"  # who serves it need not make all of them again

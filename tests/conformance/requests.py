@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient import http as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from gpufn import media
+from gpufn_core.encoding import media
 from tests.conformance.suite import Case
 
 

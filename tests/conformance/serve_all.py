@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol.launch import WorkerConfig
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_runtime.worker.engines.load import load_session
 from gpufn_runtime.worker.engines.model_function import ModelFunction
 from tests.conformance import requests, suite

@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from gpufn_builder.tensors import datatype_of
+from gpufn_builder.onnx_model.tensors import datatype_of
 
 _SILENT = 4
 _NEWEST_IR = 13  # that this ONNX Runtime takes; the suite's newest models are of 14 and use nothing of it

@@ -25,7 +25,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn import media
+from gpufn_core.encoding import media
 from tests.conftest import Platform, running_platform
 
 pytestmark = pytest.mark.e2e

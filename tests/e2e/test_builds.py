@@ -14,8 +14,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import gpufn
-from gpufn._model_files import file_of
-from gpufn.model import ModelSpec
+from gpufn.deploy.model_files import file_of
+from gpufn_core.spec.model_spec import ModelSpec
 from tests.builder import models
 from tests.builder.bench import scaled
 from tests.conftest import Platform, running_platform
@@ -253,7 +253,7 @@ def compiling(platform: Platform) -> list[int]:
             command = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        if b"gpufn_builder.compile_process" in command and os.fsencode(platform.home) in command:
+        if b"gpufn_builder.processes.compile_process" in command and os.fsencode(platform.home) in command:
             found.append(int(process.name))
     return found
 

@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufn.errors import PlatformError
-from gpufn.ids import new_invocation_id
-from gpufn.protocol import subjects
+from gpufn_core.errors import PlatformError
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol import subjects
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos import ledger
 from tests.e2e.chaos.again import Again

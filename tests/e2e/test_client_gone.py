@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpufn import Client, _transport
-from gpufn._http_transport import HttpTransport
+from gpufn import Client
+from gpufn.call import transport as _transport
+from gpufn.client.http_transport import HttpTransport
 from tests.conftest import Platform
 from tests.e2e.apps.leaving import notes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.protocol import subjects
+from gpufn_core.protocol import subjects
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.cluster import Cluster, about, behind, leader
 from tests.e2e.chaos.verdict import eventually

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufn.ids import new_invocation_id
+from gpufn_core.ids import new_invocation_id
 from tests.conftest import Platform, running_platform
 from tests.e2e.test_survival import pids_of
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpufn.home import Home
+from gpufn_core.home import Home
 from tests.conftest import ROOT, Platform, running_platform
 from tests.runtime.agent.mps.machine import Machine
 from tests.waiting import until

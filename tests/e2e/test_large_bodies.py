@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpufn import Client, _transport
-from gpufn._http_transport import HttpTransport
+from gpufn import Client
+from gpufn.call import transport as _transport
+from gpufn.client.http_transport import HttpTransport
 from tests.conftest import Platform, running_platform
 from tests.e2e.apps.bulky import digest, pattern, turned
 from tests.e2e.chaos.gateway import Gateway, embedded_bus

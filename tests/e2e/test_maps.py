@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufn import Client, FunctionRaised, InvocationEnded, Map, _transport
-from gpufn._http_transport import HttpTransport
+from gpufn import Client, FunctionRaised, InvocationEnded, Map
+from gpufn.call import transport as _transport
+from gpufn.client.http_transport import HttpTransport
 from tests.conftest import ROOT, Platform, running_platform
 from tests.e2e.apps.mapped import large, noted, picky, slow, upto
 from tests.e2e.test_survival import pids_of

@@ -22,8 +22,8 @@ from tritonclient.http import aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 import gpufn
-from gpufn.home import Home
-from gpufn.model import DATATYPES
+from gpufn_core.home import Home
+from gpufn_core.spec.model_spec import DATATYPES
 from tests.builder import models
 from tests.conftest import Platform
 from tests.waiting import until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn_local.nats_process import EmbeddedServer
 from tests.conftest import running_platform
 
 pytestmark = pytest.mark.e2e

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from gpufn import Function
-from gpufn.errors import FunctionNotFound, InvalidInput
+from gpufn_core.errors import FunctionNotFound, InvalidInput
 from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e

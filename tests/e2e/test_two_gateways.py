@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.errors import PlatformError
-from gpufn.ids import new_invocation_id
-from gpufn.protocol import subjects
+from gpufn_core.errors import PlatformError
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.gateway import Gateway, embedded_bus, name_of
 from tests.e2e.test_survival import pids_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.cli.up import _PROGRAMS
-from gpufn.watchdog import ALIVE
+from gpufn_local.up import _PROGRAMS
+from gpufn_platform.process.watchdog import ALIVE
 
 
 @pytest.mark.parametrize("module", _PROGRAMS.values())

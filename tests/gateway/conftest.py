@@ -11,34 +11,34 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus.call_request import CallRequest
-from gpufn.bus.kv import Entry
-from gpufn.errors import BusUnavailable, GpufnError, InvocationCancelled
-from gpufn.ids import Digest, new_invocation_id
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import ResultReply
-from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerCounts
-from gpufn.revision import Function, Revision
-from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
-from gpufn.usage import Usage
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.metering import Usage
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled
+from gpufn_core.ids import Digest, new_invocation_id
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import ResultReply
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerCounts
+from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
-from gpufn_gateway.auth import Access
-from gpufn_gateway.bodies import BodyBudget, BodyReader
-from gpufn_gateway.call_bodies import CallBodies
-from gpufn_gateway.calls import Calls
-from gpufn_gateway.invoke import Invoke
-from gpufn_gateway.key_use import KeyUses
-from gpufn_gateway.oip import Inference
-from gpufn_gateway.parcels import GatewayParcels
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.calls.call_bodies import CallBodies
+from gpufn_gateway.calls.prepare import Calls
+from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
+from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_platform.bus.storage.key_value import Entry
+from gpufn_platform.queue.call_request import CallRequest
 
 _TEST_TIMEOUT_S = 60
 CALL_LIMIT = 4096

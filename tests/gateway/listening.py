@@ -10,8 +10,8 @@ from typing import Any
 
 import uvicorn
 
-from gpufn_gateway.connection_limit import ConnectionLimit
-from gpufn_gateway.protocol import GuardedProtocol
+from gpufn_gateway.http.connection_limit import ConnectionLimit
+from gpufn_gateway.http.uvicorn_protocol import GuardedProtocol
 
 
 class Server(uvicorn.Server):

@@ -15,17 +15,18 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus import objects, queues, records, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.embedded import find_binary
-from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
-from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode, pack
-from gpufn.protocol.messages import HeldBy, LogLine, ResultReply, WhereIs, unpack_invocation
-from gpufn.protocol.records import CallRecord
-from gpufn.revision import RevisionState
-from gpufn_gateway.deploys import How
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.revision import RevisionState
+from gpufn_core.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode, pack
+from gpufn_core.protocol.messages import HeldBy, LogLine, ResultReply, WhereIs, unpack_invocation
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.functions.deploys import How
+from gpufn_local.nats_process import find_binary
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.queue import call_records, queue_position
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
 from tests.taking import take
 
@@ -91,7 +92,7 @@ async def test_a_bundle_that_is_damaged_in_the_store_is_not_there_and_whole_once
         assert (await gateway.http.head(url)).status_code == 404
         await gateway.http.put(url, content=BUNDLE, headers={"content-type": "application/zip"})
         assert (await gateway.http.head(url)).status_code == 200
-        assert await objects.get(gateway.bus, subjects.BUNDLES, DIGEST) == BUNDLE
+        assert await object_store.get(gateway.bus, subjects.BUNDLES, DIGEST) == BUNDLE
 
 
 async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make: Any, problem: Any) -> None:
@@ -201,7 +202,7 @@ async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
         await gateway.bus.flush()
         assert (await gateway.http.delete("/v1/functions/gone")).status_code == 204
         assert problem(await waiting) == (409, "invocation_cancelled")
-        found = await records.read(gateway.bus, submitted)
+        found = await call_records.read(gateway.bus, submitted)
         assert found is not None
         assert found[0].state is InvocationState.CANCELLED
         assert problem(await gateway.http.delete("/v1/functions/gone")) == (404, "function_not_found")
@@ -255,7 +256,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
                 assert (await gateway.http.delete("/v1/functions/leaves")).status_code == 204
             else:
                 error = InvocationCancelled("leaves was deleted").info()
-                ended = await queues.end_queued(
+                ended = await queue_position.end_queued(
                     gateway.bus, "leaves", 1, kind=OutcomeKind.CANCELLED, error=error, now=2.0
                 )
                 assert ended == 0
@@ -265,7 +266,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
             assert depth["leaves", 1].asynchronous == 1
         runner.held.clear()
         assert (
-            await queues.end_queued(
+            await queue_position.end_queued(
                 gateway.bus,
                 "leaves",
                 1,
@@ -286,7 +287,7 @@ async def test_a_queued_call_that_somebody_waits_for_is_told_why_it_ends(nats: A
         await until(lambda: gateway.caller.pending == 1)
         await gateway.bus.flush()
         error = FunctionStartFailed("no module named nope").info()
-        await queues.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
+        await queue_position.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
         assert problem(await waiting) == (503, "function_start_failed")
         assert ("told", 1) not in await streams.depths(gateway.bus)
 
@@ -315,7 +316,7 @@ async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, mak
 
         waiting = asyncio.create_task(gateway.http.get(f"{here}/result?wait=10"))
         await asyncio.sleep(0)
-        found = await records.read(gateway.bus, invocation)
+        found = await call_records.read(gateway.bus, invocation)
         assert found is not None
         ended = msgspec.structs.replace(
             found[0],
@@ -325,7 +326,7 @@ async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, mak
             queue_s=0.5,
             run_s=0.25,
         )
-        assert await records.end(gateway.bus, ended, b"[1]")
+        assert await call_records.end(gateway.bus, ended, b"[1]")
         answer = await waiting
         assert (answer.status_code, answer.content) == (200, b"[1]")
         assert answer.headers["server-timing"] == "queue;dur=500.0, run;dur=250.0"
@@ -342,11 +343,11 @@ async def test_the_list_of_calls_does_not_fetch_their_results(nats: Any, make: A
         made = [(await gateway.http.post("/v1/functions/large/submit", content=GOOD)).json()["id"] for _ in range(4)]
         error = ErrorInfo("function_raised", "no", error_type="ValueError", traceback="t" * 60_000)
         for number, each in enumerate(made[:3]):
-            found = await records.read(gateway.bus, each)
+            found = await call_records.read(gateway.bus, each)
             assert found is not None
             state = InvocationState.FAILED if number == 0 else InvocationState.SUCCEEDED
             ended = msgspec.structs.replace(found[0], state=state, error=error if number == 0 else None, run_s=0.25)
-            assert await records.end(gateway.bus, ended, b"" if number == 0 else b"x" * (4 << 20))
+            assert await call_records.end(gateway.bus, ended, b"" if number == 0 else b"x" * (4 << 20))
         before = gateway.received_bytes
         calls = (await gateway.http.get("/v1/functions/large/calls?limit=1000")).json()["calls"]
         assert {each["id"]: (each["state"], each["run_s"]) for each in calls} == {
@@ -369,10 +370,10 @@ async def test_a_failed_call_answers_as_an_invoke_would_have(nats: Any, make: An
         await gateway.deploys.deploy(make.spec("bad"), DIGEST)
         answer = await gateway.http.post("/v1/functions/bad/invoke", content=GOOD, headers={"prefer": "respond-async"})
         assert answer.status_code == 202
-        found = await records.read(gateway.bus, answer.json()["id"])
+        found = await call_records.read(gateway.bus, answer.json()["id"])
         assert found is not None
         failed = msgspec.structs.replace(found[0], state=InvocationState.TIMED_OUT)
-        await records.end(gateway.bus, failed)
+        await call_records.end(gateway.bus, failed)
         assert problem(await gateway.http.get(answer.json()["links"]["result"])) == (504, "invocation_timed_out")
 
 
@@ -554,8 +555,8 @@ async def test_two_records_of_one_id_do_not_meet(nats: Any) -> None:
         record = CallRecord(
             id="1" * 26, function="nobody", revision=1, state=InvocationState.SUCCEEDED, submitted_at=0.0
         )
-        assert await records.end(gateway.bus, record, b"x")
-        assert not await records.end(gateway.bus, record, b"y")
+        assert await call_records.end(gateway.bus, record, b"x")
+        assert not await call_records.end(gateway.bus, record, b"y")
 
 
 class Process:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn.protocol import limits
-from gpufn.settings import InvalidSetting, Sync
+from gpufn_core.protocol import limits
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_platform.process.settings import InvalidSetting, Sync
 
 
 def test_defaults_are_for_one_machine() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpufn.errors import BusUnavailable
+from gpufn_core.errors import BusUnavailable
 from gpufn_gateway import __main__ as gateway
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpufn.errors import GpufnError, PlatformStopping
+from gpufn_core.errors import GpufnError, PlatformStopping
 from gpufn_gateway.stopping import Stopping
 
 

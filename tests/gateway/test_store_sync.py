@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.errors import BusUnavailable
-from gpufn.settings import InvalidSetting
+from gpufn_core.errors import BusUnavailable
 from gpufn_gateway import store_sync
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.store_sync import StoreSync, _Shared
+from gpufn_platform.process.settings import InvalidSetting
 
 
 def test_who_comes_while_a_sync_runs_waits_for_the_next() -> None:

@@ -14,39 +14,33 @@ from typing import Any
 
 import httpx
 
-from gpufn.bus import bodies as stored_bodies
-from gpufn.bus import objects, streams
-from gpufn.bus.calls import Caller
-from gpufn.bus.connection import Bus
-from gpufn.clock import SystemClock
-from gpufn.ids import digest_of
-from gpufn.protocol import subjects
-from gpufn.protocol.reports import ControllerReport
+from gpufn_core.ids import digest_of
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.reports import ControllerReport
 from gpufn_gateway.app import App
-from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import Access
-from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.quota_sync import KeyUses
 from gpufn_gateway.buckets import Buckets
-from gpufn_gateway.builds import Builds
-from gpufn_gateway.call_bodies import CallBodies
-from gpufn_gateway.calls import Calls
-from gpufn_gateway.dead_letters import DeadLetters
-from gpufn_gateway.deploys import Deploys
-from gpufn_gateway.engines import Engines
-from gpufn_gateway.finishing import Finishing
-from gpufn_gateway.invoke import Invoke
-from gpufn_gateway.key_use import KeyUses
-from gpufn_gateway.maps import Maps
-from gpufn_gateway.oip import Inference
-from gpufn_gateway.parcels import GatewayParcels
-from gpufn_gateway.references import References
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.builds.artifacts import Artifacts
+from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.builds.engines import Engines
+from gpufn_gateway.builds.revision_activation import Finishing
+from gpufn_gateway.calls.call_bodies import CallBodies
+from gpufn_gateway.calls.prepare import Calls
+from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.calls.stored_bodies import References
+from gpufn_gateway.functions.deploys import Deploys
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
+from gpufn_gateway.maps.maps import Maps
+from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
@@ -55,11 +49,17 @@ from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submitted.dead_letters import DeadLetters
+from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
-from gpufn_gateway.webhooks.addresses import Addresses
-from gpufn_gateway.webhooks.post import Post
+from gpufn_gateway.webhooks.address_policy import Addresses
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
+from gpufn_gateway.webhooks.sender import Post
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.queue import large_bodies as stored_bodies
+from gpufn_platform.queue.caller import Caller
 
 ARTIFACT_LIMIT = 8 << 20
 
@@ -183,7 +183,7 @@ async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = Non
     try:
         await streams.ensure_streams(bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
-            await objects.ensure_bucket(bus, bucket)
+            await object_store.ensure_bucket(bus, bucket)
         await stored_bodies.ensure_buckets(bus)
         parcels = None
         if folder is not None:

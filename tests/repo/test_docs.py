@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import typer.main
 
-from gpufn.device import DeviceType, Health, Share
-from gpufn.errors import BY_CODE
-from gpufn.invocation import InvocationState, OutcomeKind, Settlement
-from gpufn.revision import RevisionState
-from gpufn.workers import Desired, WorkerState
+from gpufn_core.domain.device import DeviceType, Health, Share
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind, Settlement
+from gpufn_core.domain.revision import RevisionState
+from gpufn_core.domain.worker import Desired, WorkerState
+from gpufn_core.errors import BY_CODE
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"

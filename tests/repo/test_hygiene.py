@@ -16,18 +16,22 @@ _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh",
 # A home directory or a work directory of whoever wrote it. `~` and GPUFN_HOME are how to say it.
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
 _UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0031-pickles-by-consent.md)
-    "cloudpickle.loads": {"sdk/gpufn/native.py"},  # of those who said so
-    "cloudpickle.load": {"runtime/gpufn_runtime/worker/loader.py"},  # a function that was deployed by value
+    "cloudpickle.loads": {"sdk/gpufn_core/encoding/native.py"},  # of those who said so
+    "cloudpickle.load": {"runtime/gpufn_runtime/worker/arguments/loader.py"},  # a function that was deployed by value
 }
 # Packages that read pickles, or what else is a program, and where they may be imported.
 _PICKLES = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 _IMPORT_PICKLES = {
-    "cloudpickle": {"sdk/gpufn/native.py", "sdk/gpufn/_bundle.py", "runtime/gpufn_runtime/worker/loader.py"},
+    "cloudpickle": {
+        "sdk/gpufn_core/encoding/native.py",
+        "sdk/gpufn/deploy/bundle.py",
+        "runtime/gpufn_runtime/worker/arguments/loader.py",
+    },
 }
 # Who may say that pickles are read: the worker where the function's option says so, the caller where he trusts results.
 _ALLOW_PICKLES = {
-    "sdk/gpufn/_context.py", "sdk/gpufn/_decode.py", "sdk/gpufn/native.py", "sdk/gpufn/testing.py",
-    "sdk/gpufn/values.py", "runtime/gpufn_runtime/worker/parameters.py",
+    "sdk/gpufn/call/context.py", "sdk/gpufn/call/result_decoding.py", "sdk/gpufn_core/encoding/native.py", "sdk/gpufn/testing.py",
+    "sdk/gpufn_core/encoding/values.py", "runtime/gpufn_runtime/worker/arguments/parameters.py",
 }  # fmt: skip
 _LOADS = re.compile(
     r"(?:.*\.)?(?:(?:c|cloud|_)?pickle|dill|joblib|marshal|shelve|torch|pandas|pd)\.(?:load|loads|open|read_pickle|Unpickler)"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpufn._missing_packages import forget_stand_ins
+from gpufn.deploy.missing_packages import forget_stand_ins
 
 
 @dataclass

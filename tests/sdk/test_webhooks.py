@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn.errors import InvalidSignature
 from gpufn.webhooks import new_secret, sign, signatures, verify
+from gpufn_core.errors import InvalidSignature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BODY = b'{"test": 2432232314}'

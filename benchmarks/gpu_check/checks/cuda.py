@@ -21,7 +21,7 @@ def over(stage, told):
     global began
     print(json.dumps([stage, time.perf_counter() - began, str(told)]), flush=True)
     began = time.perf_counter()
-from gpufn_runtime.worker.cuda_driver import Driver
+from gpufn_runtime.worker.gpu.cuda_driver import Driver
 driver = Driver()
 over("libcuda is loaded", "")
 driver.open()

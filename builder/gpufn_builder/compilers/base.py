@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol, Self, cast
 
 import msgspec
 
-from gpufn.engine import Backend
-from gpufn.model import ShapeProfile, TensorSpec
-from gpufn_builder.exchange import THOROUGH
-from gpufn_builder.tensors import Arrays
+from gpufn_builder.onnx_model.tensors import Arrays
+from gpufn_builder.processes.process_messages import THOROUGH
+from gpufn_core.domain.engine import Backend
+from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 
 Tell = Callable[[float, str], None]  # progress from 0 to 1, and what it does
 

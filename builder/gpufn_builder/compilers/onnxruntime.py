@@ -17,15 +17,15 @@ from typing import Any, Final, Self
 import msgspec
 import onnxruntime
 
-from gpufn.engine import Backend, BuildStage
-from gpufn.errors import BuildFailed
-from gpufn.model import TensorSpec
-from gpufn.ort_integers import EXACT
-from gpufn.ort_threads import waiting
-from gpufn_builder import ort_run
+from gpufn_builder.checks import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
 from gpufn_builder.compilers.threads import Trials, choose_threads, raced
-from gpufn_builder.tensors import Arrays
+from gpufn_builder.onnx_model.tensors import Arrays
+from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.errors import BuildFailed
+from gpufn_core.inference.ort_integers import EXACT
+from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.spec.model_spec import TensorSpec
 
 _ENGINE: Final = "model.onnx"
 _WEIGHTS: Final = "model.onnx.data"

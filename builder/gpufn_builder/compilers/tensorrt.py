@@ -20,12 +20,12 @@ from typing import Any, Final, Self
 import numpy as np
 import tensorrt as trt
 
-from gpufn.cudart import Cuda
-from gpufn.engine import Backend
-from gpufn.errors import BuildFailed
-from gpufn.model import ShapeProfile
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
-from gpufn_builder.tensors import Arrays, dtype_of
+from gpufn_builder.onnx_model.tensors import Arrays, dtype_of
+from gpufn_core.domain.engine import Backend
+from gpufn_core.errors import BuildFailed
+from gpufn_core.inference.cudart import Cuda
+from gpufn_core.spec.model_spec import ShapeProfile
 
 _ENGINE: Final = "engine.plan"
 _MOST_ERRORS: Final = 20

@@ -6,7 +6,7 @@ Two numbers of threads take turns, so that what else the machine does meets both
 - where others have the cores, what its CPU time comes to. A run with two threads then hardly ever has both cores at
   once, and would look slower than one with a single thread, which fits between the others' turns. So: the work spread
   evenly, with all that the spreading costs on top, and no less than the calling thread did itself. That they wait for
-  one another is in it, for they spin (gpufn.ort_threads); the longer one is without a core the longer the other spins,
+  one another is in it, for they spin (gpufn_core.inference.ort_threads); the longer one is without a core the longer the other spins,
   so here too the run with the least counts
 """
 

@@ -20,24 +20,24 @@ from typing import TypeVar
 
 import msgspec
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message, NotStored
-from gpufn.bus.decoded import decoded
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.bus.leases import Lease
-from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, PlatformError
-from gpufn.protocol import subjects
-from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent
-from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.workers import Assignment
+from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.domain.worker import Assignment
+from gpufn_core.errors import BusUnavailable, PlatformError
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
+from gpufn_gateway.controller.decide.plan import plan
+from gpufn_gateway.controller.decide.status import undecided
+from gpufn_gateway.controller.execute import Acts
+from gpufn_gateway.controller.state.world import World
+from gpufn_platform.bus.connection import Bus, Message, NotStored
+from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.typed_handler import decoded
+from gpufn_platform.process.clock import Clock
 
-from .acts import Acts
 from .limits import Limits
-from .plan import plan
 from .reports import Reports
-from .status import undecided
-from .world import World
 
 log = logging.getLogger(__name__)
 

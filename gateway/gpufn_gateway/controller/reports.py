@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 
-from gpufn.bus.connection import Bus
-from gpufn.bus.leases import Lease
-from gpufn.clock import Clock
-from gpufn.errors import PayloadTooLarge, PlatformError
-from gpufn.protocol import subjects
-from gpufn.protocol.report_parts import PART_BYTES, encode_parts
-from gpufn.protocol.reports import ControllerReport, FunctionStatus
-
-from .actions import Plan
+from gpufn_core.errors import PayloadTooLarge, PlatformError
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.report_parts import PART_BYTES, encode_parts
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus
+from gpufn_gateway.controller.decide.actions import Plan
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import DEPLOY
-from gpufn_gateway.bodies import announced_length, parts_of_body
+from gpufn_gateway.auth.access import DEPLOY
+from gpufn_gateway.builds.artifacts import Artifacts
+from gpufn_gateway.http.body_reader import announced_length, parts_of_body
 from gpufn_gateway.routes.requests import digest_in, headers_of, json_answer, principal_of
 
 

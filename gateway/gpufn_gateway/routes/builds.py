@@ -9,19 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn import media
-from gpufn.bus import objects
-from gpufn.bus.connection import Bus
-from gpufn.engine import Build
-from gpufn.protocol import subjects
-from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import DEPLOY, READ
-from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.builds import Builds
+from gpufn_core.domain.engine import Build
+from gpufn_core.encoding import media
+from gpufn_core.protocol import subjects
+from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.builds.artifacts import Artifacts
+from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bodies import NewBuild
+from gpufn_gateway.openapi.request_bounds import LARGEST_CHANGE, MOST_LISTED
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.request_bodies import NewBuild
-from gpufn_gateway.request_bounds import LARGEST_CHANGE, MOST_LISTED
 from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json, seconds_to_wait
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
 
 # A report quotes names out of somebody's model: its page runs nothing and loads nothing, whatever they say.
 _PAGE_HEADERS: Final = {
@@ -85,7 +85,7 @@ class BuildRoutes:
         digest: str = getattr(build, which)
         if not digest:
             raise RouteError(404, f"The build {build.id} has no report: it is {build.state}.")
-        return await objects.get(self._bus, subjects.ENGINE_FILES, digest)
+        return await object_store.get(self._bus, subjects.ENGINE_FILES, digest)
 
 
 def build_view(builds: Builds, build: Build) -> dict[str, Any]:

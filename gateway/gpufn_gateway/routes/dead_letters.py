@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gpufn.protocol.limits import DEAD_LETTERS_AT_ONCE
-from gpufn_gateway import call_views, negotiation
-from gpufn_gateway.auth import DEPLOY, READ
-from gpufn_gateway.dead_letters import DeadLetters
+from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
+from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.http import negotiation
 from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import call_id_in, json_answer, number, principal_of
+from gpufn_gateway.submitted import call_views
+from gpufn_gateway.submitted.dead_letters import DeadLetters
 
 
 class DeadLetterRoutes:

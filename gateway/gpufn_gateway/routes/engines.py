@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_gateway.auth import DEPLOY, READ
-from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.engines import Engines, engine_view
-from gpufn_gateway.request_bodies import Collect
+from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.builds.engines import Engines, engine_view
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bodies import Collect
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 
 

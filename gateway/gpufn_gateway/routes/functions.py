@@ -11,24 +11,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gpufn import media
-from gpufn.bus import history, queues, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.feed import StoredMessage
-from gpufn.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
-from gpufn.priority import Priority
-from gpufn.protocol import subjects
-from gpufn.protocol.messages import LogLine
-from gpufn.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn.revision import Function, Revision
-from gpufn.spec import FunctionSpec, function_name, spec_from_json
-from gpufn_gateway.auth import DEPLOY, HI, READ
-from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.builds import Builds
-from gpufn_gateway.deploys import Deploys, How
-from gpufn_gateway.registry import Registry
-from gpufn_gateway.request_bodies import Deploy, Rollback, Scale
-from gpufn_gateway.request_bounds import MOST_LOG_LINES
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.encoding import media
+from gpufn_core.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
+from gpufn_core.spec.function_spec import FunctionSpec, function_name, spec_from_json
+from gpufn_core.spec.priority import Priority
+from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
+from gpufn_gateway.auth.access import DEPLOY, HI, READ
+from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.functions.deploys import Deploys, How
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.http.sse import pump
+from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
+from gpufn_gateway.openapi.request_bounds import MOST_LOG_LINES
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
@@ -42,9 +41,11 @@ from gpufn_gateway.routes.requests import (
     read_json,
     whole_number,
 )
-from gpufn_gateway.signature import MAX_DEPTH, depth_of
-from gpufn_gateway.sse import pump
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submitted.submit import Submissions
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import stream_scan, streams
+from gpufn_platform.bus.storage.ordered_reader import StoredMessage
+from gpufn_platform.queue import queue_position
 
 _log_line = msgspec.msgpack.Decoder(LogLine)
 
@@ -180,7 +181,7 @@ class FunctionRoutes:
 
     async def _classes(self, function: Function) -> dict[Priority, int] | None:
         try:
-            stored = await queues.stored(self._bus, function.name, function.serving)
+            stored = await queue_position.stored(self._bus, function.name, function.serving)
         except BusUnavailable:
             return None
         return {
@@ -307,7 +308,7 @@ class _Logs:
 
     async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:
         subject = subjects.logs(self._function)
-        for message in await history.newest(self._bus, subjects.LOGS, subject, last=self._tail):
+        for message in await stream_scan.newest(self._bus, subjects.LOGS, subject, last=self._tail):
             last_seq = max(last_seq, message.seq)
             yield _json_line(message)
         if self._follows:

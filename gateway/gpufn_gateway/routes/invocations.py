@@ -10,13 +10,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gpufn.errors import InvalidInput
-from gpufn.invocation import InvocationState
-from gpufn.protocol.records import CallRecord
-from gpufn.protocol.subjects import is_function_name
-from gpufn.spec import function_name
-from gpufn_gateway.auth import READ
-from gpufn_gateway.request_bounds import MOST_LISTED
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.errors import InvalidInput
+from gpufn_core.protocol.records import CallRecord
+from gpufn_core.protocol.subjects import is_function_name
+from gpufn_core.spec.function_spec import function_name
+from gpufn_gateway.auth.access import READ
+from gpufn_gateway.http.sse import EVENT_HEADERS, Events, pump
+from gpufn_gateway.openapi.request_bounds import MOST_LISTED
 from gpufn_gateway.routes.requests import (
     call_id_in,
     headers_of,
@@ -26,8 +27,7 @@ from gpufn_gateway.routes.requests import (
     seconds_to_wait,
     whole_number,
 )
-from gpufn_gateway.sse import EVENT_HEADERS, Events, pump
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submitted.submit import Submissions
 
 
 class InvocationRoutes:

@@ -9,15 +9,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gpufn.errors import InvalidInput
-from gpufn_gateway import outcomes
-from gpufn_gateway.auth import READ
-from gpufn_gateway.maps import Maps
-from gpufn_gateway.outcomes import Cursor, Outcomes
-from gpufn_gateway.request_bounds import LONGEST_PLACE, MOST_LISTED
+from gpufn_core.errors import InvalidInput
+from gpufn_gateway.auth.access import READ
+from gpufn_gateway.http.sse import pump
+from gpufn_gateway.maps import outcomes
+from gpufn_gateway.maps.maps import Maps
+from gpufn_gateway.maps.outcomes import Cursor, Outcomes
+from gpufn_gateway.openapi.request_bounds import LONGEST_PLACE, MOST_LISTED
 from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of, whole_number
-from gpufn_gateway.sse import pump
 
 
 class MapRoutes:

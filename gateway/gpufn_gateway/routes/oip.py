@@ -1,4 +1,4 @@
-"""Open Inference Protocol, V2: the server, and what the models are. Inference is `gpufn_gateway.oip`."""
+"""Open Inference Protocol, V2: the server, and what the models are. Inference is `gpufn_gateway.oip.inference`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import gpufn
-from gpufn.engine import EngineManifest
-from gpufn.errors import CapacityError, FunctionNotFound, GpufnError
-from gpufn.revision import Revision, RevisionState
-from gpufn.spec import Packaging
-from gpufn_gateway import admission, oip_views
-from gpufn_gateway.auth import READ, Principal
-from gpufn_gateway.oip import ModelNotReady, absent, check_is_model
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.revision import Revision, RevisionState
+from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError
+from gpufn_core.spec.function_spec import Packaging
+from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.calls import admission
+from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.oip import views
+from gpufn_gateway.oip.inference import ModelNotReady, absent, check_is_model
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.routes.requests import json_answer, principal_of
 from gpufn_gateway.telemetry import Telemetry
 
@@ -77,10 +78,10 @@ class OipRoutes:
         return json_answer({"ready": True})
 
     async def metadata(self, request: Request) -> Response:
-        return json_answer(oip_views.metadata(*self._model(request)))
+        return json_answer(views.metadata(*self._model(request)))
 
     async def config(self, request: Request) -> Response:
-        return json_answer(oip_views.config(*self._model(request)))
+        return json_answer(views.config(*self._model(request)))
 
     async def model_ready(self, request: Request) -> Response:
         target = self._target(request)
@@ -155,7 +156,7 @@ class OipRoutes:
         return admission.refusal(target.function, target.revision, self._registry.status(target.name))
 
     def _statistics(self, target: Target) -> dict[str, Any]:
-        return oip_views.statistics(target.revision, self._telemetry.of(target.name))
+        return views.statistics(target.revision, self._telemetry.of(target.name))
 
 
 def _may_see(principal: Principal, function: str) -> bool:

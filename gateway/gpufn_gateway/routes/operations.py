@@ -10,21 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.clock import Clock
-from gpufn.device_metrics import DeviceMetrics
-from gpufn.errors import Conflict, InvalidInput
-from gpufn.protocol.codec import encode
-from gpufn.protocol.records import ApiKey, KeyLimits
-from gpufn.protocol.reports import NodeReport
-from gpufn_gateway import openapi, telemetry
-from gpufn_gateway.auth import ADMIN, READ, Access, new_key
-from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.quotas import check as check_limits
-from gpufn_gateway.registry import Registry
-from gpufn_gateway.request_bodies import NewKey
+from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.errors import Conflict, InvalidInput
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.records import ApiKey, KeyLimits
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_gateway import telemetry
+from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key
+from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi import document
+from gpufn_gateway.openapi.request_bodies import NewKey
 from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process.clock import Clock
 
 _api_key = msgspec.msgpack.Decoder(ApiKey)
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
@@ -95,7 +96,7 @@ class OperationRoutes:
         known = self._registry.revisions
         serving = [known.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
         present = [revision for revision in serving if revision is not None]
-        return json_answer(openapi.document(present, needs_key=bool(self._access.keys)))
+        return json_answer(document.document(present, needs_key=bool(self._access.keys)))
 
     async def nodes(self, request: Request) -> Response:
         principal_of(request).need(READ)

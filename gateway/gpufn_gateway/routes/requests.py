@@ -9,14 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpufn import media
-from gpufn.errors import InvalidInput
-from gpufn.ids import is_digest
-from gpufn.misfits import json_fault, misfit
-from gpufn_gateway.auth import Principal
-from gpufn_gateway.bodies import BodyReader
+from gpufn_core.encoding import media
+from gpufn_core.encoding.msgspec_errors import json_fault, misfit
+from gpufn_core.errors import InvalidInput
+from gpufn_core.ids import is_digest
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bounds import LONGEST_WAIT_S
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.request_bounds import LONGEST_WAIT_S
 
 T = TypeVar("T", bound=msgspec.Struct)
 

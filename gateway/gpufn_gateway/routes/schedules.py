@@ -8,16 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import next_time
-from gpufn.spec import function_name
-from gpufn_gateway import call_views
-from gpufn_gateway.auth import READ
-from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.calls import Calls, check_class
-from gpufn_gateway.request_bodies import NewSchedule
+from gpufn_core.protocol.records import ScheduleRecord
+from gpufn_core.spec.function_spec import function_name
+from gpufn_core.spec.schedule import next_time
+from gpufn_gateway.auth.access import READ
+from gpufn_gateway.calls.prepare import Calls, check_class
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bodies import NewSchedule
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.submitted import call_views
 
 
 class ScheduleRoutes:

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.bus.kv import KeyValue
-from gpufn.clock import Clock
-from gpufn.errors import InvalidInput
-from gpufn.usage import Usage, UsageKey, day_of, days
-from gpufn_gateway.auth import READ
-from gpufn_gateway.registry import Registry
+from gpufn_core.domain.metering import Usage, UsageKey, day_of, days
+from gpufn_core.errors import InvalidInput
+from gpufn_gateway.auth.access import READ
+from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import Clock
 
 _SHOWN_DAYS: Final = 7
 _MOST_DAYS: Final = 366

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.protocol.records import Webhook
-from gpufn_gateway.auth import ADMIN, Access
+from gpufn_core.protocol.records import Webhook
+from gpufn_gateway.auth.access import ADMIN, Access
 from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 

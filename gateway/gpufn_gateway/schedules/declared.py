@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import Schedule
+from gpufn_core.protocol.records import ScheduleRecord
+from gpufn_core.spec.schedule import Schedule
 
 
 class Changes(NamedTuple):

@@ -18,15 +18,15 @@ from typing import Final
 
 import msgspec
 
-from gpufn.clock import Clock
-from gpufn.errors import GpufnError, IdempotencyMismatch, ScheduleNotFound
-from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import Schedule, due, next_time
-from gpufn_gateway.duty import tried_again
-from gpufn_gateway.registry import Registry
+from gpufn_core.errors import GpufnError, IdempotencyMismatch, ScheduleNotFound
+from gpufn_core.protocol.records import ScheduleRecord
+from gpufn_core.spec.schedule import Schedule, due, next_time
+from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.schedules.declared import changes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
+from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
 

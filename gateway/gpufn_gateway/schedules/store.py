@@ -7,18 +7,18 @@ from typing import Final
 
 import msgspec
 
-from gpufn import media
-from gpufn.bus import records
-from gpufn.bus.call_request import CallRequest
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import Entry, KeyValue, Watch
-from gpufn.clock import Clock
-from gpufn.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
-from gpufn.ids import invocation_id_for, new_invocation_id, new_ulid
-from gpufn.protocol import subjects
-from gpufn.protocol.records import CallRecord, ScheduleRecord
-from gpufn.schedule import Schedule, next_time
-from gpufn_gateway.registry import Registry, Target
+from gpufn_core.encoding import media
+from gpufn_core.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
+from gpufn_core.ids import invocation_id_for, new_invocation_id, new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import CallRecord, ScheduleRecord
+from gpufn_core.spec.schedule import Schedule, next_time
+from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue import call_records
+from gpufn_platform.queue.call_request import CallRequest
 
 _MOST: Final = 10_000  # the leader looks at all of them each second
 
@@ -144,7 +144,7 @@ class Schedules:
             priority=schedule.priority,
             owner=owner,
         )
-        return await records.submit(self._bus, request, now=now, invocation=invocation)
+        return await call_records.submit(self._bus, request, now=now, invocation=invocation)
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
         if entry is None:

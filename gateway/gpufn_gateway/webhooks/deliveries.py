@@ -13,26 +13,27 @@ import logging
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from gpufn import media
-from gpufn.bus import records, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Pull
-from gpufn.bus.delivery import Delivery
-from gpufn.clock import Clock
-from gpufn.errors import GpufnError, InvocationNotFound
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import LogLine
-from gpufn.protocol.records import CallRecord, Webhook
-from gpufn.tasks import Tasks
 from gpufn.webhooks import signatures
+from gpufn_core.encoding import media
+from gpufn_core.errors import GpufnError, InvocationNotFound
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway.telemetry import Telemetry
-from gpufn_gateway.webhooks import tries
-from gpufn_gateway.webhooks.letter import letter
-from gpufn_gateway.webhooks.post import AddressRefused, NotReached, Post
-from gpufn_gateway.webhooks.receivers import Receivers
+from gpufn_gateway.webhooks import retry_policy
+from gpufn_gateway.webhooks.concurrency import Receivers
+from gpufn_gateway.webhooks.payload import letter
+from gpufn_gateway.webhooks.retry_policy import Verdict
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.tries import Verdict
+from gpufn_gateway.webhooks.sender import AddressRefused, NotReached, Post
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue import call_records
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.puller import Pull
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Deliveries:
     async def _deliver(self, delivery: Delivery) -> _Failure | None:
         """One try. Raises _Later when its receiver has enough of them."""
         try:
-            record, result = await records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
+            record, result = await call_records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
         except InvocationNotFound:
             return _Failure("the call is not kept any more")
         if not record.state.ended:
@@ -135,7 +136,7 @@ class Deliveries:
             return _Failure(error.message, record, is_final=True)
         except NotReached as error:
             return _Failure(error.message, record)
-        match tries.verdict(status):
+        match retry_policy.verdict(status):
             case Verdict.DELIVERED:
                 return None
             case verdict:
@@ -144,7 +145,7 @@ class Deliveries:
     def _again_after_s(self, delivery: Delivery, failure: _Failure) -> float | None:
         """Seconds until the next try; None: there is none, which is told where the function's owner looks."""
         age_s = self._age_s(delivery)
-        again_after_s = None if failure.is_final else tries.delay_after(age_s)
+        again_after_s = None if failure.is_final else retry_policy.delay_after(age_s)
         if again_after_s is not None:
             return again_after_s
         function, invocation, record = _function(delivery), delivery.payload.decode(), failure.record

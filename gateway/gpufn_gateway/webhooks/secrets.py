@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn.bus.kv import Entry, KeyValue
 from gpufn.webhooks import new_secret
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 
 
 class _Stored(msgspec.Struct, frozen=True):

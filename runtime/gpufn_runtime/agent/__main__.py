@@ -15,41 +15,40 @@ from pathlib import Path
 
 import msgspec
 
-import gpufn
-import gpufn_runtime
-from gpufn import open_files
-from gpufn.bus import objects, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue, stream_of
-from gpufn.bus.node_claim import claim_node
-from gpufn.clock import SystemClock
-from gpufn.engine import EngineManifest
-from gpufn.errors import BusUnavailable, Conflict, GpufnError
-from gpufn.exits import EXIT_CONFIGURATION
-from gpufn.home import Home
-from gpufn.ids import Digest
-from gpufn.protocol import subjects
-from gpufn.secrecy import hide_environment
-from gpufn.watchdog import tell_watchdog
-from gpufn_runtime.agent.bundles import BundleCache
-from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
+from gpufn_core.home import Home
+from gpufn_core.ids import Digest
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.node_claim import claim_node
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.process import fd_limit
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.proc_hardening import hide_environment
+from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_runtime.agent.cache.bundles import BundleCache
+from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.facts import node_facts
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.images import Images
-from gpufn_runtime.agent.launchers.by_image import LauncherByImage
-from gpufn_runtime.agent.launchers.containers import ContainerLauncher, Say
+from gpufn_runtime.agent.launchers.choose import LauncherByImage
+from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, Say
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
-from gpufn_runtime.agent.mps.maker import DaemonMaker
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
+from gpufn_runtime.agent.workers.environment import worker_packages
 
 log = logging.getLogger("gpufn_runtime.agent")
 
@@ -66,7 +65,7 @@ def main() -> int:
     try:
         settings = AgentSettings.from_env()
         hide_environment("GPUFN_NATS_URL")
-        files_at_first = open_files.allow_all()
+        files_at_first = fd_limit.allow_all()
         lock = _lock(settings.home)
     except GpufnError as error:
         sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
@@ -113,7 +112,7 @@ async def _serve(settings: AgentSettings, files_at_first: int) -> None:
 async def _there_is_a_gateway(bus: Bus, stop: asyncio.Event) -> bool:
     """Wait for the buckets that a gateway creates. False when told to stop first."""
     waiting = asyncio.create_task(
-        streams.wait_for(bus, (*map(stream_of, _BUCKETS), *map(objects.stream_of, _STORES))), name="buckets"
+        streams.wait_for(bus, (*map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES))), name="buckets"
     )
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -129,10 +128,10 @@ async def _work(
     settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, files_at_first: int
 ) -> None:
     async def fetch(digest: Digest) -> bytes:
-        return await objects.get(bus, subjects.BUNDLES, digest)
+        return await object_store.get(bus, subjects.BUNDLES, digest)
 
     async def fetch_file(digest: str, path: Path) -> None:
-        await objects.get_file(bus, subjects.ENGINE_FILES, digest, path)
+        await object_store.get_file(bus, subjects.ENGINE_FILES, digest, path)
 
     manifests = KeyValue(bus, subjects.ENGINES)
 
@@ -176,7 +175,7 @@ async def _work(
 def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:
     """None where Docker's package is not installed."""
     try:
-        from gpufn_runtime.agent.launchers.docker import Docker  # noqa: PLC0415
+        from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415
     except ImportError:
         return None
     daemon = Docker(settings.docker_host, build_network=settings.build_network)
@@ -188,7 +187,7 @@ def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:
         home=settings.home,
         owner={"gpufn.owner": owner},
         limit=settings.templates,
-        packages=[*gpufn.__path__, *gpufn_runtime.__path__],
+        packages=worker_packages(),
         say=say,
     )
 

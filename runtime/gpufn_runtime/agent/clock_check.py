@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 
-from gpufn import clock_skew
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus
-from gpufn.clock import Clock
-from gpufn.errors import GpufnError
-from gpufn.tasks import Tasks
+from gpufn_core.domain import clock_skew
+from gpufn_core.errors import GpufnError
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

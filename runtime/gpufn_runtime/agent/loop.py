@@ -24,37 +24,38 @@ from typing import Protocol
 
 import msgspec
 
-from gpufn import shutdown
-from gpufn.bus.connection import Bus, Message
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.clock import Clock
-from gpufn.device import Health
-from gpufn.home import Home
-from gpufn.image import ImageSpec
-from gpufn.protocol import subjects
-from gpufn.protocol.messages import KillOrder
-from gpufn.protocol.reports import RunnerReport
-from gpufn.shutdown import GRACE_S
-from gpufn.workers import Assignment, Desired, WorkerState
-from gpufn_runtime.agent import folders, processes, reconcile
-from gpufn_runtime.agent.bundles import BundleCache
-from gpufn_runtime.agent.burials import Burials
-from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_core.domain.device import Health
+from gpufn_core.domain.worker import Assignment, Desired, WorkerState
+from gpufn_core.home import Home
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.messages import KillOrder
+from gpufn_core.protocol.reports import RunnerReport
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process import grace_period
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.grace_period import GRACE_S
+from gpufn_runtime.agent.cache.bundles import BundleCache
+from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.prefetch import Preparation, Preparer
 from gpufn_runtime.agent.clock_check import ClockCheck
+from gpufn_runtime.agent.decide import reconcile
+from gpufn_runtime.agent.decide.fleet import Fleet, Phase
+from gpufn_runtime.agent.decide.reconcile import Drain, Forget, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.fleet import Fleet, Phase
-from gpufn_runtime.agent.folders import WorkerFolder
-from gpufn_runtime.agent.inheritance import Inheritance
-from gpufn_runtime.agent.launches import Launches, WorkerLauncher
-from gpufn_runtime.agent.living import Living
 from gpufn_runtime.agent.mps.base import GpuShares
-from gpufn_runtime.agent.orders import Orders
-from gpufn_runtime.agent.parking import Parking
-from gpufn_runtime.agent.preparation import Preparation, Preparer
-from gpufn_runtime.agent.reconcile import Drain, Forget, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.reports import Readiness, Reports
-from gpufn_runtime.agent.running import Running
+from gpufn_runtime.agent.workers import processes, worker_folder
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
+from gpufn_runtime.agent.workers.cleanup import Burials
+from gpufn_runtime.agent.workers.parking import Parking
+from gpufn_runtime.agent.workers.running_workers import Living
+from gpufn_runtime.agent.workers.start import Launches, WorkerLauncher
+from gpufn_runtime.agent.workers.supervise import Running
+from gpufn_runtime.agent.workers.takeover import Inheritance
+from gpufn_runtime.agent.workers.worker_config import Orders
+from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 log = logging.getLogger(__name__)
 
@@ -183,10 +184,10 @@ class Agent:
         """Work until `stop` is set, then end every worker: when its calls have finished, the grace period is over or
         `hurry` is set."""
         processes.become_subreaper()
-        shutdown.forget_running(self._home)
+        grace_period.forget_running(self._home)
         self._bundles.sweep()
         self._engines.sweep()
-        left = folders.all_folders(self._home)
+        left = worker_folder.all_folders(self._home)
         watches = [
             *await self._preparation.watch(),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
@@ -354,8 +355,8 @@ class Agent:
 
     async def _shut_down(self, hurry: asyncio.Event) -> None:
         self._is_stopping = True
-        shutdown.set_running(self._home, self._calls_running())
-        grace_s = shutdown.grace_s(self._home, self._grace_s)
+        grace_period.set_running(self._home, self._calls_running())
+        grace_s = grace_period.grace_s(self._home, self._grace_s)
         log.info("stopping: %d workers have %g s to finish their calls", len(self._living), grace_s)
         self._devices.rest("its node stops")
         self._reports.send()  # the controller places nothing here from now on
@@ -376,7 +377,7 @@ class Agent:
         except TimeoutError:
             log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
         await self._shares.stop()
-        shutdown.forget_running(self._home)
+        grace_period.forget_running(self._home)
 
     async def _calls_finish(self, grace_s: float, hurry: asyncio.Event) -> None:
         """Until no worker is left, or the time is over. Meanwhile the node reports, or it would be taken for dead and
@@ -385,7 +386,7 @@ class Agent:
         gone = [asyncio.create_task(each) for each in (self._none_left(), hurry.wait())]
         try:
             while (left_s := until - self._clock.monotonic()) > 0:
-                shutdown.set_running(self._home, self._calls_running())
+                grace_period.set_running(self._home, self._calls_running())
                 done, _ = await asyncio.wait(
                     gone, timeout=min(left_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
                 )

@@ -14,18 +14,18 @@ import platform
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpufn.bus.connection import Bus
-from gpufn.clock import Clock
-from gpufn.device_metrics import DeviceMetrics
-from gpufn.errors import BusUnavailable
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import LogLine
-from gpufn.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
+from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.clock_check import ClockCheck
+from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.fleet import WorkerRecord
-from gpufn_runtime.agent.living import Living, RunningWorker
+from gpufn_runtime.agent.workers.running_workers import Living, RunningWorker
 
 _SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
 _UNSENT_EVENTS = 256

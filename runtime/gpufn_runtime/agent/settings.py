@@ -7,12 +7,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpufn.device import Device
-from gpufn.errors import InvalidSpec
-from gpufn.home import Home
-from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting, bus_url, node_name, number, process_memory, whole_number, yes_or_no
-from gpufn.shutdown import GRACE_S
+from gpufn_core.domain.device import Device
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.home import Home
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_platform.process.grace_period import GRACE_S
+from gpufn_platform.process.settings import (
+    InvalidSetting,
+    bus_url,
+    node_name,
+    number,
+    process_memory,
+    whole_number,
+    yes_or_no,
+)
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 _MOST_TEMPLATES = 1000

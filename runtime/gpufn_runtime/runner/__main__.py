@@ -6,17 +6,17 @@ import asyncio
 import logging
 import sys
 
-from gpufn import shutdown
-from gpufn.bus import objects, streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue, stream_of
-from gpufn.bus.node_claim import claim_node
-from gpufn.clock import SystemClock
-from gpufn.home import Home
-from gpufn.ids import new_ulid
-from gpufn.node_process import run, until_told
-from gpufn.protocol import subjects
-from gpufn_runtime.runner.gpu_turns import NodeTurns
+from gpufn_core.home import Home
+from gpufn_core.ids import new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.node_claim import claim_node
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.process import grace_period
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.node_process import run, until_told
+from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
 
@@ -34,7 +34,9 @@ async def serve(settings: RunnerSettings) -> None:
     try:
         await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()
-        await streams.wait_for(bus, (*_STREAMS, *map(stream_of, _BUCKETS), objects.stream_of(subjects.RESULT_FILES)))
+        await streams.wait_for(
+            bus, (*_STREAMS, *map(stream_of, _BUCKETS), object_store.stream_of(subjects.RESULT_FILES))
+        )
         runner = Runner(
             bus,
             assignments=KeyValue(bus, subjects.ASSIGNMENTS),
@@ -58,7 +60,7 @@ async def _agent_has_stopped(home: Home) -> None:
     handed back, with our help. An agent that goes on has workers that wait for our successor."""
     loop = asyncio.get_running_loop()
     begins_by = loop.time() + _AGENT_BEGINS_S
-    while shutdown.is_under_way(home) or (loop.time() < begins_by and shutdown.has_agent(home)):  # noqa: ASYNC110
+    while grace_period.is_under_way(home) or (loop.time() < begins_by and grace_period.has_agent(home)):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
 
 

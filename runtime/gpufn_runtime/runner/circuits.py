@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn.bus.calls import Caller
-from gpufn.bus.connection import Bus
-from gpufn.bus.decoded import decoded
-from gpufn.bus.leases import Fence
-from gpufn.clock import Clock
-from gpufn.protocol import subjects
-from gpufn.protocol.report_parts import Statuses
-from gpufn.protocol.reports import ControllerReport
-from gpufn.revision import Revision
-from gpufn.start_failures import start_failure
+from gpufn_core.domain.circuit_errors import start_failure
+from gpufn_core.domain.revision import Revision
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.report_parts import Statuses
+from gpufn_core.protocol.reports import ControllerReport
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.leader_lease import Fence
+from gpufn_platform.bus.typed_handler import decoded
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue.caller import Caller
 
 _report = msgspec.msgpack.Decoder(ControllerReport)
 

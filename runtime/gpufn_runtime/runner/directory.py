@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn.bus.kv import Entry, KeyValue, Watch
-from gpufn.errors import FunctionNotFound
-from gpufn.protocol import subjects
-from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.spec import function_name
+from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.errors import FunctionNotFound
+from gpufn_core.protocol import subjects
+from gpufn_core.spec.function_spec import function_name
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)

@@ -14,42 +14,42 @@ import logging
 
 import msgspec
 
-from gpufn.beats import Beats
-from gpufn.bus import doorbells
-from gpufn.bus.calls import Caller
-from gpufn.bus.connection import Bus, Message
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.clock import Clock
-from gpufn.errors import GpufnError
-from gpufn.home import Home
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import Cancel, StreamCredit
-from gpufn.protocol.reports import RunnerReport, WorkerReport
-from gpufn.revision import Revision
-from gpufn.tasks import Tasks
-from gpufn.workers import Assignment
-from gpufn_runtime.runner.attempt import Run
-from gpufn_runtime.runner.attempts import Attempts
-from gpufn_runtime.runner.bodies import NodeBodies
+from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.worker import Assignment
+from gpufn_core.errors import GpufnError
+from gpufn_core.home import Home
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import Cancel, StreamCredit
+from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.pause_detector import Beats
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue import wakeups
+from gpufn_platform.queue.caller import Caller
+from gpufn_runtime.runner.agent_events import Supervision
+from gpufn_runtime.runner.attempts.attempt import Run
+from gpufn_runtime.runner.attempts.attempt_index import Attempts
+from gpufn_runtime.runner.attempts.metering import Meter
+from gpufn_runtime.runner.attempts.settle import Settler
+from gpufn_runtime.runner.attempts.start_log import Starts
 from gpufn_runtime.runner.circuits import Circuits
-from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.directory import Directory
-from gpufn_runtime.runner.gpu_turns import NodeTurns
-from gpufn_runtime.runner.lane import Lane
-from gpufn_runtime.runner.meter import Meter
-from gpufn_runtime.runner.missed_ends import MissedEnds
-from gpufn_runtime.runner.nested import NestedCalls
-from gpufn_runtime.runner.output import Output
-from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.dispatch.fast_path import Lane
+from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
+from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
+from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.queues import Queues
-from gpufn_runtime.runner.relay import Relay
-from gpufn_runtime.runner.revision_queue import RevisionQueue
-from gpufn_runtime.runner.settle import Settler
-from gpufn_runtime.runner.starts import Starts
-from gpufn_runtime.runner.supervision import Supervision
-from gpufn_runtime.runner.whereabouts import Whereabouts
-from gpufn_runtime.runner.worker_link import WorkerLink
+from gpufn_runtime.runner.recovery.abandoned_calls import Departed
+from gpufn_runtime.runner.recovery.call_lookup import Whereabouts
+from gpufn_runtime.runner.recovery.reconnect_check import MissedEnds
+from gpufn_runtime.runner.workers.nested_calls import NestedCalls
+from gpufn_runtime.runner.workers.output import Output
+from gpufn_runtime.runner.workers.relay import Relay
+from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
@@ -310,6 +310,6 @@ class Runner:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)
 
     def _on_doorbell(self, message: Message) -> None:
-        function, rung = message.subject.rpartition(".")[2], doorbells.queue_of(message.payload)
+        function, rung = message.subject.rpartition(".")[2], wakeups.queue_of(message.payload)
         if rung is not None:
             self._queues.on_doorbell(function, rung)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpufn.priority import QueueKind
-from gpufn.revision import RevisionKey
-from gpufn_runtime.runner.attempt import Attempt
-from gpufn_runtime.runner.lane import DirectDelivery
-from gpufn_runtime.runner.revision_queue import RevisionQueue
+from gpufn_core.domain.revision import RevisionKey
+from gpufn_core.spec.priority import QueueKind
+from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
+from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 
 
 class Queues:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpufn.home import Home
-from gpufn.settings import bus_url, node_name, whole_number
-from gpufn.turns import TURNS_PER_GPU
+from gpufn_core.domain.gpu_fair_queue import TURNS_PER_GPU
+from gpufn_core.home import Home
+from gpufn_platform.process.settings import bus_url, node_name, whole_number
 
 _MOST_TURNS: Final = 48
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from gpufn.protocol.launch import CONTAINED
+from gpufn_core.protocol.launch import CONTAINED
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not r
 
         return serve(arguments[1:])
     if arguments[:1] == [CONTAINED]:
-        from gpufn_runtime.worker.contained import live  # noqa: PLC0415
+        from gpufn_runtime.worker.container_init import live  # noqa: PLC0415
 
         live(arguments[1:])
     if len(arguments) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from gpufn_runtime.worker.attempts import Attempt
+from gpufn_runtime.worker.execute.attempts import Attempt
 
 # None is the worker itself: its loading, its hooks, threads of the user's own, a batch of several attempts.
 current_attempt: ContextVar[Attempt | None] = ContextVar("gpufn_attempt", default=None)

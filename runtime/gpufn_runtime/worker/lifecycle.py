@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from gpufn import _context, _transport
-from gpufn.errors import DeviceFailed, FunctionStartFailed, ProtocolMismatch
-from gpufn.parcels import Parcels
-from gpufn.protocol.frames import (
+from gpufn.call import context, transport
+from gpufn_core.errors import DeviceFailed, FunctionStartFailed, ProtocolMismatch
+from gpufn_core.protocol.frames import (
     Answer,
     AnswerItem,
     Cancel,
@@ -46,7 +45,7 @@ from gpufn.protocol.frames import (
     RunnerFrame,
     StartFailed,
 )
-from gpufn.protocol.launch import (
+from gpufn_core.protocol.launch import (
     CONNECT_S,
     EXIT_LINK_LOST,
     EXIT_START_FAILED,
@@ -54,22 +53,24 @@ from gpufn.protocol.launch import (
     RECONNECT_S,
     WorkerConfig,
 )
-from gpufn.spares import MOST_BYTES
-from gpufn.supervisor_fifo import end_with_supervisor
-from gpufn_runtime.worker import loader, process
-from gpufn_runtime.worker.attempts import Attempts
-from gpufn_runtime.worker.calls import NestedCalls
-from gpufn_runtime.worker.conversations import Conversations
-from gpufn_runtime.worker.executor import Executor
-from gpufn_runtime.worker.failures import describe
+from gpufn_platform.process.supervisor_fifo import end_with_supervisor
+from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.reuse import MOST_BYTES
+from gpufn_runtime.worker import process
+from gpufn_runtime.worker.arguments import loader
+from gpufn_runtime.worker.arguments.loader import Loaded, LoadError
+from gpufn_runtime.worker.execute.attempts import Attempts
+from gpufn_runtime.worker.execute.error_report import describe
+from gpufn_runtime.worker.execute.executor import Executor
+from gpufn_runtime.worker.execute.results import Results
+from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
 from gpufn_runtime.worker.link import Link
-from gpufn_runtime.worker.loader import Loaded, LoadError
-from gpufn_runtime.worker.output import Output
-from gpufn_runtime.worker.parking import CannotPark, Parking
-from gpufn_runtime.worker.results import Results
+from gpufn_runtime.worker.platform_calls.nested_calls import NestedCalls
+from gpufn_runtime.worker.platform_calls.output import Output
+from gpufn_runtime.worker.platform_calls.pending_requests import Conversations
 
 if TYPE_CHECKING:
-    from gpufn_runtime.worker.device_errors import DeviceFault
+    from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
 _SPARE_SHARE = 1 / 16  # of its memory, for files of results that are written again
 
@@ -103,7 +104,7 @@ class Worker:
         self._exit_code = 0
         self._forking = threading.local()
         if config.spec.resources.gpu:
-            from gpufn_runtime.worker.device_errors import fault_of  # noqa: PLC0415  (1 ms of every other cold start)
+            from gpufn_runtime.worker.gpu.device_errors import fault_of  # noqa: PLC0415  (1 ms of every other cold start)
 
             self._results.fault_of = functools.partial(fault_of, shares_by_mps=config.mps is not None)
             self._results.on_fault = self._on_fault
@@ -126,8 +127,8 @@ class Worker:
         )
         self._output.capture()
         calls = NestedCalls(self._link, self._conversations, may_pickle=self._config.spec.pickle)
-        _transport.install(calls)
-        _context.install(calls.context)
+        transport.install(calls)
+        context.install(calls.context)
         self._link.peer_back()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if unconfined is not None:
@@ -186,8 +187,8 @@ class Worker:
         """Before any code of the user's, which must not run without its limits."""
         if self._config.mps is None:
             return
-        from gpufn_runtime.worker import mps_proof  # noqa: PLC0415  (with ctypes 5 ms of every other cold start)
-        from gpufn_runtime.worker.cuda_driver import Driver  # noqa: PLC0415
+        from gpufn_runtime.worker.gpu import mps_proof  # noqa: PLC0415  (with ctypes 5 ms of every other cold start)
+        from gpufn_runtime.worker.gpu.cuda_driver import Driver  # noqa: PLC0415
 
         try:
             driver = Driver()

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn.protocol import frames
-from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame, Unfinished
+from gpufn_core.protocol import frames
+from gpufn_core.protocol.codec import PROTOCOL
+from gpufn_core.protocol.frames import FrameReader, Hello, Ready, RunnerFrame, Unfinished
 from gpufn_runtime.worker.process import leave_as_script
 
 _RETRY_S = 0.005  # a unix socket costs nothing to try

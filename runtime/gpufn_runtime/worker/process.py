@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from gpufn import open_files
-from gpufn.protocol.launch import WorkerConfig
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_platform.process import fd_limit
 
 ATEXIT_S = 3.0  # less than what the agent leaves to a worker that its runner has given up
 _OPENBLAS_SET_THREADS = tuple(
@@ -30,7 +30,7 @@ def confine(config: WorkerConfig) -> None:
             file.write("0")  # ourselves, and then the kernel need not stop every fork on the machine: see MemoryGroup
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a process with a model in memory fills the disk
     if config.open_files is not None:
-        open_files.allow(config.open_files)
+        fd_limit.allow(config.open_files)
     if config.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))
 

@@ -28,13 +28,14 @@ from typing import NoReturn
 import msgspec
 
 import gpufn
-from gpufn import media, values
-from gpufn.protocol.frames import FrameReader, RunnerFrame
-from gpufn.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
-from gpufn_runtime.worker import lifecycle, loader, process
-from gpufn_runtime.worker.parameters import Parameters
+from gpufn_core.encoding import media, values
+from gpufn_core.protocol.frames import FrameReader, RunnerFrame
+from gpufn_core.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
+from gpufn_runtime.worker import lifecycle, process
+from gpufn_runtime.worker.arguments import loader
+from gpufn_runtime.worker.arguments.parameters import Parameters
 
-_EVERY_WORKER_MAY_NEED = ("gpufn_runtime.worker.event_loop", "cloudpickle", "json", "logging")
+_EVERY_WORKER_MAY_NEED = ("gpufn_runtime.worker.execute.event_loop", "cloudpickle", "json", "logging")
 _WITH_ONNXRUNTIME = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
 _IDLE_MS = 250  # the worker that has just been forked has a start to get through
 _LONGEST_REQUEST = 1 << 16  # what the pipe that they come through holds

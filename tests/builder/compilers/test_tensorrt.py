@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn.engine import Backend
-from gpufn.errors import BuildFailed
-from gpufn.model import ShapeProfile, ShapeRange, TensorSpec
 from gpufn_builder.compilers.base import CompileJob
+from gpufn_core.domain.engine import Backend
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import ShapeProfile, ShapeRange, TensorSpec
 
 ERROR, INFO = "error", "info"
 RANGE = ShapeRange((1, 3), (4, 3), (8, 3))

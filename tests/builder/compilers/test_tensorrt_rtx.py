@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from onnx import ModelProto
 
-from gpufn.model import ShapeProfile, ShapeRange
+from gpufn_core.spec.model_spec import ShapeProfile, ShapeRange
 from tests.builder import models
 
 _HERE = Path(__file__).parent

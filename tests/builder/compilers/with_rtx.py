@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.engine import Backend
-from gpufn.errors import BuildFailed
-from gpufn.model import ShapeProfile
 from gpufn_builder.compilers.base import CompileJob
+from gpufn_core.domain.engine import Backend
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import ShapeProfile
 
 
 def main(folder: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpufn.ids import digest_of, invocation_id_for, new_invocation_id
+from gpufn_core.ids import digest_of, invocation_id_for, new_invocation_id
 from tests.builder.bench import scaled
 from tests.e2e.chaos.client import BALLAST, Call, Client, Stopped
 

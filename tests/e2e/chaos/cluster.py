@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from gpufn.bus.connection import Bus
-from gpufn.bus.embedded import find_binary
-from gpufn.protocol.limits import MESSAGE_BYTES
+from gpufn_core.protocol.limits import MESSAGE_BYTES
+from gpufn_local.nats_process import find_binary
+from gpufn_platform.bus.connection import Bus
 
 START_S = 30.0
 _USER, _PASSWORD = "gpufn", "of-a-test"

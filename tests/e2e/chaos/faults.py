@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpufn.home import Home
+from gpufn_core.home import Home
 
 _LONGEST_STOP_S = 20.0
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from gpufn.home import Home
+from gpufn_core.home import Home
 
 START_S, STOP_S = 60.0, 30.0
 

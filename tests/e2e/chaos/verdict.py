@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.errors import PlatformError
-from gpufn.home import Home
-from gpufn.protocol import subjects
+from gpufn_core.errors import PlatformError
+from gpufn_core.home import Home
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.e2e.chaos.client import Call
 from tests.e2e.chaos.faults import pids_inside
 from tests.e2e.chaos.gateway import Gateway

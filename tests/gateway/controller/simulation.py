@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn.device import Device, DeviceShare, DeviceType
-from gpufn.errors import ErrorInfo
-from gpufn.ids import Digest
-from gpufn.protocol.reports import (
+from gpufn_core.domain.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.ids import Digest
+from gpufn_core.protocol.reports import (
     FunctionStatus,
     NodeReport,
     ProcessReport,
@@ -19,14 +21,22 @@ from gpufn.protocol.reports import (
     WorkerEventKind,
     WorkerReport,
 )
-from gpufn.resources import Resources
-from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, ScalingPolicy
-from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
-from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, ScalingPolicy
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.decide.actions import (
+    Action,
+    Delete,
+    Drain,
+    EndQueued,
+    MoveServing,
+    Park,
+    Plan,
+    Resume,
+    Start,
+)
+from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.plan import plan
-from gpufn_gateway.controller.world import World
+from gpufn_gateway.controller.state.world import World
 
 GIB = 1 << 30
 

@@ -9,14 +9,14 @@ from types import FrameType
 import msgspec
 import pytest
 
-from gpufn.device import DeviceShare, Health
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import FunctionStatus, RunnerReport, WorkerReport
-from gpufn.resources import Resources
-from gpufn.spec import ScalingPolicy
-from gpufn.workers import WorkerState
-from gpufn_gateway.controller.plan import plan
-from gpufn_gateway.controller.world import World
+from gpufn_core.domain.device import DeviceShare, Health
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import FunctionStatus, RunnerReport, WorkerReport
+from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.decide.plan import plan
+from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.simulation import GIB, assignment, cpu, function, gpu, node, revision
 
 NODES, FUNCTIONS = 1000, 400

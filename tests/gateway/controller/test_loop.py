@@ -9,15 +9,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message, NotStored
-from gpufn.bus.embedded import EmbeddedServer
-from gpufn.bus.kv import Entry, KeyValue
-from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import (
+from gpufn_core.domain.revision import Function
+from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import (
     ControllerReport,
     ProcessReport,
     RunnerReport,
@@ -26,11 +23,14 @@ from gpufn.protocol.reports import (
     WorkerEventKind,
     WorkerReport,
 )
-from gpufn.revision import Function
-from gpufn.spec import ScalingPolicy
-from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
-from gpufn_gateway.controller.actions import Drain, Park, Resume, Start
+from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_gateway.controller.decide.actions import Drain, Park, Resume, Start
 from gpufn_gateway.controller.loop import Controller
+from gpufn_local.nats_process import EmbeddedServer
+from gpufn_platform.bus.connection import Bus, Message, NotStored
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process.clock import SystemClock
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
 PARK_BYTES = 4 * GIB

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.errors import PayloadTooLarge
-from gpufn.protocol.report_parts import Statuses
-from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
+from gpufn_core.errors import PayloadTooLarge
+from gpufn_core.protocol.report_parts import Statuses
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn_gateway.controller.reports import Reports
 
 _decode = msgspec.msgpack.Decoder(ControllerReport).decode

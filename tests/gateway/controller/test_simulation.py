@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpufn.resources import Resources
-from gpufn.spec import ScalingPolicy
-from gpufn_gateway.controller.actions import Drain, EndQueued, MoveServing, Start
+from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.decide.actions import Drain, EndQueued, MoveServing, Start
 from gpufn_gateway.controller.limits import Limits
 from tests.gateway.controller.simulation import Sim, cpu, gpu, node, revision
 

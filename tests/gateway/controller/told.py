@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpufn.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
-from gpufn.resources import Resources
-from gpufn.spec import ScalingPolicy
-from gpufn.workers import WorkerState
-from gpufn_gateway.controller.leases import LeaseBook
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
+from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement import NoRoom, explain, place
-from gpufn_gateway.controller.request import Wanted
-from gpufn_gateway.controller.world import World
+from gpufn_gateway.controller.placement.node_choice import NoRoom, explain, place
+from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.state.leases import LeaseBook
+from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpufn import gpu_function
-from gpufn.bus.connection import Bus
-from gpufn.ids import digest_of
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import ResultReply, unpack_invocation
-from gpufn_gateway.deploys import How
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.ids import digest_of
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import pack
+from gpufn_core.protocol.messages import ResultReply, unpack_invocation
+from gpufn_gateway.functions.deploys import How
+from gpufn_platform.bus.connection import Bus
 from tests.conftest import ROOT
 from tests.gateway.listening import serving
 from tests.gateway.openapi.state import BUNDLE_VARIABLE, KEY_VARIABLE, MODEL

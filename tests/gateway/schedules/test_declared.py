@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import Schedule
+from gpufn_core.protocol.records import ScheduleRecord
+from gpufn_core.spec.schedule import Schedule
 from gpufn_gateway.schedules.declared import changes
 
 HOURLY, DAILY = Schedule("0 * * * *"), Schedule("0 6 * * *")

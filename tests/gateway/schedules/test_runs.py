@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from gpufn.bus import records, streams
-from gpufn.errors import BusUnavailable, InvalidSpec
-from gpufn.protocol import subjects
-from gpufn.protocol.messages import InvocationMessage, unpack_invocation
-from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import Schedule
-from gpufn.spec import MethodSpec
-from gpufn_gateway.deploys import How
+from gpufn_core.errors import BusUnavailable, InvalidSpec
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn_core.protocol.records import ScheduleRecord
+from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_core.spec.schedule import Schedule
+from gpufn_gateway.functions.deploys import How
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue import call_records
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 
 NO_DISK = StoreSync(None, waits=False)
@@ -284,7 +285,7 @@ async def test_over_http_a_schedule_is_added_listed_run_paused_and_removed(nats:
         links = {"self": self_, "result": f"{self_}/result", "events": f"{self_}/events"}
         assert (run.headers["location"], run.json()["links"]) == (self_, links)  # as of a submit
         assert run.status_code == 202
-        assert await records.read(gateway.bus, run.json()["id"]) is not None
+        assert await call_records.read(gateway.bus, run.json()["id"]) is not None
         paused = (await http.post(f"/v1/schedules/{made['id']}/pause")).json()
         assert (paused["paused"], paused["next_at"]) == (True, None)
         assert (await http.post(f"/v1/schedules/{made['id']}/resume")).json()["next_at"] == made["next_at"]

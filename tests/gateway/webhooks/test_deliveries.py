@@ -12,17 +12,18 @@ import msgspec
 import pytest
 
 from gpufn import webhooks
-from gpufn.bus import records, streams
-from gpufn.bus.connection import Bus
-from gpufn.errors import BusUnavailable, ErrorInfo
-from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState
-from gpufn.protocol import subjects
-from gpufn.protocol.records import CallRecord
-from gpufn_gateway.webhooks import deliveries, post, receivers, tries
-from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.errors import BusUnavailable, ErrorInfo
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.webhooks import concurrency, deliveries, retry_policy, sender
+from gpufn_gateway.webhooks.address_policy import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries
-from gpufn_gateway.webhooks.post import Post
+from gpufn_gateway.webhooks.sender import Post
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue import call_records
 from tests.gateway.webhooks.receiver import OK, receiving
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 
@@ -56,7 +57,7 @@ async def submit(gateway: Whole, function: str, webhook: str | None = None, **he
     given = {"content-type": "application/json"} | ({"x-gpufn-webhook": webhook} if webhook else {}) | headers
     answer = await gateway.http.post(f"/v1/functions/{function}/submit", content=GOOD, headers=given)
     assert answer.status_code == 202, answer.text
-    found = await records.read(gateway.bus, answer.json()["id"])
+    found = await call_records.read(gateway.bus, answer.json()["id"])
     assert found is not None
     return found[0]
 
@@ -75,7 +76,7 @@ async def test_the_end_of_a_call_is_told_signed_with_its_result(nats: Any, make:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("told"), DIGEST)
         record = await submit(gateway, "told", receiver.url())
-        assert await records.end(gateway.bus, ended(record), b'{"label":"cat"}')
+        assert await call_records.end(gateway.bus, ended(record), b'{"label":"cat"}')
         request = await receiver.requests.get()
         (secret,) = await gateway.webhook_secrets.of("platform")
         webhooks.verify(secret, request.headers, request.body)
@@ -96,7 +97,7 @@ async def test_a_function_tells_the_ends_of_all_its_calls_and_a_call_can_choose_
         for webhook, path in ((None, "/all"), (receiver.url("/mine"), "/mine")):
             record = await submit(gateway, "tells", webhook)
             error = ErrorInfo("function_raised", "no", traceback="secret paths")
-            await records.end(gateway.bus, ended(record, InvocationState.FAILED, error=error))
+            await call_records.end(gateway.bus, ended(record, InvocationState.FAILED, error=error))
             request = await receiver.requests.get()
             letter = json.loads(request.body)
             assert (request.path, letter["type"], letter["data"]["error"]["message"]) == (
@@ -118,13 +119,13 @@ async def test_a_call_that_is_cancelled_in_the_queue_is_told_as_well(nats: Any, 
 async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tries, "delay_after", lambda age_s: 0.0)
+    monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: 0.0)
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("busy"), DIGEST)
         answers = [REFUSED, REFUSED, OK]
         receiver.answers = lambda _: answers.pop(0)
         record = await submit(gateway, "busy", receiver.url())
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         ids = [(await receiver.requests.get()).headers["webhook-id"] for _ in range(3)]
         assert ids == [record.id] * 3
         while await waiting(gateway):
@@ -134,15 +135,15 @@ async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
 async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(post, "_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(sender, "_TIMEOUT_S", 600.0)
     monkeypatch.setattr(deliveries, "_AT_ONCE", 2)
-    monkeypatch.setattr(receivers, "MOST", 1)
-    monkeypatch.setattr(receivers, "SLOW_S", 0.0)
+    monkeypatch.setattr(concurrency, "MOST", 1)
+    monkeypatch.setattr(concurrency, "SLOW_S", 0.0)
     async with whole(nats) as gateway, receiving() as silent, receiving() as other, delivering(gateway):
         silent.answers = lambda _: None
         await gateway.deploys.deploy(make.spec("silent"), DIGEST)
         for receiver in (silent, silent, silent, other):
-            await records.end(gateway.bus, ended(await submit(gateway, "silent", receiver.url())))
+            await call_records.end(gateway.bus, ended(await submit(gateway, "silent", receiver.url())))
         await other.requests.get()
         assert silent.requests.qsize() == 1
 
@@ -157,22 +158,22 @@ async def test_what_was_handed_over_often_and_not_tried_is_not_late(
         asked.append(age_s)
         return 0.0
 
-    monkeypatch.setattr(tries, "delay_after", at_once)
+    monkeypatch.setattr(retry_policy, "delay_after", at_once)
     async with whole(nats) as gateway, receiving() as receiver:
         await gateway.deploys.deploy(make.spec("often"), DIGEST)
         answers = [REFUSED, OK]
         receiver.answers = lambda _: answers.pop(0)
         record = await submit(gateway, "often", receiver.url())
-        wait, away = records.wait, [BusUnavailable("away")] * 3
+        wait, away = call_records.wait, [BusUnavailable("away")] * 3
 
         async def breaking_off(*given: Any) -> Any:
             if away:
                 raise away.pop()
             return await wait(*given)
 
-        monkeypatch.setattr(records, "wait", breaking_off)
+        monkeypatch.setattr(call_records, "wait", breaking_off)
         monkeypatch.setattr(deliveries, "_TICK_S", 0.01)
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         async with delivering(gateway):
             for _ in range(2):
                 await receiver.requests.get()
@@ -183,12 +184,12 @@ async def test_what_was_handed_over_often_and_not_tried_is_not_late(
 
 async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     delays = [0.0, None]
-    monkeypatch.setattr(tries, "delay_after", lambda age_s: delays.pop(0))
+    monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: delays.pop(0))
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("deaf"), DIGEST)
         receiver.answers = lambda _: REFUSED
         record = await submit(gateway, "deaf", receiver.url())
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
         assert f"the webhook to {receiver.url()} was given up after 0.0 hours: it answered 503".encode() in line.payload
@@ -201,7 +202,7 @@ async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in
 ) -> None:
     """Its retention may be shorter than the tries are long."""
     delays = [0.0, None]
-    monkeypatch.setattr(tries, "delay_after", lambda age_s: delays.pop(0))
+    monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: delays.pop(0))
     async with whole(nats) as gateway, delivering(gateway):
         await gateway.deploys.deploy(make.spec("forgotten"), DIGEST)
         gone = new_invocation_id()
@@ -219,7 +220,7 @@ async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in
 async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tries, "delay_after", lambda age_s: None)
+    monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: None)
 
     def broken(*_: Any) -> bytes:
         raise RuntimeError("what?")
@@ -228,7 +229,7 @@ async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("broken"), DIGEST)
         record = await submit(gateway, "broken", receiver.url())
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("broken"))) is None:
             pass
         assert f"the webhook of {record.id} was given up".encode() in line.payload
@@ -242,7 +243,7 @@ async def test_what_was_told_and_what_was_given_up_is_counted(nats: Any, make: A
         receiver.answers = lambda _: answers.pop(0)
         for _ in range(3):
             record = await submit(gateway, "counted", receiver.url())
-            await records.end(gateway.bus, ended(record))
+            await call_records.end(gateway.bus, ended(record))
             await receiver.requests.get()
         while await waiting(gateway):
             pass
@@ -259,7 +260,7 @@ async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, 
         record = await submit(gateway, "inside", receiver.url(host="localhost"))
         gateway.post = Post(Addresses())  # what was allowed is not any more
         async with delivering(gateway):
-            await records.end(gateway.bus, ended(record))
+            await call_records.end(gateway.bus, ended(record))
             while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("inside"))) is None:
                 pass
         assert b"given up: no webhook is sent to localhost" in line.payload
@@ -276,7 +277,7 @@ async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
         record = await submit(gateway, "killed", receiver.url())
         bus = await Bus.connect(nats.url, name="killed")
         async with delivering(gateway, bus):
-            await records.end(gateway.bus, ended(record))
+            await call_records.end(gateway.bus, ended(record))
             await receiver.requests.get()  # it is about to be told
             await bus.close()  # and says nothing more: neither that it was, nor that it was not
         receiver.answers = lambda _: OK
@@ -299,7 +300,7 @@ async def test_a_try_that_takes_long_is_not_made_by_another_gateway_meanwhile(
         await gateway.deploys.deploy(make.spec("long"), DIGEST)
         receiver.answers = lambda _: None
         record = await submit(gateway, "long", receiver.url())
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         await receiver.requests.get()
         assert [await said.get() for _ in range(3)] == [b"+WPI"] * 3
     await bus.close()
@@ -312,7 +313,7 @@ async def test_a_job_that_comes_before_its_calls_end_waits_for_it(nats: Any, mak
         await gateway.bus.publish_stored(
             subjects.webhook("early"), record.id.encode(), msg_id=f"{record.id}.1790000000.0"
         )
-        await records.end(gateway.bus, ended(record))
+        await call_records.end(gateway.bus, ended(record))
         assert (await receiver.requests.get()).headers["webhook-id"] == record.id
 
 

@@ -17,39 +17,39 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import objects
-from gpufn.bus.connection import Bus, Message
-from gpufn.bus.embedded import EmbeddedServer
-from gpufn.bus.kv import KeyValue
-from gpufn.clock import SystemClock
-from gpufn.device import Device, DeviceShare, DeviceType
-from gpufn.engine import EngineManifest
-from gpufn.errors import ArtifactUnavailable, GpufnError
-from gpufn.home import Home
-from gpufn.ids import Digest, digest_of, new_worker_id
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import KillOrder, LogLine
-from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
-from gpufn.resources import Resources
-from gpufn.revision import Function, Revision
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
-from gpufn_runtime.agent.bundles import BundleCache
-from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_core.domain.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.worker import Assignment, Desired, ParkedMemory, WorkerState
+from gpufn_core.errors import ArtifactUnavailable, GpufnError
+from gpufn_core.home import Home
+from gpufn_core.ids import Digest, digest_of, new_worker_id
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import KillOrder, LogLine
+from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.resources import Resources
+from gpufn_local.nats_process import EmbeddedServer
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import SystemClock
+from gpufn_runtime.agent.cache.bundles import BundleCache
+from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.launchers.by_image import LauncherByImage
+from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
-from gpufn_runtime.agent.mps.maker import DaemonMaker
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 
 FAKE_WORKER = (sys.executable, "-S", os.fspath(Path(__file__).with_name("fake_worker.py")))
 _numbers = itertools.count(1)
@@ -111,7 +111,7 @@ class Node:
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
         await KeyValue.open(self.bus, subjects.ENGINES)
         for store in (subjects.BUNDLES, subjects.ENGINE_FILES):
-            await objects.ensure_bucket(self.bus, store)
+            await object_store.ensure_bucket(self.bus, store)
 
     async def fetch(self, digest: Digest) -> bytes:
         if digest not in self.bundles:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pynvml
 
-from gpufn.device import Device, DeviceType, Health
-from gpufn.protocol import subjects
-from gpufn.protocol.reports import DeviceReport
+from gpufn_core.domain.device import Device, DeviceType, Health
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.reports import DeviceReport
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
 

@@ -14,13 +14,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gpufn.bus.embedded import EmbeddedServer
-from gpufn.device import DeviceType, Health
-from gpufn.resources import Resources
-from gpufn.workers import OF_THE_NODE, Desired, WorkerState
-from gpufn_runtime.agent import processes
+from gpufn_core.domain.device import DeviceType, Health
+from gpufn_core.domain.worker import OF_THE_NODE, Desired, WorkerState
+from gpufn_core.spec.resources import Resources
+from gpufn_local.nats_process import EmbeddedServer
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
+from gpufn_runtime.agent.workers import processes
 
 
 async def ended(pid: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import objects
-from gpufn.bus.embedded import find_binary
-from gpufn.exits import EXIT_CONFIGURATION
-from gpufn.protocol import subjects
+from gpufn_core.protocol import subjects
+from gpufn_local.nats_process import find_binary
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.process.exits import EXIT_CONFIGURATION
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,8 +54,8 @@ def is_alive(pid: int) -> bool:
 
 async def deploy(node: Any, **options: Any) -> None:
     revision = await node.deploy(files={"app.py": "def hello():\n    return 1\n"}, **options)
-    await objects.ensure_bucket(node.bus, subjects.BUNDLES)
-    await objects.put(node.bus, subjects.BUNDLES, node.bundles[revision.bundle])
+    await object_store.ensure_bucket(node.bus, subjects.BUNDLES)
+    await object_store.put(node.bus, subjects.BUNDLES, node.bundles[revision.bundle])
     await node.use_the_platforms_buckets()
     await node.revisions.put(subjects.revision_key(node.function, 1), msgspec.msgpack.encode(revision))
     await node.activate(1)

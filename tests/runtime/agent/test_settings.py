@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.device import Device, DeviceType
-from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_platform.process.settings import InvalidSetting
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.settings import AgentSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn_local.nats_process import EmbeddedServer
 from gpufn_runtime.runner import loop
 
 

@@ -10,26 +10,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.bus import bodies, objects, records, streams
-from gpufn.bus.call_request import CallRequest
-from gpufn.bus.calls import Caller
-from gpufn.bus.connection import Bus, Message
-from gpufn.bus.kv import KeyValue
-from gpufn.clock import SystemClock
-from gpufn.device import DeviceShare
-from gpufn.home import Home
-from gpufn.ids import digest_of, new_invocation_id
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import PROTOCOL, encode
-from gpufn.protocol.messages import KillOrder
-from gpufn.protocol.records import BodyReference, CallRecord
-from gpufn.protocol.reports import RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
-from gpufn.revision import Function, Revision
-from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
-from gpufn.usage import KEPT_S
-from gpufn.workers import Assignment, Desired, Exit, WorkerState
-from gpufn_runtime.runner.gpu_turns import NodeTurns
+from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.metering import KEPT_S
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.worker import Assignment, Desired, Exit, WorkerState
+from gpufn_core.home import Home
+from gpufn_core.ids import digest_of, new_invocation_id
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import PROTOCOL, encode
+from gpufn_core.protocol.messages import KillOrder
+from gpufn_core.protocol.records import BodyReference, CallRecord
+from gpufn_core.protocol.reports import RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
+from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.queue import call_records, large_bodies
+from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.caller import Caller
+from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class Node:
 
     async def open(self) -> None:
         await streams.ensure_streams(self.bus)
-        await objects.ensure_bucket(self.bus, subjects.RESULT_FILES, expires=True)
+        await object_store.ensure_bucket(self.bus, subjects.RESULT_FILES, expires=True)
         self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
@@ -240,7 +241,7 @@ class Node:
     async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
         """As a gateway does it."""
         request = self.request(revision, body)._replace(deadline=0.0)
-        return await records.submit(
+        return await call_records.submit(
             self.bus, request, now=self.clock.time(), invocation=invocation or new_invocation_id()
         )
 
@@ -276,7 +277,7 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
 
 async def read(bus: Bus, bucket: str, reference: BodyReference) -> bytes:
     """A body that was too large for its message."""
-    return b"".join([part async for part in bodies.read(bus, bucket, reference)])
+    return b"".join([part async for part in large_bodies.read(bus, bucket, reference)])
 
 
 def on_node(url: str, directory: Path, test: Callable[[Node], Awaitable[T]]) -> T:

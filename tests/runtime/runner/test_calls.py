@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import records, streams
-from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol import frames, subjects
-from gpufn.spec import CallKind, Retry
-from gpufn.workers import WorkerState
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.spec.function_spec import CallKind, Retry
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue import call_records
 from tests.runtime.runner.node import NODE, Node, on_node
 
 
@@ -125,7 +126,7 @@ def test_a_submitted_call_ends_in_a_record_and_leaves_the_queue(url: str, tmp_pa
         worker = await node.worker(revision)
         invocation = (await node.submit(revision, b'"later"')).id
         await worker.echo(1)
-        record, body = await records.wait(node.bus, invocation, 10)
+        record, body = await call_records.wait(node.bus, invocation, 10)
         assert (record.state, body) == (InvocationState.SUCCEEDED, b'"later"')
         # The queue is empty again once the delivery is acked, which comes after the record.
         await node.queue_is_empty(revision)
@@ -143,7 +144,7 @@ def test_one_slot_serves_the_sync_and_the_async_queue_in_turn(url: str, tmp_path
         for call in calls:
             assert (await call.future)[1] == b"2"
         for invocation in ids:
-            assert (await records.wait(node.bus, invocation, 10))[1] == b"1"
+            assert (await call_records.wait(node.bus, invocation, 10))[1] == b"1"
 
     on_node(url, tmp_path, test)
 
@@ -246,11 +247,11 @@ def test_cancelling_a_submitted_call_ends_it_once(url: str, tmp_path: Path) -> N
     async def test(node: Node) -> None:
         revision = await node.deploy("cancelled-later")
         invocation = (await node.submit(revision)).id
-        found = await records.read(node.bus, invocation)
+        found = await call_records.read(node.bus, invocation)
         assert found is not None
-        assert await records.cancel(node.bus, found[0], node.clock.time())
-        assert not await records.cancel(node.bus, found[0], node.clock.time())
-        ended = await records.read(node.bus, invocation)
+        assert await call_records.cancel(node.bus, found[0], node.clock.time())
+        assert not await call_records.cancel(node.bus, found[0], node.clock.time())
+        ended = await call_records.read(node.bus, invocation)
         assert ended is not None
         assert ended[0].state is InvocationState.CANCELLED
         assert ("cancelled-later", 1) not in await streams.depths(node.bus)
@@ -272,13 +273,13 @@ def test_the_same_id_submitted_twice_is_one_invocation(url: str, tmp_path: Path)
 def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("once")
-        found = await records.read(node.bus, (await node.submit(revision)).id)
+        found = await call_records.read(node.bus, (await node.submit(revision)).id)
         assert found is not None
         ends = [
             msgspec.structs.replace(found[0], state=state)
             for state in (InvocationState.SUCCEEDED, InvocationState.FAILED)
         ]
-        assert sorted(await asyncio.gather(*(records.end(node.bus, end) for end in ends))) == [False, True]
+        assert sorted(await asyncio.gather(*(call_records.end(node.bus, end) for end in ends))) == [False, True]
 
     on_node(url, tmp_path, test)
 
@@ -289,9 +290,9 @@ def test_an_end_that_comes_second_is_dropped_and_reported(url: str, tmp_path: Pa
         worker = await node.worker(revision)
         invocation = (await node.submit(revision)).id
         run, _ = await worker.run()
-        found = await records.read(node.bus, invocation)
+        found = await call_records.read(node.bus, invocation)
         assert found is not None
-        assert await records.end(node.bus, msgspec.structs.replace(found[0], state=InvocationState.FAILED))
+        assert await call_records.end(node.bus, msgspec.structs.replace(found[0], state=InvocationState.FAILED))
         worker.answer(run)
         while (await node.reports.get()).dropped_outcomes != 1:
             pass
@@ -326,7 +327,9 @@ def test_a_call_that_was_cancelled_while_its_runner_was_without_the_bus_is_ended
         call = await node.submit(revision)
         await worker.run()
         # What is left of a cancel that this runner did not hear.
-        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED, ended_at=1.0))
+        assert await call_records.end(
+            node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED, ended_at=1.0)
+        )
         assert node.bus._link is not None
         node.bus._link._transport.abort()
         frame, _ = await worker.next()
@@ -338,7 +341,7 @@ def test_a_call_that_was_cancelled_while_its_runner_was_without_the_bus_is_ended
 def test_a_call_that_has_ended_is_held_until_its_record_says_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_called, may_end, end = asyncio.Event(), asyncio.Event(), records.end
+    is_called, may_end, end = asyncio.Event(), asyncio.Event(), call_records.end
 
     async def end_later(*given: Any) -> bool:
         is_called.set()
@@ -349,16 +352,16 @@ def test_a_call_that_has_ended_is_held_until_its_record_says_so(
         revision = await node.deploy("settles")
         worker = await node.worker(revision)
         invocation = (await node.submit(revision)).id
-        monkeypatch.setattr(records, "end", end_later)
+        monkeypatch.setattr(call_records, "end", end_later)
         worker.answer(*(await worker.run()))
         await is_called.wait()
-        held = await records.where(node.bus, invocation)
+        held = await call_records.where(node.bus, invocation)
         assert held is not None
         assert held.worker == "w-1", "else its status would be queued again"
-        assert list(await records.held(node.bus)) == [invocation]
+        assert list(await call_records.held(node.bus)) == [invocation]
         may_end.set()
-        await records.wait(node.bus, invocation, 10)
-        assert await records.held(node.bus) == {}
+        await call_records.wait(node.bus, invocation, 10)
+        assert await call_records.held(node.bus) == {}
 
     on_node(url, tmp_path, test)
 
@@ -369,11 +372,11 @@ def test_who_runs_an_invocation_can_be_asked(url: str, tmp_path: Path) -> None:
         worker = await node.worker(revision)
         invocation = (await node.submit(revision)).id
         run, body = await worker.run()
-        held = await records.where(node.bus, invocation)
+        held = await call_records.where(node.bus, invocation)
         assert held is not None
         assert (held.worker, held.node, held.attempt) == ("w-1", NODE, 1)
         worker.answer(run, body)
-        await records.wait(node.bus, invocation, 10)
-        assert await records.where(node.bus, invocation) is None
+        await call_records.wait(node.bus, invocation, 10)
+        assert await call_records.where(node.bus, invocation) is None
 
     on_node(url, tmp_path, test)

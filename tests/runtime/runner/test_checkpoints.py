@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpufn.bus import checkpoints, records
-from gpufn.errors import BusUnavailable
-from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.limits import CHECKPOINT_BYTES
-from gpufn.protocol.messages import Progress
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.limits import CHECKPOINT_BYTES
+from gpufn_core.protocol.messages import Progress
+from gpufn_platform.queue import call_records, checkpoints
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 STATE = b"\x92\x01\x02"
@@ -117,17 +117,17 @@ def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url:
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
-        call = await records.submit(node.bus, node.request(revision, timeout_s=60.0), now=node.clock.time())
+        call = await call_records.submit(node.bus, node.request(revision, timeout_s=60.0), now=node.clock.time())
         run, _ = await worker.run()
         await ask(worker, run, "checkpoint", STATE)
         worker.die()
         await node.reap("f")
         await node.unassign("w-1")
-        while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
+        while (found := await call_records.read(node.bus, call.id)) is None or found[0].attempt == 1:
             pass
         node.clock.ahead_s += 100.0
         await node.worker(revision, "w-2")
-        assert (await records.wait(node.bus, call.id, 30))[0].state is InvocationState.EXPIRED
+        assert (await call_records.wait(node.bus, call.id, 30))[0].state is InvocationState.EXPIRED
         await none_stored(node)
 
     on_node(url, tmp_path, test)
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_there_until_the_end_of_its_call_is_kept(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It went at once, and a runner that died before the bus took the record had the call begin from the start."""
-    store, there = records.end, list[int]()
+    store, there = call_records.end, list[int]()
 
     async def test(node: Node) -> None:
         async def away_at_first(*arguments: object) -> bool:
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_there_until_the_end_of_its_call_is_kept(
                 raise BusUnavailable("away")
             return await store(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(records, "end", away_at_first)
+        monkeypatch.setattr(call_records, "end", away_at_first)
         revision = await node.deploy()
         worker = await node.worker(revision)
         await node.submit(revision)
@@ -222,7 +222,7 @@ def test_progress_is_told_to_who_listens_and_to_who_asks(
         await node.bus.flush()
         worker.send(frames.Progress(run.attempt, *said))
         assert msgspec.msgpack.decode(await heard.get(), type=Progress) == told
-        held = await records.where(node.bus, invocation)
+        held = await call_records.where(node.bus, invocation)
         assert held is not None
         assert held.progress == told
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpufn.bus import streams
-from gpufn.errors import InvocationExpired
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import LogLine
-from gpufn.protocol.reports import RunnerReport, WorkerReport
-from gpufn.workers import WorkerState
-from gpufn_runtime.runner import intake
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.errors import InvocationExpired
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_platform.bus.storage import streams
+from gpufn_runtime.runner.dispatch import pull_credits
 from tests.runtime.runner.node import Node, on_node
 
 _HOURS_S = 3 * 3600.0
@@ -120,7 +120,7 @@ def test_a_call_that_the_server_hands_over_again_while_it_runs_runs_once(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the server's clock is set forward: to it `ack_wait` is over."""
-    monkeypatch.setattr(intake, "ACK_WAIT_S", 0.1)
+    monkeypatch.setattr(pull_credits, "ACK_WAIT_S", 0.1)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("once", concurrency=3)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.errors import FunctionNotFound
-from gpufn.protocol import subjects
+from gpufn_core.errors import FunctionNotFound
+from gpufn_core.protocol import subjects
 from gpufn_runtime.runner.directory import Directory
 from tests.runtime.runner.node import Node, on_node
 

@@ -10,25 +10,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import dead_letters, objects, records, streams
-from gpufn.bus.connection import Bus, Message
-from gpufn.bus.delivery import Delivery
-from gpufn.bus.wire import ack_tokens
-from gpufn.clock import SystemClock
-from gpufn.errors import DeviceFailed, ErrorInfo, IdempotencyMismatch, QueueFull
-from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.parcels import Parcels
-from gpufn.priority import Priority, QueueKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import encode, pack
-from gpufn.protocol.limits import RECORD_BYTES
-from gpufn.protocol.messages import HeldBy, unpack_invocation
-from gpufn.protocol.records import CallRecord
-from gpufn.spec import Retry
-from gpufn.workers import WorkerState
-from gpufn_runtime.runner import arrivals
-from gpufn_runtime.runner.intake import Intake
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.errors import DeviceFailed, ErrorInfo, IdempotencyMismatch, QueueFull
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import encode, pack
+from gpufn_core.protocol.limits import RECORD_BYTES
+from gpufn_core.protocol.messages import HeldBy, unpack_invocation
+from gpufn_core.protocol.records import CallRecord
+from gpufn_core.spec.function_spec import Retry
+from gpufn_core.spec.priority import Priority, QueueKind
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.bus.nats_protocol import ack_tokens
+from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.queue import call_records, dead_letters
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_runtime.runner.dispatch import arrivals
+from gpufn_runtime.runner.dispatch.pull_credits import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 from tests.taking import take
 
@@ -36,7 +37,7 @@ NO = ErrorInfo("function_raised", "no", error_type="ValueError", error_bases=("V
 
 
 async def ended(node: Node, invocation: str) -> CallRecord:
-    return (await records.wait(node.bus, invocation, 10))[0]
+    return (await call_records.wait(node.bus, invocation, 10))[0]
 
 
 def fail(worker: FakeWorker, run: frames.Run) -> None:
@@ -124,13 +125,13 @@ def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url
         call = await node.submit(revision)
         began = node.clock.time()
         fail(worker, (await worker.run())[0])
-        while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
+        while (found := await call_records.read(node.bus, call.id)) is None or found[0].attempt == 1:
             pass
         record = found[0]
         assert (record.state, record.attempt) == (InvocationState.QUEUED, 2)
         assert began + 3600 <= record.not_before <= node.clock.time() + 3600
         assert [each.outcome for each in record.attempts] == [OutcomeKind.RAISED]
-        assert await records.cancel(node.bus, call, node.clock.time())  # by a record from before the retry
+        assert await call_records.cancel(node.bus, call, node.clock.time())  # by a record from before the retry
         await node.queue_is_empty(revision)
         assert [each.outcome for each in (await ended(node, call.id)).attempts] == [OutcomeKind.RAISED]
 
@@ -144,7 +145,7 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
         call = await node.submit(revision)
         run, _ = await worker.run()
         # As when the cancel's record is written while the failed attempt's retry is.
-        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
+        assert await call_records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
         fail(worker, run)
         await node.queue_is_empty(revision)
         await node.submit(revision, b'"next"')
@@ -161,7 +162,7 @@ def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, t
         worker = await node.worker(revision)
         call = await node.submit(revision)
         run, _ = await worker.run()
-        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
+        assert await call_records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
         worker.send(frames.Result(run.attempt, OutcomeKind.LOST, DeviceFailed().info(), "", 0.001))  # it comes again
         await node.queue_is_empty(revision)
         while not node.reports.empty():
@@ -181,10 +182,10 @@ def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
     to_cancel: list[CallRecord] = []
 
     async def read_and_cancel(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
-        found = await records.record_of(bus, invocation)
+        found = await call_records.record_of(bus, invocation)
         if to_cancel:
-            await records.cancel(bus, to_cancel.pop(), SystemClock.time())
-            await records.record_of(bus, invocation)  # the answer comes after the cancel
+            await call_records.cancel(bus, to_cancel.pop(), SystemClock.time())
+            await call_records.record_of(bus, invocation)  # the answer comes after the cancel
         return found
 
     async def test(node: Node) -> None:
@@ -202,7 +203,9 @@ def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
         assert (await ended(node, other.id)).state is InvocationState.SUCCEEDED
         assert (await ended(node, call.id)).state is InvocationState.CANCELLED
 
-    monkeypatch.setattr("gpufn_runtime.runner.arrivals.records", SimpleNamespace(record_of=read_and_cancel))
+    monkeypatch.setattr(
+        "gpufn_runtime.runner.dispatch.arrivals.call_records", SimpleNamespace(record_of=read_and_cancel)
+    )
     on_node(url, tmp_path, test)
 
 
@@ -268,7 +271,7 @@ def test_an_attempt_that_could_not_start_before_the_deadline_is_not_waited_for(u
         fail(worker, (await worker.run())[0])
         reply, _ = await waited_for.future
         assert (reply.kind, reply.error) == (OutcomeKind.RAISED, NO)
-        call = await records.submit(node.bus, node.request(revision, timeout_s=30.0), now=node.clock.time())
+        call = await call_records.submit(node.bus, node.request(revision, timeout_s=30.0), now=node.clock.time())
         fail(worker, (await worker.run())[0])
         record = await ended(node, call.id)
         assert (record.state, record.attempt, record.error) == (InvocationState.FAILED, 1, NO)
@@ -290,7 +293,7 @@ def test_an_attempt_whose_next_one_is_queued_is_not_run_again(url: str, tmp_path
         message, body = unpack_invocation(stored.payload)
         again = msgspec.structs.replace(message, attempt=2, not_before=node.clock.time() + 3600.0)
         next_seq = (await node.bus.publish_stored(queue, pack(again, body))).seq
-        await records.retry(node.bus, again, body, next_seq)
+        await call_records.retry(node.bus, again, body, next_seq)
         await node.submit(revision, b"next")
         worker = await node.worker(revision)
         run, body = await worker.run()
@@ -298,7 +301,7 @@ def test_an_attempt_whose_next_one_is_queued_is_not_run_again(url: str, tmp_path
         worker.answer(run)
         while await streams.message_at(node.bus, subjects.ASYNC, call.queue_seq) is not None:
             pass
-        found = await records.read(node.bus, call.id)
+        found = await call_records.read(node.bus, call.id)
         assert found is not None
         assert (found[0].state, found[0].attempt, found[0].queue_seq) == (InvocationState.QUEUED, 2, next_seq)
 
@@ -350,7 +353,7 @@ def test_a_call_that_failed_with_many_words_has_ended(
         letter = await dead_letters.read(node.bus, "wordy", call.id)
         assert letter is not None
         assert letter[0].error == error
-        (listed,) = (each for each in await records.recent(node.bus, "wordy", 10) if each.id == call.id)
+        (listed,) = (each for each in await call_records.recent(node.bus, "wordy", 10) if each.id == call.id)
         assert listed.error is not None
         assert error.message.startswith(listed.error.message)
 
@@ -363,7 +366,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
         call = await node.submit(revision, b"7", "")
         # What is left when a runner dies after the record: a delivery that was not acked, of a call that has ended.
         failed = msgspec.structs.replace(call, state=InvocationState.FAILED, error=NO, ended_at=1.0)
-        assert await records.end(node.bus, failed)
+        assert await call_records.end(node.bus, failed)
         queue = subjects.async_queue("late-letter", 1)
         await streams.ensure_consumer(
             node.bus, subjects.ASYNC, subjects.async_consumer("late-letter", 1), queue,
@@ -385,7 +388,9 @@ def test_a_worker_that_was_about_to_run_what_had_ended_is_idle_again(url: str, t
     async def test(node: Node) -> None:
         revision = await node.deploy("idle")
         call = await node.submit(revision)
-        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=1.0))
+        assert await call_records.end(
+            node.bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=1.0)
+        )
         queue, consumer = subjects.async_queue("idle", 1), subjects.async_consumer("idle", 1)
         await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
         await deliver_once(node, consumer)
@@ -451,7 +456,7 @@ async def deliver_once(node: Node, consumer: str) -> None:
 @pytest.mark.parametrize("size", [RECORD_BYTES, RECORD_BYTES + 1, 20 << 20])
 def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> None:
     async def test(node: Node) -> None:
-        await objects.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
+        await object_store.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
         revision = await node.deploy("large", retention_s=100.0)
         worker = await node.worker(revision)
         call = await node.submit(revision)
@@ -460,11 +465,11 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
         body = bytes(range(251)) * (size // 251 + 1)
         parcel = Parcels(node.home.parcels / "w-1").write([body[:size]])
         worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.001, parcel))
-        record, kept = await records.wait(node.bus, call.id, 20)
+        record, kept = await call_records.wait(node.bus, call.id, 20)
         assert (record.state, record.size, record.error) == (InvocationState.SUCCEEDED, size, None)
         if size > RECORD_BYTES:
-            assert (record.blob, kept) == (objects.digest_of(body[:size]), b"")
-            kept = await records.blob(node.bus, record)
+            assert (record.blob, kept) == (object_store.digest_of(body[:size]), b"")
+            kept = await call_records.blob(node.bus, record)
             described = await streams.last_message(node.bus, f"OBJ_{subjects.RESULT_FILES}", "$O.gpufn_results.M.>")
             assert described is not None
             assert described.headers["Nats-TTL"] == "700s"

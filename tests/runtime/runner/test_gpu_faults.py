@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpufn.bus import records
-from gpufn.errors import DeviceFailed
-from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import WorkerEvent, WorkerEventKind
-from gpufn.spec import CallKind
-from gpufn.workers import Exit
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.worker import Exit
+from gpufn_core.errors import DeviceFailed
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import WorkerEvent, WorkerEventKind
+from gpufn_core.spec.function_spec import CallKind
+from gpufn_platform.queue import call_records
 from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node
 
 
@@ -103,7 +103,7 @@ def test_a_submitted_call_whose_gpu_failed_ends_with_its_result(url: str, tmp_pa
                 _fail(worker, run)
             else:
                 worker.answer(run, b"2")
-        record, result = await records.wait(node.bus, call.id, 10)
+        record, result = await call_records.wait(node.bus, call.id, 10)
         assert (record.state, result, record.attempt) == (InvocationState.SUCCEEDED, b"2", 2)
 
     on_node(url, tmp_path, test)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.errors import ErrorInfo
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.reports import WorkerEvent, WorkerReport
-from gpufn.revision import Revision
-from gpufn.workers import Desired, ParkedMemory, WorkerState
+from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.worker import Desired, ParkedMemory, WorkerState
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import PROTOCOL
+from gpufn_core.protocol.reports import WorkerEvent, WorkerReport
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 
 HELD = ParkedMemory(host_bytes=1000, device_bytes=10)

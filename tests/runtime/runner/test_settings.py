@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn.settings import InvalidSetting
+from gpufn_platform.process.settings import InvalidSetting
 from gpufn_runtime.runner.settings import RunnerSettings
 
 _ENVIRON = {"GPUFN_NATS_URL": "nats://host:4222", "GPUFN_NODE": "a"}

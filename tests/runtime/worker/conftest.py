@@ -15,14 +15,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.errors import ErrorInfo
-from gpufn.invocation import OutcomeKind
-from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol import frames
-from gpufn.protocol.frames import FrameReader, Freed, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
-from gpufn.protocol.launch import WorkerConfig
-from gpufn.resources import Resources
-from gpufn.spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.protocol import frames
+from gpufn_core.protocol.frames import (
+    FrameReader,
+    Freed,
+    Hello,
+    Item,
+    Log,
+    Ready,
+    Result,
+    Run,
+    StartFailed,
+    WorkerFrame,
+)
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.resources import Resources
 
 PATIENCE_S = 20.0
 JSON = "application/json"

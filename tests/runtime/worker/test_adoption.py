@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpufn.invocation import OutcomeKind
-from gpufn.parcels import Parcels
-from gpufn.protocol.frames import Answer, Cancel, Ready, Run, Verb
-from gpufn_runtime.worker.attempts import Attempt, Attempts
-from gpufn_runtime.worker.conversations import Conversations
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.protocol.frames import Answer, Cancel, Ready, Run, Verb
+from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
+from gpufn_runtime.worker.platform_calls.pending_requests import Conversations
 
 Start = Any
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpufn import media, values
-from gpufn.errors import BusUnavailable, PayloadTooLarge
-from gpufn.invocation import OutcomeKind
-from gpufn.protocol.frames import Call, Progress, Ready, Result
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.encoding import media, values
+from gpufn_core.errors import BusUnavailable, PayloadTooLarge
+from gpufn_core.protocol.frames import Call, Progress, Ready, Result
 
 Start = Any
 

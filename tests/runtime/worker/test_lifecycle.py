@@ -14,10 +14,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.frames import Drain, Draining, Hello, Ready
-from gpufn.protocol.launch import EXIT_LINK_LOST
-from gpufn.supervisor_fifo import held_open
+from gpufn_core.protocol.codec import PROTOCOL
+from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
+from gpufn_core.protocol.launch import EXIT_LINK_LOST
+from gpufn_platform.process.supervisor_fifo import held_open
 
 Start = Any
 
@@ -117,7 +117,7 @@ def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: St
     entry = peer.config.spec.entry
     import msgspec
 
-    from gpufn.spec import EntryPoint
+    from gpufn_core.spec.function_spec import EntryPoint
 
     spec = msgspec.structs.replace(peer.config.spec, entry=EntryPoint("queue", entry.qualname))
     peer.config_path.write_bytes(msgspec.json.encode(msgspec.structs.replace(peer.config, spec=spec)))
@@ -154,8 +154,8 @@ _WITH_EXIT_HOOK = """
         bye.__gpufn_hook__ = "exit"
         def m(self, wait: bool = False):
             if wait:
-                import gpufn._transport
-                gpufn._transport.current().call("other", "", "", b"")
+                import gpufn.call.transport
+                gpufn.call.transport.current().call("other", "", "", b"")
             return os.getpid()
     """
 
@@ -233,11 +233,11 @@ def test_sigterm_without_a_runner_ends_the_worker(start: Start) -> None:
 def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Start) -> None:
     worker = start(
         """
-        import gpufn._transport
+        import gpufn.call.transport
         def f(wait: bool):
             if wait:
                 try:
-                    gpufn._transport.current().call("other", "", "", b"")
+                    gpufn.call.transport.current().call("other", "", "", b"")
                 except Exception as error:
                     print(error)
             return wait

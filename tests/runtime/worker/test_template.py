@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.protocol.frames import Drain
-from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
+from gpufn_core.protocol.frames import Drain
+from gpufn_core.protocol.launch import ForkReply, ForkRequest, TemplateReady
 from tests.runtime.worker.engines.engines import write_negation
 
 Start = Any

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpufn import media, values
-from gpufn.errors import BusUnavailable
-from gpufn.invocation import OutcomeKind
-from gpufn.parcels import Parcels
-from gpufn.protocol.frames import Answer, Cancel
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.encoding import media, values
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol.frames import Answer, Cancel
+from gpufn_platform.shared_bodies.bodies import Parcels
 
 Start = Any
 

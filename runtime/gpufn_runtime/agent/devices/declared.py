@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.device import Device, DeviceType
-from gpufn.settings import InvalidSetting
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_platform.process.settings import InvalidSetting
 from gpufn_runtime.agent.devices.base import Found, Sample
 
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63

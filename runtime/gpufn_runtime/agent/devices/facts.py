@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpufn.device import MpsLevel, NodeFacts
+from gpufn_core.domain.device import MpsLevel, NodeFacts
 
 _TIMEOUT_S = 5.0
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/dmem.capacity")

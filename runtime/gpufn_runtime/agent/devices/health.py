@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from gpufn.device import Health
-from gpufn.device_metrics import DeviceMetrics
+from gpufn_core.domain.device import Health
+from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.devices.sampling import HARDWARE_THERMAL
 

@@ -16,8 +16,8 @@ import itertools
 import logging
 from typing import Any
 
-from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind
-from gpufn.device_metrics import DeviceMetrics
+from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
+from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_runtime.agent.devices.base import Found, Sample, Trouble
 from gpufn_runtime.agent.devices.sampling import Sampler, said, text
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 
 _SELDOM = 10  # reads of a device between two of its slow metrics
 _MOST_PROCESSES = 64

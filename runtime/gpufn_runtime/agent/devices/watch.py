@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gpufn.clock import Clock
-from gpufn.device import Device, DeviceLink, DeviceType, Health, NodeFacts
-from gpufn.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, NodeFacts
+from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import Inventory, Sample, Trouble
 from gpufn_runtime.agent.devices.health import HealthRecord, describe
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-from gpufn.errors import PlatformError
-from gpufn.image import ImageSpec
-from gpufn.protocol.launch import EXIT_SIGNALLED, WorkerConfig
+from gpufn_core.errors import PlatformError
+from gpufn_core.protocol.launch import EXIT_SIGNALLED, WorkerConfig
+from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.mps.base import Mounts
-from gpufn_runtime.agent.processes import Handle
+from gpufn_runtime.agent.workers.processes import Handle
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from gpufn.errors import PlatformError
+from gpufn_core.errors import PlatformError
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder, NodeFault
 
 # -P: the worker's folder, where it may write, is no place to import from.

@@ -13,8 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpufn.device import DeviceShare
-from gpufn.revision import RevisionKey
+from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.revision import RevisionKey
 from gpufn_runtime.agent.devices.base import Trouble
 
 

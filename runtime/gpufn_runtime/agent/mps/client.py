@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpufn.device import DeviceShare
-from gpufn.protocol.launch import IN_CONTAINER
+from gpufn_core.domain.device import DeviceShare
+from gpufn_core.protocol.launch import IN_CONTAINER
 
 PIPE_IN_CONTAINER = f"{IN_CONTAINER}/mps"
 _MIB = 1 << 20

@@ -3,9 +3,9 @@ on it past the daemon, not even by an accident. It takes root to set, and is set
 
 from __future__ import annotations
 
-from gpufn.errors import DeviceFailed
-from gpufn_runtime.agent.environment import driver_environment
+from gpufn_core.errors import DeviceFailed
 from gpufn_runtime.agent.mps.control import ControlFailed, run
+from gpufn_runtime.agent.workers.environment import driver_environment
 
 EXCLUSIVE = "Exclusive_Process"
 _PROGRAM = "nvidia-smi"

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpufn.errors import PlatformError
-from gpufn_runtime.agent.environment import driver_environment
+from gpufn_core.errors import PlatformError
+from gpufn_runtime.agent.workers.environment import driver_environment
 
 PROGRAM = "nvidia-cuda-mps-control"
 TIMEOUT_S = 2.0

@@ -26,14 +26,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpufn.errors import DeviceFailed, GpufnError
-from gpufn_runtime.agent import processes
+from gpufn_core.errors import DeviceFailed, GpufnError
 from gpufn_runtime.agent.mps import compute_mode
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
 from gpufn_runtime.agent.mps.logs import keep_small, last_words
-from gpufn_runtime.agent.processes import Process
+from gpufn_runtime.agent.workers import processes
+from gpufn_runtime.agent.workers.processes import Process
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from gpufn.engine import EngineManifest
-from gpufn.errors import InvalidInput
-from gpufn.model import ShapeProfile, TensorSpec
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import default_of, described, dtype_of
 

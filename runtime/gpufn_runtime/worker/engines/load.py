@@ -20,10 +20,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from gpufn.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
-from gpufn.model import ShapeProfile, TensorSpec
-from gpufn.protocol.launch import WorkerConfig
-from gpufn_runtime.worker.engines import golden, huge_pages
+from gpufn_core.domain.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
+from gpufn_runtime.worker.engines import golden_check, huge_pages
 from gpufn_runtime.worker.engines.base import Array, EngineSession
 from gpufn_runtime.worker.engines.session import Session
 from gpufn_runtime.worker.engines.tensors import dtype_of
@@ -71,11 +71,11 @@ def load_session(config: WorkerConfig, parameter: str) -> Session:
 def _open(folder: Path, config: WorkerConfig) -> EngineSession:
     manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=EngineManifest)
     _check_files(folder, manifest)
-    inputs, outputs = golden.read(folder / GOLDEN_FILE, manifest)
+    inputs, outputs = golden_check.read(folder / GOLDEN_FILE, manifest)
     opener: _Opener = importlib.import_module(_MODULES[manifest.backend]).open_engine
     engine = opener(manifest, folder, slots=config.spec.concurrency, cores=config.spec.resources.cpu)
     try:
-        golden.compare(engine.run(inputs), outputs, manifest)
+        golden_check.compare(engine.run(inputs), outputs, manifest)
         if manifest.backend.on_gpu:
             for profile in manifest.profiles:
                 engine.warm_up({spec.name: _zeros(spec, profile) for spec in manifest.inputs})

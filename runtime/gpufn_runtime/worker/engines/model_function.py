@@ -17,15 +17,15 @@ from typing import Any
 
 import msgspec
 
-from gpufn import media, values
-from gpufn.errors import InvalidInput, RequestError, UnsupportedMediaType
-from gpufn.misfits import json_fault
+from gpufn_core.encoding import media, values
+from gpufn_core.encoding.msgspec_errors import json_fault
+from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType
 from gpufn_runtime.worker.engines import batching, oip
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.batching import Fitted
 from gpufn_runtime.worker.engines.session import Session
 from gpufn_runtime.worker.engines.tensors import cast
-from gpufn_runtime.worker.failures import Rejected
+from gpufn_runtime.worker.execute.error_report import Rejected
 
 
 @dataclass(frozen=True)

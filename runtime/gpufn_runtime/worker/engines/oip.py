@@ -18,11 +18,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from gpufn.errors import InvalidInput
-from gpufn.media import TENSORS
-from gpufn.misfits import json_fault
-from gpufn.model import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
-from gpufn.values import number_word
+from gpufn_core.encoding.media import TENSORS
+from gpufn_core.encoding.msgspec_errors import json_fault
+from gpufn_core.encoding.values import number_word
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 

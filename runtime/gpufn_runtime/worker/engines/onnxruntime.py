@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from gpufn.engine import Backend, EngineManifest
-from gpufn.model import Precision, TensorSpec
-from gpufn.ort_integers import EXACT
-from gpufn.ort_threads import waiting
+from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.inference.ort_integers import EXACT
+from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.spec.model_spec import Precision, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
-from gpufn_runtime.worker.engines.refused_inputs import refused_inputs
+from gpufn_runtime.worker.engines.input_errors import refused_inputs
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
 
 _ONNX_BF16 = 16  # TensorProto.BFLOAT16, for which ONNX Runtime has no numpy type

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpufn.engine import EngineManifest
-from gpufn.errors import InvalidInput
-from gpufn.model import TensorSpec
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, EngineSession
 from gpufn_runtime.worker.engines.batching import Batching, Fitted
-from gpufn_runtime.worker.engines.sharing import SharedRuns
+from gpufn_runtime.worker.engines.run_sharing import SharedRuns
 from gpufn_runtime.worker.engines.tensors import as_array, described
 
 

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from gpufn.cudart import Cuda, CudaError
-from gpufn.engine import EngineManifest
-from gpufn.model import TensorSpec
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.inference.cudart import Cuda, CudaError
+from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpufn.errors import InvalidInput
-from gpufn.model import DATATYPES, TensorSpec
-from gpufn.values import number_word
+from gpufn_core.encoding.values import number_word
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import DATATYPES, TensorSpec
 from gpufn_runtime.worker.engines.base import Array
 
 if importlib.util.find_spec("ml_dtypes") is not None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gpufn.clock import SystemClock
-from gpufn.device import Device, DeviceType
-from gpufn.device_metrics import DeviceMetrics
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import DeviceReport
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import DeviceReport
+from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml

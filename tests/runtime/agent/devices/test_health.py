@@ -6,9 +6,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpufn.clock import SystemClock
-from gpufn.device import Device, DeviceType, Health
-from gpufn.device_metrics import DeviceMetrics
+from gpufn_core.domain.device import Device, DeviceType, Health
+from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import Found, Sample, Trouble
 from gpufn_runtime.agent.devices.health import QUIET_S, HealthRecord
 from gpufn_runtime.agent.devices.nvml import NvmlInventory

@@ -12,8 +12,8 @@ import pynvml
 import pytest
 
 import gpufn_runtime.agent.devices as package
-from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind
-from gpufn.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
+from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.sampling import CLOCK_LIMITS

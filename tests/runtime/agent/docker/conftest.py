@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpufn_runtime.agent.launchers.freezer import Freezer
+from gpufn_runtime.agent.launchers.containers.freezer import Freezer
 from tests.conftest import Platform, running_platform
 
 BASE = "gpufn-test-base:latest"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.home import Home
+from gpufn_core.home import Home
 from tests.conftest import Platform
 from tests.runtime.agent.docker.conftest import APPS, Daemon, platform_with, until
 

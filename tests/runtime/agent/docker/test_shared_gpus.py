@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gpufn.errors import PlatformError
-from gpufn.home import Home
-from gpufn_runtime.agent import processes
-from gpufn_runtime.agent.launchers.docker import Docker
-from gpufn_runtime.agent.launchers.sandbox import Sandbox
+from gpufn_core.errors import PlatformError
+from gpufn_core.home import Home
+from gpufn_runtime.agent.launchers.containers.docker_client import Docker
+from gpufn_runtime.agent.launchers.containers.sandbox import Sandbox
+from gpufn_runtime.agent.workers import processes
 from tests.conftest import Platform
 from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with, until
 from tests.runtime.agent.mps.machine import Machine

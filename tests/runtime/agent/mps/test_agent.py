@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
 
-from gpufn.device import Device, DeviceShare, DeviceType, Health, Share
-from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import RunnerReport, WorkerReport
-from gpufn.revision import RevisionKey
-from gpufn.workers import WorkerState
+from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn_core.domain.revision import RevisionKey
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import End, GpuShares, Joining
 from tests.runtime.agent.mps.machine import Machine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.errors import DeviceFailed
+from gpufn_core.errors import DeviceFailed
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import Daemon, left_in

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpufn.clock import SystemClock
-from gpufn.device import DeviceShare, Health, Share
-from gpufn.errors import DeviceFailed, FunctionStartFailed
+from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.errors import DeviceFailed, FunctionStartFailed
+from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.logs import MOST_BYTES
-from gpufn_runtime.agent.mps.maker import DaemonMaker
 from tests.runtime.agent.mps.machine import Machine
 
 PART = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 6 << 30, 25)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.device import MpsLevel, NodeFacts
+from gpufn_core.domain.device import MpsLevel, NodeFacts
 from gpufn_runtime.agent.devices.facts import node_facts
 from tests.runtime.agent.mps.machine import Machine
 

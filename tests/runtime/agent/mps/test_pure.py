@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpufn.device import DeviceShare, Share
-from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS
+from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS
+from gpufn_runtime.agent.mps.blame import FORGOTTEN_S, Suspects
 from gpufn_runtime.agent.mps.client import client_environment
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
-from gpufn_runtime.agent.mps.suspects import FORGOTTEN_S, Suspects
 
 OWN = 1000
 

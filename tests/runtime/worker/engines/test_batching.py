@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn.errors import InvalidInput
-from gpufn.model import ShapeProfile, TensorSpec
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines import batching
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.batching import Batching, Fitted

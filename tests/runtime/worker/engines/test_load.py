@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn.engine import Accuracy, Backend
-from gpufn.model import ModelFile, ModelSpec, Precision
-from gpufn.protocol.launch import WorkerConfig
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_runtime.worker.engines import golden, huge_pages
+from gpufn_core.domain.engine import Accuracy, Backend
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision
+from gpufn_runtime.worker.engines import golden_check, huge_pages
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.load import NoEngine, load_session
 from gpufn_runtime.worker.engines.onnxruntime import OrtSession
@@ -115,8 +115,8 @@ def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
 ) -> None:
     made = manifest(recipe=recipe, accuracy=Accuracy(max_abs=0.0, rel_l2=measured, cosine=1.0))
     try:
-        golden.compare({"y": found}, {"y": _THOUSAND}, made)
-    except golden.WrongOutput:
+        golden_check.compare({"y": found}, {"y": _THOUSAND}, made)
+    except golden_check.WrongOutput:
         assert not passes
     else:
         assert passes
@@ -135,20 +135,20 @@ def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
 @pytest.mark.filterwarnings("error")
 def test_what_cannot_be_compared_is_no_equal(recorded: list[float], found: list[float]) -> None:
     made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")])
-    with pytest.raises(golden.WrongOutput):
-        golden.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)
+    with pytest.raises(golden_check.WrongOutput):
+        golden_check.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)
 
 
 def test_nan_where_it_was_when_built_is_no_difference() -> None:
     array = np.array([1, np.nan, np.inf], np.float32)
-    golden.compare({"y": array}, {"y": array.copy()}, manifest(accuracy=EXACT))
+    golden_check.compare({"y": array}, {"y": array.copy()}, manifest(accuracy=EXACT))
 
 
 def test_a_golden_sample_keeps_bf16_and_texts(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"in.t": np.array(["a", "bc"]), "out.b": np.array([0x3F80], np.uint16)}
     np.savez(tmp_path / "g.npz", **arrays)
     made = manifest([tensor("t", "BYTES", -1)], [tensor("b", "BF16", -1)])
-    inputs, outputs = golden.read(tmp_path / "g.npz", made)
+    inputs, outputs = golden_check.read(tmp_path / "g.npz", made)
     assert inputs["t"].tolist() == ["a", "bc"]
     assert outputs["b"].view(np.uint16).tolist() == [0x3F80]
 

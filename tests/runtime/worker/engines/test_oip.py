@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn.errors import InvalidInput
-from gpufn.media import TENSORS
-from gpufn.model import DATATYPES, TensorSpec
+from gpufn_core.encoding.media import TENSORS
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.model_spec import DATATYPES, TensorSpec
 from gpufn_runtime.worker.engines import oip
 from gpufn_runtime.worker.engines.base import Array
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of

@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gpufn.engine import Backend, EngineManifest
-from gpufn.model import DATATYPES
-from gpufn.ort_threads import waiting
+from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.spec.model_spec import DATATYPES
 from gpufn_runtime.worker.engines.onnxruntime import OrtSession, open_engine
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
 from tests.runtime.worker.engines.engines import manifest, rows, tensor, write_engine, write_negation

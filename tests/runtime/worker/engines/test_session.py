@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn.errors import InvalidInput
-from gpufn_runtime.worker.engines import sharing
+from gpufn_core.errors import InvalidInput
+from gpufn_runtime.worker.engines import run_sharing
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.session import Session
 from tests.runtime.worker.engines.engines import FakeEngine, manifest, rows, tensor
@@ -135,7 +135,7 @@ def test_a_call_that_a_signals_handler_breaks_off_while_it_waits_holds_nobody_up
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(held.session, rows(0))
         assert held.running.acquire(timeout=PATIENCE_S)
-        monkeypatch.setattr(sharing, "threading", SimpleNamespace(Event=Interrupted))
+        monkeypatch.setattr(run_sharing, "threading", SimpleNamespace(Event=Interrupted))
         with pytest.raises(TimeoutError, match="the alarm went off"):
             held.session(rows(1))
         still_waiting = len(held.session._runs._waiting)

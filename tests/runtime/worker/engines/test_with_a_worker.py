@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpufn import media, values
-from gpufn.model import TensorSpec
-from gpufn.spec import Batch
+from gpufn_core.encoding import media, values
+from gpufn_core.spec.function_spec import Batch
+from gpufn_core.spec.model_spec import TensorSpec
 from tests.runtime.worker.engines.engines import rows, tensor, write_engine, write_negation
 
 Start = Any

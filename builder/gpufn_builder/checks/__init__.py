@@ -1,0 +1,1 @@
+"""Checks of an engine: samples, the reference run, tolerances and measurements."""

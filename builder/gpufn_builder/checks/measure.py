@@ -1,0 +1,72 @@
+"""How long one run of an engine takes, by trtexec's method.
+
+1. runs that do not count, for `warm_up_s`
+2. windows of a third of `least_s` each, until the medians of the last three agree within 10 %, or `most_s` are over
+3. what is told is of the last three
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gpufn_builder.processes.process_messages import MeasurePlan
+from gpufn_core.domain.engine import Latency
+
+_WINDOWS: Final = 3
+_AGREE: Final = 0.10
+_QUANTILES: Final = 100
+
+
+class Measured(msgspec.Struct, frozen=True):
+    latency: Latency
+    quantiles_s: tuple[float, ...]  # of a run, evenly spaced from the fastest to the slowest
+
+
+def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], float]) -> Measured:
+    """`run()` returns when the run is done; `clock()` gives seconds."""
+    warm_at = clock() + plan.warm_up_s
+    run()
+    while clock() < warm_at:
+        run()
+    began = clock()
+    windows: list[list[float]] = []
+    settled = False
+    while not settled and (len(windows) < _WINDOWS or clock() - began < plan.most_s):
+        windows.append(_window(run, plan.least_s / _WINDOWS, clock))
+        settled = len(windows) >= _WINDOWS and _agree([_quantile(window, 0.5) for window in windows[-_WINDOWS:]])
+    counted = sorted(seconds for window in windows[-_WINDOWS:] for seconds in window)
+    latency = Latency(
+        p50_s=_quantile(counted, 0.50),
+        p90_s=_quantile(counted, 0.90),
+        p99_s=_quantile(counted, 0.99),
+        per_s=len(counted) / sum(counted) if sum(counted) else 0.0,
+        settled=settled,
+    )
+    return Measured(latency, tuple(_quantile(counted, part / _QUANTILES) for part in range(_QUANTILES + 1)))
+
+
+def _window(run: Callable[[], None], window_s: float, clock: Callable[[], float]) -> list[float]:
+    """The seconds of each run, sorted; at least of one."""
+    taken: list[float] = []
+    began = before = clock()
+    while not taken or before - began < window_s:
+        run()
+        now = clock()
+        taken.append(now - before)
+        before = now
+    return sorted(taken)
+
+
+def _agree(values: list[float]) -> bool:
+    return max(values) <= min(values) * (1 + _AGREE)
+
+
+def _quantile(ordered: list[float], part: float) -> float:
+    """
+    >>> _quantile([1.0, 2.0, 3.0], 0.5), _quantile([1.0], 0.99)
+    (2.0, 1.0)
+    """
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -1,0 +1,158 @@
+"""How far outputs are from the reference's, per output and case, and whether that is near enough. Pure.
+
+Floats are compared in float64. NaNs have to be at the same places and are left out of the figures, as are infinities
+that both have; one that only one of them has is infinitely far. Anything that is no float is equal or infinitely far.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
+from gpufn_core.domain.engine import Accuracy, BuildStage
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import Tolerance
+
+
+class OutputAccuracy(msgspec.Struct, frozen=True):
+    """One output of one case.
+
+    `p999_abs` is the difference that 99.9 % of the elements stay below; `rel_l2` where the reference is all zeros the
+    norm of the difference itself; `cosine` 1 there, for zeros have no direction. `argmax` is the share of rows (along
+    the last axis) whose largest element is at the same place, of other types than floats the share of equal elements.
+    `nans` counts those of the reference.
+    """
+
+    case: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    max_abs: float = 0.0
+    p999_abs: float = 0.0
+    rel_l2: float = 0.0
+    cosine: float = 1.0
+    argmax: float = 1.0
+    nans: int = 0
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return Accuracy(self.max_abs, self.rel_l2, self.cosine)
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All outputs of all cases, and the worst of them. What is infinitely far is the largest number there: it goes into
+    a manifest, which is JSON on a node, and JSON has no infinities."""
+
+    outputs: tuple[OutputAccuracy, ...]
+
+    @property
+    def worst(self) -> Accuracy:
+        return Accuracy(
+            min(max((row.max_abs for row in self.outputs), default=0.0), sys.float_info.max),
+            min(max((row.rel_l2 for row in self.outputs), default=0.0), sys.float_info.max),
+            min((row.cosine for row in self.outputs), default=1.0),
+        )
+
+
+def compare(
+    cases: Sequence[str], reference: Sequence[Arrays], outputs: Sequence[Arrays], stage: BuildStage = BuildStage.VERIFY
+) -> Comparison:
+    """Each case's `outputs` against its `reference`; `cases` are their names.
+
+    Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other places.
+    """
+    rows = []
+    for case, wanted, found in zip(cases, reference, outputs, strict=True):
+        for name, array in wanted.items():
+            if name not in found:
+                raise BuildFailed(f"there is no output {name} for {case}", stage=stage, node=name)
+            rows.append(_compare(case, name, array, found[name], stage))
+    return Comparison(tuple(rows))
+
+
+def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = BuildStage.VERIFY) -> None:
+    """Raises BuildFailed that names the worst output when one is not within `tolerance`."""
+    failed = [row for row in comparison.outputs if row.accuracy.beyond(tolerance)]
+    if failed:
+        row = max(failed, key=lambda row: (row.rel_l2, row.max_abs, -row.cosine))
+        raise BuildFailed(
+            f"output {row.name} is too far from the reference for {row.case}: {_excess(row, tolerance)}",
+            stage=stage,
+            node=row.name,
+        )
+
+
+def _compare(case: str, name: str, wanted: Array, found: Array, stage: BuildStage) -> OutputAccuracy:
+    row = OutputAccuracy(case, name, str(wanted.dtype), wanted.shape)
+    for what, right, seen in (("type", wanted.dtype, found.dtype), ("shape", list(wanted.shape), list(found.shape))):
+        if right != seen:
+            raise BuildFailed(f"output {name} has the {what} {seen} for {case}, not {right}", stage=stage, node=name)
+    if not is_float(wanted):
+        equal = wanted == found
+        if bool(np.all(equal)):
+            return row
+        share = float(np.mean(equal))
+        return msgspec.structs.replace(
+            row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0, argmax=share
+        )
+    if wanted.size == 0:
+        return row
+    exact, other = wanted.astype(np.float64), found.astype(np.float64)
+    nans = np.isnan(exact)
+    if not np.array_equal(nans, np.isnan(other)):
+        places = int(np.sum(nans != np.isnan(other)))
+        raise BuildFailed(
+            f"output {name} and its reference have NaNs at different places for {case}, {places} of {wanted.size}",
+            stage=stage,
+            node=name,
+        )
+    row = msgspec.structs.replace(row, nans=int(nans.sum()), argmax=_same_argmax(exact, other))
+    return _measured(row, exact[~nans], other[~nans])
+
+
+def _measured(row: OutputAccuracy, exact: Array, other: Array) -> OutputAccuracy:
+    finite = np.isfinite(exact) & np.isfinite(other)
+    if not np.array_equal(exact[~finite], other[~finite]):
+        return msgspec.structs.replace(row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0)
+    exact, other = exact[finite], other[finite]
+    if exact.size == 0:
+        return row
+    # Squares of numbers beyond 1e154 are none, and of those below 1e-162 nothing is left: a power of two scales them.
+    _, exponent = math.frexp(max(np.abs(exact).max(), np.abs(other).max()))
+    scale = math.ldexp(1.0, exponent - 1)
+    exact, other = exact / scale, other / scale
+    difference = np.abs(exact - other)
+    norm, other_norm, distance = (float(np.linalg.norm(array)) for array in (exact, other, difference))
+    return msgspec.structs.replace(
+        row,
+        max_abs=float(difference.max()) * scale,
+        p999_abs=float(np.quantile(difference, 0.999)) * scale,
+        rel_l2=distance / norm if norm else distance * scale,
+        cosine=_cosine(exact, other, norm, other_norm),
+    )
+
+
+def _cosine(exact: Array, other: Array, norm: float, other_norm: float) -> float:
+    if norm == 0 or np.array_equal(exact, other):
+        return 1.0
+    return min(1.0, float(np.dot(exact / norm, other / other_norm))) if other_norm else 0.0
+
+
+def _same_argmax(exact: Array, other: Array) -> float:
+    if exact.ndim == 0 or exact.shape[-1] < 2:
+        return 1.0
+    return float(np.mean(exact.argmax(-1) == other.argmax(-1)))
+
+
+def _excess(row: OutputAccuracy, tolerance: Tolerance) -> str:
+    if not math.isfinite(row.max_abs):
+        has_infinities = "float" in row.dtype
+        return (
+            "an infinity on one side only" if has_infinities else f"{row.argmax:.1%} of its elements are equal, not all"
+        )
+    return row.accuracy.beyond(tolerance)

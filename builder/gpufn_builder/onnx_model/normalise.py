@@ -1,0 +1,279 @@
+"""An ingested model as the later stages take it: checked, functions written out, shapes inferred, in a file of its own.
+
+1. what only tells of other programs goes: training, functions, opsets of no node
+2. the file format's version becomes one that the runtime accepts; what it gets wrong when left out is written out;
+   nodes come after those that they need
+3. checker and shape inference
+4. written beside its external data, which are copied as they are
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import onnx
+from google.protobuf.message import EncodeError
+from onnx import (
+    GraphProto,
+    ModelProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    checker,
+    inliner,
+    numpy_helper,
+    shape_inference,
+    version_converter,
+)
+
+from gpufn_builder.onnx_model import ort_capabilities
+from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, used_domains, usual_domain
+from gpufn_builder.onnx_model.tensors import datatype_of
+from gpufn_builder.onnx_model.topological_order import sort_nodes
+from gpufn_builder.precision.int8_weights import write_out
+from gpufn_core.domain.engine import BuildStage
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import Precision, TensorSpec
+
+_STAGE: Final = BuildStage.NORMALISE
+_NAME: Final = "model.onnx"
+_FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
+_MOST_DEFAULT_ELEMENTS: Final = 1024  # of an overridable input; a larger one is a weight
+_MOST_PARAMETER_ELEMENTS: Final = 16  # where all initialisers are inputs, a larger one shows that they are weights
+_HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
+_SIXTEEN_BITS: Final = (TensorProto.INT16, TensorProto.UINT16)
+_INTEGER_PRODUCTS: Final = frozenset(
+    {
+        "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul",
+        "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm",
+    }
+)  # fmt: skip
+_NODE: Final = re.compile(r"(?:node name: |Name: |node: \nname: )([^\s,)]+)")
+
+
+@dataclass(frozen=True)
+class NormalModel:
+    """The model at `path`. `unranked` are outputs whose number of dimensions only a run tells: their shape here is ().
+
+    `batched` tells that the first dimension of every input and output is dynamic and may count rows: those of the
+    inputs have one name, or none. Whether rows are independent is for `rows` to find out.
+    `arithmetic` is the coarsest that it has in its own types.
+    """
+
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batched: bool
+    external: tuple[str, ...] = ()
+    unranked: tuple[str, ...] = ()
+    arithmetic: Precision = Precision.FP32
+    has_integer_products: bool = False
+
+
+def normalise(source: SourceModel, into: Path) -> NormalModel:
+    """`source` in the folder `into`, which is not the source's; its `proto` is used up, for weights may fill it.
+
+    Raises BuildFailed(stage="normalise").
+    """
+    model = _without_functions(source.proto)
+    model.ClearField("training_info")
+    _drop_unused_opsets(model)
+    _name_as_usual(model.graph)
+    defaults = _take_defaults(model)
+    _forget_negative_sizes(model.graph)
+    write_out(model.graph)
+    sort_nodes(model.graph)
+    model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), ort_capabilities.newest_ir_version())
+    for name in source.external:
+        shutil.copyfile(source.folder / name, into / name)
+    path = into / _free_name(source.external)
+    _check(model, path)
+    _infer(path)
+    return _described(onnx.load(path, load_external_data=False), path, source.external, defaults)
+
+
+def _without_functions(proto: ModelProto) -> ModelProto:
+    if not proto.functions:
+        return proto
+    try:
+        return inliner.inline_local_functions(proto, convert_version=True)
+    except (version_converter.ConvertError, RuntimeError) as error:
+        raise BuildFailed(f"the model's functions cannot be written out: {error}", stage=_STAGE) from error
+
+
+def _drop_unused_opsets(model: ModelProto) -> None:
+    used = used_domains(model) | {""}
+    kept = [opset for opset in model.opset_import if usual_domain(opset.domain) in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _name_as_usual(graph: GraphProto) -> None:
+    """What the checker insists on, and ONNX Runtime does not."""
+    graph.name = "graph"  # it may be missing, or no UTF-8
+    for node in all_nodes(graph):
+        node.domain = usual_domain(node.domain)
+
+
+def _take_defaults(model: ModelProto) -> dict[str, bytes]:
+    """Return the default values of inputs that a caller may override, and make constants of the other ones.
+
+    An input that has an initialiser is overridable. Not so before IR version 4, and in models of old exporters, where
+    each weight is an input as well. Large ones are weights, too. An overridable input loses its initialiser here, for
+    compilers would fold it into the graph.
+    """
+    graph = model.graph
+    inputs = {value.name for value in graph.input}
+    listed = [tensor for tensor in graph.initializer if tensor.name in inputs]
+    all_listed = len(listed) == len(graph.initializer)
+    are_weights = all_listed and any(math.prod(tensor.dims) > _MOST_PARAMETER_ELEMENTS for tensor in listed)
+    defaults: dict[str, bytes] = {}
+    if model.ir_version >= _FIRST_IR_WITH_CONSTANTS and not are_weights:
+        defaults = {tensor.name: data for tensor in listed if (data := _default(tensor)) is not None}
+    kept = [tensor for tensor in graph.initializer if tensor.name not in defaults]
+    constants = {tensor.name for tensor in kept} | {tensor.values.name for tensor in graph.sparse_initializer}
+    values = [value for value in graph.input if value.name not in constants]
+    for field, items in ((graph.initializer, kept), (graph.input, values)):
+        del field[:]
+        field.extend(items)
+    return defaults
+
+
+def _default(tensor: TensorProto) -> bytes | None:
+    """Return the elements of a small tensor of numbers, else None."""
+    datatype = datatype_of(tensor.data_type)
+    if tensor.data_location == TensorProto.EXTERNAL or datatype in (None, "BYTES"):
+        return None
+    if math.prod(tensor.dims) > _MOST_DEFAULT_ELEMENTS:
+        return None
+    try:
+        return bytes(numpy_helper.to_array(tensor).tobytes())
+    except ValueError:  # the checker names what is wrong with it
+        return None
+
+
+def _forget_negative_sizes(graph: GraphProto) -> None:
+    """Some converters write -1 for a size that is dynamic, and ONNX Runtime takes it so."""
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+
+
+def _free_name(external: tuple[str, ...]) -> str:
+    name = _NAME
+    while name in external:
+        name = f"_{name}"
+    return name
+
+
+def _write(model: ModelProto, path: Path) -> None:
+    try:
+        path.write_bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise BuildFailed(
+            "the model is larger than a protobuf can be: keep its weights as external data", stage=_STAGE
+        ) from error
+
+
+def _check(model: ModelProto, path: Path) -> None:
+    """Writes `model` to `path` when it is valid. The checker looks into external data, so they are there already; it
+    wants a rank of each output, which ONNX Runtime does not: outputs without one are kept from it."""
+    outputs = list(model.graph.output)
+    ranked = [value for value in outputs if _has_rank(value)]
+    del model.graph.output[:]
+    model.graph.output.extend(ranked)
+    _write(model, path)
+    try:
+        checker.check_model(path)
+    except (checker.ValidationError, ValueError) as error:  # ValueError: what cannot be read at all
+        raise _failed("the model is not valid ONNX", error) from error
+    if len(ranked) < len(outputs):
+        del model.graph.output[:]
+        model.graph.output.extend(outputs)
+        _write(model, path)
+
+
+def _infer(path: Path) -> None:
+    """The shapes of its values into the model at `path`. What strict inference refuses, ONNX Runtime may still take: it
+    is asked next."""
+    for strict in (True, False):
+        try:
+            shape_inference.infer_shapes_path(path, check_type=strict, strict_mode=strict, data_prop=True)
+            break
+        except shape_inference.InferenceError:
+            continue
+        except (RuntimeError, ValueError, checker.ValidationError) as error:
+            raise _failed("the shapes of the model's values cannot be inferred", error) from error
+
+
+def _described(model: ModelProto, path: Path, external: tuple[str, ...], defaults: Mapping[str, bytes]) -> NormalModel:
+    graph = model.graph
+    for value in graph.output:
+        if value.type.WhichOneof("value") != "tensor_type" or _datatype(value.type) is None:
+            raise BuildFailed(f"output {value.name} is no tensor that can be sent", stage=_STAGE, node=value.name)
+    return NormalModel(
+        path,
+        tuple(msgspec.structs.replace(_spec(value), default=defaults.get(value.name)) for value in graph.input),
+        tuple(_spec(value) for value in graph.output),
+        _may_be_batched(graph.input, graph.output),
+        external,
+        tuple(value.name for value in graph.output if not _has_rank(value)),
+        _arithmetic(graph),
+        any(node.op_type in _INTEGER_PRODUCTS for node in all_nodes(graph)),
+    )
+
+
+def _arithmetic(graph: GraphProto) -> Precision:
+    """Where values between the nodes are rounded to 8 bits, it is int8: compiled, their products are of integers, and
+    come out a step further where the floats that are written come to lie between two."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    by_name = {value.name: value.type.tensor_type.elem_type for value in values}
+    steps = {by_name.get(each.output[0]) for each in all_nodes(graph) if each.op_type == "QuantizeLinear"}
+    if steps.difference(_SIXTEEN_BITS):
+        return Precision.INT8
+    types = {*by_name.values()} | {each.data_type for each in graph.initializer}
+    return next((precision for element, precision in _HALVES if element in types), Precision.FP32)
+
+
+def _spec(value: ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
+    return TensorSpec(value.name, _datatype(value.type) or "", shape)
+
+
+def _has_rank(value: ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
+
+
+def _datatype(type_: TypeProto) -> str | None:
+    return datatype_of(type_.tensor_type.elem_type)
+
+
+def _may_be_batched(inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]) -> bool:
+    """Outputs may call their rows otherwise: tools that convert models give every dynamic size a name of its own."""
+    rows = [_first_size(value) for value in inputs]
+    return (
+        bool(rows)
+        and all(row is not None for row in (*rows, *map(_first_size, outputs)))
+        and len({row for row in rows if row}) <= 1
+    )
+
+
+def _first_size(value: ValueInfoProto) -> str | None:
+    """The name of a dynamic first dimension, "" when it has none; None where that is fixed or missing."""
+    shape = value.type.tensor_type.shape
+    return None if not shape.dim or shape.dim[0].HasField("dim_value") else shape.dim[0].dim_param
+
+
+def _failed(what: str, error: Exception) -> BuildFailed:
+    text = str(error)
+    node = _NODE.search(text)
+    return BuildFailed(f"{what}: {' '.join(text.split())}", stage=_STAGE, node=node[1] if node else "")

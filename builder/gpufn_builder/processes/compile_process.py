@@ -1,0 +1,95 @@
+"""One candidate, in a process of its own: compile, verify, measure. `candidates` starts it.
+
+1. the compiler makes the engine's files
+2. every case runs on the engine and is compared with the reference; whether calls may share runs is found out (`rows`)
+3. it is measured at the shapes that it is tuned for
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpufn_builder.checks import golden, row_independence, verify
+from gpufn_builder.checks.measure import measure
+from gpufn_builder.compilers.base import CompileJob, Compiler, compiler_for
+from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
+from gpufn_builder.report.report import OutputRow
+from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage
+
+# Of a candidate's progress: where each stage begins.
+_BEGIN = {BuildStage.COMPILE: 0.0, BuildStage.VERIFY: 0.5, BuildStage.MEASURE: 0.6}
+
+
+def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Callable[[], float]) -> CandidateResult:
+    """Raises BuildFailed that names the stage."""
+    cases = {name: golden.load(Path(file), request.inputs, request.outputs) for name, file in request.cases.items()}
+    measured, _ = golden.load(Path(request.measured), request.inputs, ())
+    seconds: dict[BuildStage, float] = {}
+    job = CompileJob(
+        model=Path(request.model),
+        inputs=request.inputs,
+        outputs=request.outputs,
+        profiles=request.profiles,
+        flags=request.identity.flags,
+        golden=measured,
+        folder=Path(request.folder),
+        caches=Path(request.caches),
+        trial_s=request.measuring.trial_s,
+    )
+    job.folder.mkdir(parents=True, exist_ok=True)
+    began = clock()
+
+    def done(stage: BuildStage) -> None:
+        nonlocal began
+        began, seconds[stage] = clock(), clock() - began
+
+    tell(BuildStage.COMPILE, _BEGIN[BuildStage.COMPILE], "")
+    span = _BEGIN[BuildStage.VERIFY]
+    compiled = compiler.compile(job, lambda progress, detail: tell(BuildStage.COMPILE, progress * span, detail))
+    done(BuildStage.COMPILE)
+    with compiler.load(job, compiled) as engine:
+        tell(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} case{'s' if len(cases) > 1 else ''}")
+        found = [engine.run(inputs) for inputs, _ in cases.values()]
+        comparison = verify.compare(list(cases), [wanted for _, wanted in cases.values()], found)
+        verify.check(comparison, request.tolerance)
+        why_alone = row_independence.NO_ROWS
+        if request.batched:
+            given = (inputs for inputs, _ in cases.values())
+            why_alone = row_independence.why_alone(engine.run, given, measured, request.profiles, request.tolerance)
+        done(BuildStage.VERIFY)
+        tell(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
+        speed = measure(engine.bind(measured), request.measuring, clock)
+        done(BuildStage.MEASURE)
+    sample, _ = next(iter(cases.values()))
+    golden.save(job.folder / GOLDEN_FILE, sample, found[0])
+    return CandidateResult(
+        files=(*compiled.files, GOLDEN_FILE),
+        settings=compiled.settings,
+        why_alone=why_alone,
+        accuracy=comparison.worst,
+        outputs=tuple(msgspec.convert(row, OutputRow, from_attributes=True) for row in comparison.outputs),
+        latency=speed.latency,
+        quantiles_s=speed.quantiles_s,
+        gpu_nodes=compiled.gpu_nodes,
+        cpu_nodes=compiled.cpu_nodes,
+        nodes=compiled.nodes,
+        notes=compiled.notes,
+        seconds=seconds,
+    )
+
+
+def main() -> int:
+    return serve(
+        CandidateRequest,
+        lambda request, tell: make(request, compiler_for(request.identity.backend), tell, time.perf_counter),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

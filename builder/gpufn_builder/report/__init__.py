@@ -1,0 +1,1 @@
+"""The report of a build, as data and as a page."""

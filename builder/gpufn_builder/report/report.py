@@ -1,0 +1,114 @@
+"""The report of one Build: what each stage found, what became of each candidate, and how good and fast it is.
+
+One struct, stored as JSON; `page` draws it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn_core.domain.engine import Accuracy, Backend, BuildStage, BuildState, EngineIdentity, EngineManifest, Latency
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance
+
+REPORT_SCHEMA = 1
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    stage: BuildStage
+    seconds: float
+    found: str  # in words
+
+
+class OutputRow(msgspec.Struct, frozen=True):
+    """One output of one case against the reference; figures as `verify` defines them. In JSON an infinity is null."""
+
+    case: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    max_abs: float | None
+    p999_abs: float | None
+    rel_l2: float | None
+    cosine: float
+    argmax: float
+    nans: int
+
+
+class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`found` tells that it was built before. `reason` says why there is no engine."""
+
+    backend: Backend
+    key: str = ""
+    found: bool = False
+    reason: str = ""
+    log: str = ""
+    seconds: dict[BuildStage, float] = {}
+    size: int = 0
+    settings: dict[str, int | str] = {}
+    flags: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    accuracy: Accuracy | None = None
+    outputs: tuple[OutputRow, ...] = ()
+    latency: Latency | None = None
+    quantiles_s: tuple[float, ...] = ()  # of a run, evenly spaced from the fastest to the slowest
+    gpu_nodes: int = 0
+    cpu_nodes: int = 0
+    nodes: dict[str, int] = {}  # "operator on provider" → how many
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason
+
+
+class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
+    build: str
+    model: str  # the ONNX file's name
+    files: tuple[ModelFile, ...]
+    precision: Precision
+    tolerance: Tolerance
+    device: str
+    compute_capability: str
+    driver: str
+    state: BuildState
+    started_at: float  # unix seconds
+    seconds: float
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    profiles: tuple[ShapeProfile, ...] = ()
+    batched: bool = False
+    why_alone: str = ""  # when it is not batched
+    max_batch: int = 1
+    stages: tuple[StageRow, ...] = ()
+    candidates: tuple[CandidateRow, ...] = ()  # the best first
+    error: ErrorInfo | None = None
+    schema: int = REPORT_SCHEMA
+
+
+def found_row(manifest: EngineManifest) -> CandidateRow:
+    """Of an engine that was built before."""
+    return CandidateRow(
+        backend=manifest.backend,
+        key=manifest.key,
+        found=True,
+        size=manifest.size,
+        settings=manifest.settings,
+        flags=manifest.identity.flags,
+        versions=manifest.identity.versions,
+        accuracy=manifest.accuracy,
+        latency=manifest.latency,
+        gpu_nodes=manifest.gpu_nodes,
+        cpu_nodes=manifest.cpu_nodes,
+    )
+
+
+def failed_row(identity: EngineIdentity, error: ErrorInfo) -> CandidateRow:
+    return CandidateRow(
+        backend=identity.backend,
+        key=identity.key,
+        reason=f"{error.stage}: {error.message}" if error.stage else error.message,
+        log=error.traceback or "",
+        flags=identity.flags,
+        versions=identity.versions,
+    )

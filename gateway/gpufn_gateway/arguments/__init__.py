@@ -1,0 +1,1 @@
+"""Arguments of calls from JSON, forms and query strings, checked against the signature."""

@@ -1,0 +1,126 @@
+"""Arguments from a form (`multipart/form-data`), as `curl -F` and browsers send it. Pure.
+
+The part of a parameter that takes bytes is that argument, as it is. Every other part is text, which is read like a
+value of a query string.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from gpufn_core.errors import InvalidInput
+from gpufn_gateway.arguments.query import MOST_VALUES, check_name, values
+from gpufn_gateway.arguments.signature import Signature
+
+_PLAIN_ENCODINGS: Final = ("", "7bit", "8bit", "binary")  # values of Content-Transfer-Encoding
+
+
+class Form:
+    """The parts of one body, which is written in pieces. `content_type` is the request's.
+
+    All methods raise InvalidInput, with the name of the part as its field where it is known.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._parts: list[tuple[str, bytearray]] = []
+        self._headers: dict[str, str] = {}
+        self._header_name = bytearray()
+        self._header_value = bytearray()
+        self._ended = False
+        boundary = parse_options_header(content_type)[1].get(b"boundary")
+        if not boundary:
+            raise InvalidInput("the form has no boundary: its Content-Type is multipart/form-data; boundary=...")
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin_part,
+                    "on_header_field": self._on_header_name,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_headers,
+                    "on_part_data": self._on_data,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise _not_valid(error) from None
+
+    def write(self, data: bytes) -> None:
+        """Read the next piece of the body."""
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise _not_valid(error, self._part_name) from None
+
+    def arguments(self, signature: Signature) -> dict[str, Any]:
+        """The arguments, when the body is complete."""
+        if not self._ended:
+            raise _not_valid("it ends before its closing boundary", self._part_name)
+        given: dict[str, bytearray] = {}
+        texts: dict[str, list[str]] = {}
+        for name, data in self._parts:
+            check_name(name, signature, signature.names, "the form")
+            if name not in signature.bytes_names:
+                texts.setdefault(name, []).append(_text(name, data))
+            elif name in given:
+                raise InvalidInput(f"{name}: the form has two parts of this name", field=name)
+            else:
+                given[name] = data
+        return {**values(texts, signature, beside=given), **given}
+
+    @property
+    def _part_name(self) -> str | None:
+        return self._parts[-1][0] if self._parts else None
+
+    def _begin_part(self) -> None:
+        self._headers.clear()
+
+    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _end_header(self) -> None:
+        self._headers[self._header_name.decode("latin-1").lower()] = self._header_value.decode("latin-1").strip()
+        self._header_name.clear()
+        self._header_value.clear()
+
+    def _end_headers(self) -> None:
+        if len(self._parts) == MOST_VALUES:
+            raise InvalidInput(f"the form has more than {MOST_VALUES} parts")
+        kind, options = parse_options_header(self._headers.get("content-disposition"))
+        name = options.get(b"name", b"").decode(errors="replace")
+        if kind != b"form-data" or not name:
+            raise _not_valid(
+                f'part {len(self._parts) + 1} has no name: each needs Content-Disposition: form-data; name="..."'
+            )
+        encoding = self._headers.get("content-transfer-encoding", "")
+        if encoding.lower() not in _PLAIN_ENCODINGS:
+            raise InvalidInput(f"{name}: send the part as it is, without Content-Transfer-Encoding", field=name)
+        self._parts.append((name, bytearray()))
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        self._parts[-1][1].extend(memoryview(data)[start:end])
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def _text(name: str, data: bytearray) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"{name}: the part is not UTF-8, and this argument does not take bytes", field=name
+        ) from None
+
+
+def _not_valid(why: object, part: str | None = None) -> InvalidInput:
+    where = "" if part is None else f" in or behind its part {part[:80]!r}"
+    return InvalidInput(f"the form is not valid{where}: {why}", field=part)

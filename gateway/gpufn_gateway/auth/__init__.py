@@ -1,0 +1,1 @@
+"""Authentication, authorization and the limits of API keys."""

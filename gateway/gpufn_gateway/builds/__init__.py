@@ -1,0 +1,1 @@
+"""Builds of models, and the activation of revisions that wait for them."""

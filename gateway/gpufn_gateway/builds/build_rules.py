@@ -1,0 +1,64 @@
+"""What is built for a revision with models, and what becomes of the revision when its builds have ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpufn_core.domain.device import DeviceType
+from gpufn_core.domain.engine import CPU_KIND, Build, BuildState
+from gpufn_core.domain.revision import Revision, RevisionState
+from gpufn_core.errors import BuildFailed, ErrorInfo, NoCapacity
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.placement.gpus import ANY_KIND, has_kind
+
+RECORDED_WITHIN_S = 60.0  # a build's record is made before its revision's, and may be heard of after it
+
+
+def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str, ...]:
+    """The DeviceKinds of the live `nodes` where a function may be placed. Raises NoCapacity when there is none."""
+    if not resources.gpu:
+        return (CPU_KIND,)
+    gpus = [device for report in nodes for device in report.devices if device.type is DeviceType.GPU]
+    kinds = {device.kind for device in gpus if any(has_kind(device, wanted) for wanted in resources.gpu)}
+    if not kinds:
+        wanted = "any GPU" if ANY_KIND in resources.gpu else " or ".join(resources.gpu)
+        there = ", ".join(sorted({device.kind for device in gpus})) or "no GPU"
+        raise NoCapacity(f"An engine is built on the device that it is for, {wanted}, and the live nodes have {there}.")
+    return tuple(sorted(kinds))
+
+
+def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revision | None:
+    """What a BUILDING revision is from now on, READY or FAILED; None while something of it is being built.
+
+    `builds` are those that are known, by id; `now` is in unix seconds.
+    """
+    own = [builds.get(build) for build in revision.builds]
+    for build in own:
+        if build is not None and build.state in (BuildState.FAILED, BuildState.CANCELLED):
+            return failed(revision, _error_of(build))
+    known = [build for build in own if build is not None]
+    if len(known) < len(own):
+        if now - revision.created_at < RECORDED_WITHIN_S:
+            return None
+        return failed(revision, BuildFailed("a build of this revision is gone: deploy again").info())
+    if not all(build.state.ended for build in known):
+        return None
+    engines: dict[str, dict[str, tuple[str, ...]]] = {}
+    for build in known:
+        engines.setdefault(build.model.parameter, {})[build.device] = build.engines
+    return msgspec.structs.replace(revision, state=RevisionState.READY, engines=engines)
+
+
+def failed(revision: Revision, error: ErrorInfo) -> Revision:
+    return msgspec.structs.replace(revision, state=RevisionState.FAILED, error=error)
+
+
+def _error_of(build: Build) -> ErrorInfo:
+    what = f"{build.model.files[0].name} for {build.device}"
+    if build.state is BuildState.CANCELLED:
+        return BuildFailed(f"{what}: the build was cancelled", stage=build.stage or "").info()
+    error = build.error or BuildFailed().info()
+    return msgspec.structs.replace(error, message=f"{what}: {error.message}")

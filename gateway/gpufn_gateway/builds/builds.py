@@ -1,0 +1,140 @@
+"""Builds, as the gateway sees them: begun here, run by builders, and kept in memory by a watch.
+
+begin    1. the record is created   2. its id is queued for the builders of the DeviceKind
+cancel   `cancel` is set by compare-and-set and the builder ends it; one that nobody has begun ends at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.errors import BuildNotFound, Conflict
+from gpufn_core.ids import is_invocation_id, new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from gpufn_platform.process.clock import Clock
+
+_build = msgspec.msgpack.Decoder(Build)
+
+
+class Builds:
+    def __init__(self, bus: Bus, builds: KeyValue, clock: Clock) -> None:
+        self._bus = bus
+        self._builds = builds
+        self._clock = clock
+        self._changed_at: dict[str, int] = {}  # id → revision of the record
+        self._waiting: set[asyncio.Event] = set()
+        self._watch: Watch | None = None
+        self.known: dict[str, Build] = {}
+
+    async def start(self) -> None:
+        """Returns when every build that there is has been read."""
+        self._watch = await self._builds.watch(self.on_build)
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    def on_build(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.known.pop(key, None)
+            self._changed_at.pop(key, None)
+        else:
+            self._changed_at[key] = entry.revision
+            self.known[key] = _build.decode(entry.value)
+        for event in self._waiting:
+            event.set()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def get(self, build_id: str) -> Build:
+        """Raises BuildNotFound."""
+        found = self.known.get(build_id)
+        if found is None:
+            raise BuildNotFound
+        return found
+
+    def newest_first(self) -> list[Build]:
+        return sorted(self.known.values(), key=lambda build: build.id, reverse=True)
+
+    def change(self, build_id: str) -> int:
+        """A number that grows with each change of this build."""
+        return self._changed_at.get(build_id, 0)
+
+    async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
+        """The build once it has changed after `since`, has ended, or `wait_s` are over. Raises BuildNotFound."""
+        if build_id not in self.known and is_invocation_id(build_id):
+            await self._builds.get(build_id)  # it may have begun at another gateway just now: our watch learns of it
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + wait_s
+        while True:
+            build = self.get(build_id)
+            left_s = give_up - loop.time()
+            if build.state.ended or self.change(build_id) > since or left_s <= 0:
+                return build
+            await self.any_change(left_s)
+
+    async def any_change(self, wait_s: float) -> None:
+        """Returns at the next change of any build, or after `wait_s`."""
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            async with asyncio.timeout(wait_s):
+                await event.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(event)
+
+    # --- doing -------------------------------------------------------------------------------------------------------
+
+    async def begin(self, model: ModelSpec, device: str) -> Build:
+        """Queue a build of `model`, whose files are there, for a DeviceKind. Raises QueueFull."""
+        build = Build(id=new_ulid(), model=model, device=device, created_at=self._clock.time())
+        value = encode(build)
+        await self._builds.create(build.id, value)
+        try:
+            await self.queue(build)
+        except BaseException:
+            await self._builds.delete(build.id)
+            raise
+        return build
+
+    async def queue(self, build: Build) -> None:
+        """For the builders of its DeviceKind. One that takes it twice finds it begun, or ended. Raises QueueFull."""
+        await self._bus.publish_stored(subjects.build_queue(build.device), build.id.encode(), msg_id=build.id)
+
+    async def tell(self, build_id: str, detail: str) -> None:
+        """Why a build waits, unless it is changed meanwhile."""
+        build, revision = self.get(build_id), self.change(build_id)
+        value = encode(msgspec.structs.replace(build, detail=detail))
+        with contextlib.suppress(Conflict):
+            await self._builds.update(build_id, value, revision)
+
+    async def cancel(self, build_id: str) -> Build:
+        """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""
+        if not is_invocation_id(build_id):
+            raise BuildNotFound
+
+        def change(entry: Entry | None) -> bytes:
+            if entry is None:
+                raise BuildNotFound
+            build = _build.decode(entry.value)
+            if build.state.ended or build.cancel:
+                return entry.value
+            cancelled = msgspec.structs.replace(build, cancel=True)
+            if build.state is BuildState.PENDING:
+                cancelled = msgspec.structs.replace(
+                    cancelled, state=BuildState.CANCELLED, ended_at=self._clock.time(), detail="cancelled"
+                )
+            return encode(cancelled)
+
+        stored = await self._builds.change(build_id, change)
+        return _build.decode(stored.value)

@@ -1,0 +1,133 @@
+"""Engines: what was published, who uses it, and the removal of what nobody uses; and the models that they are of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpufn_core.domain.engine import Build, EngineManifest
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.errors import Conflict, FunctionNotFound
+from gpufn_core.protocol import subjects
+from gpufn_core.spec.function_spec import Packaging, function_name
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_gateway.buckets import Buckets, records
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.garbage_collection.rules import Unused, unused, users
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.process.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
+_revision = msgspec.msgpack.Decoder(Revision)
+_function = msgspec.msgpack.Decoder(Function)
+_build = msgspec.msgpack.Decoder(Build)
+
+
+class Engines:
+    def __init__(self, bus: Bus, buckets: Buckets, registry: Registry, clock: Clock) -> None:
+        self._bus = bus
+        self._buckets = buckets
+        self._registry = registry
+        self._clock = clock
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Every engine, the newest first."""
+        used_by = users(self._registry.all_revisions(), self._registry.functions)
+        manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
+        return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
+
+    async def collect(self, *, dry_run: bool = False) -> Unused:
+        """What nobody uses, and it is gone unless that was a `dry_run`.
+
+        By the records themselves: what this gateway has heard of may be less. In this order: a build ends after its
+        revision's record is made, or is still remembered; and an engine that a build finds meanwhile is written anew
+        (`gpufn_builder.store`), so that it stays.
+        """
+        entries = {entry.key: entry for entry in await self._buckets.engines.entries()}
+        revisions = await records(self._buckets.revisions, _revision)
+        functions = {each.name: each for each in await records(self._buckets.functions, _function)}
+        builds = await records(self._buckets.builds, _build)
+        manifests = {key: _manifest.decode(entry.value) for key, entry in entries.items()}
+        going = unused(manifests, revisions, functions, builds, self._clock.time())
+        if dry_run:
+            return going
+        removed = []
+        for manifest in going.engines:
+            try:
+                await self._buckets.engines.delete(manifest.key, entries[manifest.key].revision)
+            except Conflict:
+                log.info("the engine %s stays: it is used again", manifest.key)
+            else:
+                removed.append(manifest)
+        return Unused(tuple(removed), await self._remove_files(removed))
+
+    async def _remove_files(self, removed: Iterable[EngineManifest]) -> dict[str, int]:
+        """Those that no other engine names: their sizes. The blobs are looked at first: a builder touches those that it
+        has named, and then they are others."""
+        blobs = {blob.digest: blob for blob in await object_store.blobs(self._bus, subjects.ENGINE_FILES)}
+        named = {file.digest for each in await records(self._buckets.engines, _manifest) for file in each.files}
+        going = {file.digest: file.size for each in removed for file in each.files if file.digest not in named}
+        for digest in going.keys() & blobs.keys():
+            await object_store.remove(self._bus, subjects.ENGINE_FILES, blobs[digest])
+        return going
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of every function's serving revision."""
+        found = []
+        for name in sorted(self._registry.functions):
+            revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
+            if revision is not None:
+                found += [self._model_view(revision, model) for model in revision.spec.models]
+        return found
+
+    def model(self, name: str) -> dict[str, Any]:
+        """One of them by its name, in either spelling of its function's. Raises FunctionNotFound."""
+        base, dot, parameter = name.partition(".")
+        wanted = f"{function_name(base)}{dot}{parameter}"
+        for view in self.models():
+            if view["name"] == wanted:
+                return view
+        raise FunctionNotFound(f"There is no model {name[:80]!r}.")
+
+    def _model_view(self, revision: Revision, model: ModelSpec) -> dict[str, Any]:
+        engines = {
+            device: [engine_view(self._registry.manifests[key]) for key in keys if key in self._registry.manifests]
+            for device, keys in revision.engines.get(model.parameter, {}).items()
+        }
+        manifest = self._registry.manifest(revision, model)
+        is_function = revision.spec.entry.packaging is Packaging.MODEL
+        return {
+            "name": revision.function if is_function else f"{revision.function}.{model.parameter}",
+            "function": revision.function,
+            "revision": revision.number,
+            "parameter": model.parameter,
+            "file": model.files[0].name,
+            "precision": model.precision,
+            "max_batch": model.max_batch,
+            "batched": manifest.batched if manifest else None,
+            "why_alone": manifest.why_alone if manifest else "",
+            "inputs": manifest.inputs if manifest else (),
+            "outputs": manifest.outputs if manifest else (),
+            "profiles": manifest.profiles if manifest else (),
+            "engines": engines,
+        }
+
+
+def engine_view(manifest: EngineManifest) -> dict[str, Any]:
+    return {
+        "key": manifest.key,
+        "model": manifest.model,
+        "backend": manifest.backend,
+        "device": manifest.identity.device,
+        "precision": manifest.identity.recipe,
+        "size": manifest.size,
+        "accuracy": manifest.accuracy,
+        "latency": manifest.latency,
+        "built_at": manifest.built_at,
+    }

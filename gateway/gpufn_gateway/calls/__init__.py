@@ -1,0 +1,1 @@
+"""Calls on their way from an HTTP request to a queue or to a runner."""

@@ -1,0 +1,76 @@
+"""What the headers of a request ask of its call: until when, in which class, of which trace. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpufn_core.errors import DeadlinePassed, InvalidInput
+from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
+from gpufn_core.spec.priority import Priority, priority_of
+
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Asked(NamedTuple):
+    """`deadline` in unix seconds. None, or empty: the client left it to us.
+
+    >>> asked({b"x-gpufn-timeout": b"2.5", b"x-gpufn-priority": b"low"}, now=1000.0)
+    Asked(timeout_s=2.5, deadline=None, priority=<Priority.LOW: 'low'>, trace='')
+    """
+
+    timeout_s: float | None
+    deadline: float | None
+    priority: Priority | None
+    trace: str
+
+    def left_s(self, now: float) -> float | None:
+        """Until the earlier of both ends, negative once that has passed. A deadline stays where it is, however long
+        the body takes to come; a timeout begins when it is there.
+
+        >>> Asked(30.0, 1010.0, None, "").left_s(now=1004.0)
+        6.0
+        """
+        if self.deadline is None:
+            return self.timeout_s
+        left_s = self.deadline - now
+        return left_s if self.timeout_s is None else min(self.timeout_s, left_s)
+
+
+def asked(headers: Mapping[bytes, bytes], now: float) -> Asked:
+    """Raises InvalidInput, DeadlinePassed."""
+    priority, trace = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
+    return Asked(
+        _timeout_s(headers.get(b"x-gpufn-timeout")),
+        _deadline(headers.get(b"x-gpufn-deadline"), now),
+        None if priority is None else priority_of(priority.decode("latin-1"), "X-Gpufn-Priority"),
+        "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
+    )
+
+
+def _timeout_s(header: bytes | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_TIMEOUT_S:
+        raise InvalidInput("X-Gpufn-Timeout is a number of seconds above 0, at most 7 days", field="X-Gpufn-Timeout")
+    return seconds
+
+
+def _deadline(header: bytes | None, now: float) -> float | None:
+    if header is None:
+        return None
+    try:
+        deadline = float(header)
+    except ValueError:
+        deadline = math.nan
+    if not deadline - now <= LONGEST_TIMEOUT_S:
+        raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
+    if deadline <= now:
+        raise DeadlinePassed(f"the deadline of this call was {now - deadline:.1f} s ago")
+    return deadline

@@ -1,0 +1,1 @@
+"""The decisions of one controller step. Pure."""

@@ -1,0 +1,67 @@
+"""What the policy decides on, from the world: a revision's Demand and its Workers. Pure."""
+
+from __future__ import annotations
+
+from gpufn_core.domain.revision import RevisionKey
+from gpufn_core.domain.worker import WorkerState
+from gpufn_gateway.controller.decide.policy import Demand, Workers
+from gpufn_gateway.controller.state.views import RevisionView
+from gpufn_gateway.controller.state.world import World
+
+
+def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
+    """None when nobody knows."""
+    view = world.view(key)
+    function = world.functions.get(key[0])
+    calls = world.calls(key, now)
+    if world.depths.has_rung(key[0]) and function is not None and function.serving == key[1]:
+        if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
+            return None
+        calls = max(calls or 0, 1)
+    if calls is None:
+        return None
+    left_over = sum(worker.left_over for worker in view.workers.values())
+    running = min(max(0, (world.running(view, now) or 0) - left_over), calls)
+    return Demand(
+        queued=calls - running,
+        running=running,
+        stuck=left_over,
+        average_in_flight=view.in_flight.at(now),
+        arrivals_per_s=view.arrivals.per_second(now),
+        most_calls=view.most_calls.at(now),
+        most_lately=view.most_lately.at(now),
+        service_s=_service_s(view, now),
+        cold_start_s=view.cold_start_s,
+        idle_s=None if calls else _idle_s(world, view, now),
+    )
+
+
+def workers_of(world: World, view: RevisionView, slots: int, now: float) -> Workers:
+    ready = view.in_state(WorkerState.READY)
+    return Workers(
+        ready=len(ready),
+        starting=len(view.in_state(WorkerState.STARTING, WorkerState.RESUMING)),
+        idle=sum(world.idle_for(worker, now) is not None for worker in ready),
+        slots=slots,
+    )
+
+
+def _idle_s(world: World, view: RevisionView, now: float) -> float | None:
+    """For how long no worker of a revision has had a call."""
+    shortest: float | None = None
+    for worker in view.workers.values():
+        if worker.state in (WorkerState.STARTING, WorkerState.RESUMING):
+            return None
+        if worker.state in (WorkerState.READY, WorkerState.PARKED):
+            idle = world.idle_for(worker, now)
+            if idle is None:
+                return None
+            shortest = idle if shortest is None else min(shortest, idle)
+    return shortest
+
+
+def _service_s(view: RevisionView, now: float) -> float | None:
+    """Seconds per call. Before the first call ends: at least as long as it has run."""
+    if view.busy_since is None:
+        return view.service_s
+    return max(view.service_s or 0.0, now - view.busy_since) or None

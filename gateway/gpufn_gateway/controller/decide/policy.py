@@ -1,0 +1,222 @@
+"""How many workers a revision should have, and why: `decide(policy, demand, workers, peak=..., last=...)`.
+
+    L     = queued + running
+    base  = ceil(average in flight of 60 s / (target · slots))
+            at most ceil(most calls at once in 60 s / slots)
+    burst = ceil(λ · S / (target · slots) + (L - ready · slots) · min(S, max(C, D)) / (slots · max(C, D)))
+            at most ceil(most calls at once in 6 s / slots)
+    want  = clamp(max(base, burst, 1 if L > 0), min_workers, max_workers), and the buffer while traffic flows
+    keep  = want, were nobody READY: want falls as workers are added and rises again when they go, so it cannot be what
+            decides whether they go
+    down  to the highest keep of the scale-down window, idle workers only, at most half of all at a time
+    stuck workers all of whose slots run what nobody waits for any more (a cancelled call that has not stopped yet) are
+          wanted beside these, as long as there are calls
+    zero  when L == 0 and nothing was done for idle_timeout
+
+λ arrivals per second, S service seconds, C cold-start p50, D target delay, slots the calls that one worker runs at a
+time; calls that gather for a batch are queued. Bounds keep estimates from inventing work:
+one call of 10 s is work for one worker, not for ten of one second each (hence min(S, max(C, D))); a single call's λ · S
+would start three workers where one call can occupy one; and a client that calls again and again, each time after the
+last answer, is 1 / 0.7 workers on average and never needs a second.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from gpufn_core.domain.revision import Function
+from gpufn_core.spec.function_spec import ScalingPolicy
+
+_ROUNDING = 1e-9  # 0.7 · 10 / 0.7 is ten workers, not eleven
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a revision. Where there is no Demand, it is unknown, which is not the same as none.
+
+    `stuck` slots run what nobody waits for any more. `idle_s`: for how long no worker has had anything to do; None when
+    one has, or when it cannot be told.
+    """
+
+    queued: int
+    running: int
+    stuck: int = 0
+    average_in_flight: float | None = None  # over 60 s
+    arrivals_per_s: float | None = None  # over 6 s
+    most_calls: int | None = None  # L at its highest in 60 s
+    most_lately: int | None = None  # and in 6 s
+    service_s: float | None = None
+    cold_start_s: float | None = None
+    idle_s: float | None = None
+
+    @property
+    def calls(self) -> int:
+        return self.queued + self.running
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """What a revision has. `idle` counts the READY workers without a call, the only ones that may go."""
+
+    ready: int = 0
+    starting: int = 0
+    idle: int = 0
+    slots: int = 1  # calls that one worker runs at a time
+
+    @property
+    def held(self) -> int:
+        """STARTING is capacity: not counting it, Knative started hundreds while the first ones loaded."""
+        return self.ready + self.starting
+
+
+class ScaleDecision(msgspec.Struct, frozen=True):
+    """`count` workers now, on the way to `want`; the terms that led there and the reason for a person.
+
+    `limited`: max_workers is what keeps it from more.
+    """
+
+    count: int
+    reason: str
+    want: int | None = None  # None: unknown, nothing was decided
+    keep: int | None = None
+    terms: dict[str, float] = {}
+    limited: bool = False
+
+
+def effective(policy: ScalingPolicy, function: Function) -> ScalingPolicy:
+    """The revision's policy with the bounds that were set on the Function (`gpufn scale`)."""
+    if function.min_workers is None and function.max_workers is None:
+        return policy
+    highest = policy.max_workers if function.max_workers is None else function.max_workers
+    lowest = policy.min_workers if function.min_workers is None else function.min_workers
+    if function.max_workers is None:
+        highest = max(highest, lowest)  # who asks for more workers than the code's bound wants them
+    return msgspec.structs.replace(policy, min_workers=min(lowest, highest), max_workers=highest)
+
+
+def decide(
+    policy: ScalingPolicy,
+    demand: Demand | None,
+    workers: Workers,
+    *,
+    peak: int | None = None,
+    last: ScaleDecision | None = None,
+) -> ScaleDecision:
+    """`peak` is the highest `keep` of the scale-down window before now, `last` the decision before this one."""
+    if demand is None:
+        return _unknown(policy, workers, last)
+    terms = _terms(policy, demand, workers)
+    is_idle = demand.calls == 0 and demand.idle_s is not None and demand.idle_s >= policy.idle_timeout_s
+    if demand.calls > 0:
+        need = max(int(terms["base"]), int(terms["burst"]), 1) + demand.stuck // workers.slots
+    elif workers.held == 0 or is_idle:
+        need = 0  # an average of the last minute brings nobody back who has gone for good reason
+    else:
+        need = max(int(terms["base"]), int(terms["burst"]), 1)
+    want = _bounded(policy, need)
+    keep = max(want, _bounded(policy, int(terms["keep"]))) if demand.calls > 0 else want
+    terms |= {"want": want, "keep": keep}
+    count = want
+    if want < workers.held:
+        # Idle for the whole timeout says more than the window does.
+        target = want if is_idle else min(max(keep, peak or 0), policy.max_workers)
+        count = _down(target, workers)
+        terms["peak"] = target
+    return ScaleDecision(
+        count,
+        _reason(policy, demand, workers, want, count=count, is_idle=is_idle),
+        want=want,
+        keep=keep,
+        terms=terms,
+        limited=need > policy.max_workers,
+    )
+
+
+def _bounded(policy: ScalingPolicy, need: int) -> int:
+    bounded = min(max(need, policy.min_workers), policy.max_workers)
+    return min(bounded + policy.buffer_workers, policy.max_workers) if need > 0 else bounded
+
+
+def _unknown(policy: ScalingPolicy, workers: Workers, last: ScaleDecision | None) -> ScaleDecision:
+    # KEDA took a missing number for a large one and scaled to the maximum.
+    count = workers.held if last is None else max(last.count, min(workers.held, policy.max_workers))
+    return ScaleDecision(count, f"demand unknown: keep {_workers(count)}", terms=last.terms if last else {})
+
+
+def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str, float]:
+    """Every term by name; one that is unknown is absent and asks for nothing."""
+    slots = workers.slots
+    planned = policy.target * slots
+    terms: dict[str, float] = {
+        "calls": demand.calls,
+        "queued": demand.queued,
+        "running": demand.running,
+        "stuck": demand.stuck,
+        "ready": workers.ready,
+        "starting": workers.starting,
+        "slots": slots,
+    }
+    known = {
+        "average_in_flight": demand.average_in_flight,
+        "arrivals_per_s": demand.arrivals_per_s,
+        "service_s": demand.service_s,
+        "cold_start_s": demand.cold_start_s,
+        "idle_s": demand.idle_s,
+    }
+    terms |= {name: value for name, value in known.items() if value is not None}
+    base = _ceil((demand.average_in_flight or 0.0) / planned)
+    terms["base"] = min(base, _ceil(max(demand.calls, demand.most_calls or 0) / slots))
+    burst = keep = 0
+    if demand.service_s is not None:
+        patience_s = max(demand.cold_start_s or 0.0, policy.target_delay_s)
+        backlog = max(0, demand.calls - workers.ready * slots)
+        flow = (demand.arrivals_per_s or 0.0) * demand.service_s / planned
+        per_call = min(demand.service_s, patience_s) / (slots * patience_s)
+        drain = backlog * per_call
+        bound = _ceil(max(demand.calls, demand.most_lately or 0) / slots)
+        burst = min(_ceil(flow + drain), bound)
+        keep = min(_ceil(flow + demand.calls * per_call), bound)
+        terms |= {"backlog": backlog, "flow": flow, "drain": drain}
+    terms |= {"burst": burst, "keep": keep}
+    return terms
+
+
+def _down(target: int, workers: Workers) -> int:
+    if target >= workers.held:
+        return workers.held
+    # At least one: an eighth of three workers is none, and a floor that is multiplied sticks.
+    step = min(max(1, workers.held // 2), workers.held - target, workers.idle)
+    return workers.held - step
+
+
+def _reason(policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool) -> str:
+    if demand.calls:
+        each = "" if demand.service_s is None else f", {_seconds(demand.service_s)} each"
+        stuck = f", {demand.stuck} that nobody waits for" if demand.stuck else ""
+        why = f"{demand.queued} queued, {demand.running} running{each}{stuck}"
+    elif is_idle:
+        why = f"idle for {_seconds(demand.idle_s or 0.0)} of {_seconds(policy.idle_timeout_s)}"
+    elif demand.idle_s is not None and workers.held:
+        why = f"nothing to do for {_seconds(demand.idle_s)} of {_seconds(policy.idle_timeout_s)}"
+    else:
+        why = "no calls"
+    why += f": {_workers(want)}"
+    if want == policy.max_workers and demand.calls:
+        why += " (max_workers)"
+    elif want == policy.min_workers > 0:
+        why += " (min_workers)"
+    if count > want:
+        why += f", {count} for now"
+    return why
+
+
+def _ceil(value: float) -> int:
+    return math.ceil(value - _ROUNDING)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
+
+
+def _workers(count: int) -> str:
+    return "no workers" if count == 0 else f"{count} worker{'s' if count != 1 else ''}"

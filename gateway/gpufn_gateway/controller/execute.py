@@ -1,0 +1,250 @@
+"""What a step decided, done: records written by compare-and-set, queued calls ended. Each action is a task.
+
+The World knows of an action before the bus does, and hears of it again when it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from gpufn_core.domain.revision import Check, Revision, RevisionState
+from gpufn_core.domain.worker import Assignment, Desired
+from gpufn_core.errors import Conflict, PlatformError, RevisionNotFound
+from gpufn_core.ids import new_worker_id
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_gateway.controller.decide.actions import (
+    Action,
+    Delete,
+    Drain,
+    EndCheck,
+    EndQueued,
+    MoveActive,
+    MoveServing,
+    Park,
+    Resume,
+    Start,
+)
+from gpufn_gateway.controller.state.world import World
+from gpufn_platform.bus.connection import Bus, NotStored
+from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue import queue_position
+
+log = logging.getLogger(__name__)
+
+_assignment = msgspec.msgpack.Decoder(Assignment)
+_revision = msgspec.msgpack.Decoder(Revision)
+
+
+class Acts:
+    """`versions` are those of the records of functions, kept by who watches them; `on_change(function)` is called when
+    the World knows of something new."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        world: World,
+        *,
+        functions: KeyValue,
+        revisions: KeyValue,
+        assignments: KeyValue,
+        versions: Mapping[str, int],
+        lease: Lease,
+        clock: Clock,
+        on_change: Callable[[str], None],
+    ) -> None:
+        self._bus = bus
+        self._world = world
+        self._functions = functions
+        self._revisions = revisions
+        self._assignments = assignments
+        self._versions = versions
+        self._lease = lease
+        self._clock = clock
+        self._on_change = on_change
+        self._tasks = Tasks()
+        self._under_way: set[Action] = set()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for what was begun."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tasks.done()
+
+    def begin(self, action: Action, now: float) -> None:
+        if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
+            if action in self._under_way:
+                return
+            self._under_way.add(action)
+        match action:
+            case Start():
+                doing = self._start(action, now)
+            case Drain():
+                doing = self._ask(action, Desired.DRAIN)
+            case Park():
+                doing = self._ask(action, Desired.PARK, action.host_bytes, action.expected_bytes)
+            case Resume():
+                doing = self._ask(action, Desired.RUN)
+            case Delete():
+                doing = self._delete(action)
+            case MoveServing():
+                doing = self._move(action)
+            case MoveActive():
+                doing = self._move_back(action)
+            case EndCheck():
+                doing = self._end_check(action)
+            case EndQueued():
+                doing = self._end_queued(action)
+        self._tasks.start(self._guarded(action, doing), type(action).__name__)
+
+    async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await doing
+        except PlatformError as error:
+            if isinstance(error, NotStored):
+                self._world.store.failed(self._clock.monotonic())
+            log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
+        except Exception:
+            log.exception("%s failed", type(action).__name__, extra=_ids(action))
+        finally:
+            self._under_way.discard(action)
+
+    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
+        assignment = Assignment(
+            worker=new_worker_id(),
+            node=action.node,
+            function=action.function,
+            revision=action.revision,
+            share=action.share,
+            epoch=self._lease.epoch,
+            created_at=self._clock.time(),
+            reason=action.reason,
+        )
+        self._world.on_assignment(assignment.worker, assignment, now)
+        worker = self._world.workers[assignment.worker]
+        self._on_change(action.function)  # to report it
+
+        async def create() -> None:
+            try:
+                await self._assignments.create(_key(assignment), encode(assignment))
+            except PlatformError:
+                if not worker.version:  # if it was stored after all, the watch has said so, or will
+                    self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
+                raise
+            self._world.store.worked()
+            log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
+
+        return create()
+
+    def _ask(
+        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
+    ) -> Coroutine[Any, Any, None]:
+        """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
+        worker = self._world.workers.get(action.worker)
+        if worker is not None:
+            self._world.ask(worker, desired, park_bytes, expected_bytes)
+            self._on_change(worker.key[0])  # to report it
+
+        async def write() -> None:
+            if worker is None:
+                return
+            key = _key(worker.assignment)
+            known, version = worker.assignment, worker.version
+            try:
+                while (entry := await self._assignments.get(key)) is not None:
+                    known, version = _assignment.decode(entry.value), entry.revision
+                    if known.epoch > self._lease.epoch:
+                        # Another controller leads, and what we asked was not heard.
+                        worker.drain_asked = worker.assignment.desired is Desired.DRAIN
+                        return
+                    if known.desired in (worker.desired, Desired.DRAIN):
+                        return
+                    asked = msgspec.structs.replace(
+                        known,
+                        desired=worker.desired,
+                        park_bytes=worker.park_bytes,
+                        epoch=self._lease.epoch,
+                        reason=action.reason,
+                    )
+                    with contextlib.suppress(Conflict):
+                        await self._assignments.update(key, encode(asked), entry.revision)
+                        self._world.store.worked()
+                        log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
+            except PlatformError:
+                worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN
+                raise
+            finally:
+                self._world.was_written(worker, known, version)
+
+        return write()
+
+    async def _delete(self, action: Delete) -> None:
+        worker = self._world.workers.get(action.worker)
+        if worker is not None:
+            log.warning("gives up a worker: %s", action.reason, extra={"worker": action.worker})
+            await self._assignments.delete(_key(worker.assignment))
+
+    async def _move(self, action: MoveServing) -> None:
+        function = self._world.functions.get(action.function)
+        if function is None or function.active != action.revision:
+            return
+        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
+        try:
+            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+        except Conflict:
+            return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
+        log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
+
+    async def _move_back(self, action: MoveActive) -> None:
+        function = self._world.functions.get(action.function)
+        if function is None or function.active != action.revision:
+            return
+        moved = msgspec.structs.replace(function, active=function.serving, updated_at=self._clock.time())
+        with contextlib.suppress(Conflict):  # as in `_move`
+            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
+
+    async def _end_check(self, action: EndCheck) -> None:
+        def ended(entry: Entry | None) -> bytes:
+            if entry is None:
+                raise RevisionNotFound(f"{action.function} has no revision {action.revision}.")
+            revision = _revision.decode(entry.value)
+            if not revision.is_checked_first:
+                return entry.value
+            state = revision.state if action.error is None else RevisionState.FAILED
+            check = Check(action.state, action.reason)
+            return encode(msgspec.structs.replace(revision, state=state, check=check, error=action.error))
+
+        with contextlib.suppress(RevisionNotFound):  # it was deleted meanwhile
+            await self._revisions.change(subjects.revision_key(action.function, action.revision), ended)
+            log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
+
+    async def _end_queued(self, action: EndQueued) -> None:
+        ended = await queue_position.end_queued(
+            self._bus,
+            action.function,
+            action.revision,
+            kind=action.kind,
+            error=action.error,
+            now=self._clock.time(),
+        )
+        if ended:
+            log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
+
+
+def _key(assignment: Assignment) -> str:
+    return subjects.assignment_key(assignment.node, assignment.worker)
+
+
+def _ids(action: Action) -> dict[str, object]:
+    names = ("function", "revision", "worker", "node")
+    return {name: getattr(action, name) for name in names if hasattr(action, name)}

@@ -1,0 +1,1 @@
+"""Placement: the node and GPUs of a worker, or the reason why none fits. Pure."""

@@ -1,0 +1,46 @@
+"""The last failure to place a worker of a revision, for `gpufn why` after the calls have expired. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_gateway.controller.limits import Limits
+from gpufn_gateway.controller.placement.node_choice import NoRoom, place
+from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.state.leases import LeaseBook
+
+
+class Unplaced(msgspec.Struct, frozen=True):
+    """The last step in which a revision had calls and no worker, and no node had room for one. `why` is the text of
+    that step, `offers` are the nodes' reports of that time."""
+
+    at: float
+    wanted: Wanted
+    why: str
+    offers: Sequence[NodeReport]
+
+    def after(self, offers: Sequence[NodeReport], limits: Limits) -> Unplaced | None:
+        """The same with the reports of now. None: a node that appeared or changed since could take the worker, if
+        nothing else ran there. The nodes that were there already do not count: they were full, or cannot take it."""
+        if offers == self.offers:  # the same objects almost always, which compare in some microseconds
+            return self
+        known = {id(offer) for offer in self.offers}
+        wanted = self.wanted
+        found = place(
+            wanted.resources,
+            [offer for offer in offers if id(offer) not in known],
+            LeaseBook(),
+            limits,
+            engine_kinds=wanted.engine_kinds,
+            in_container=wanted.in_container,
+            best=False,
+        )
+        return msgspec.structs.replace(self, offers=offers) if isinstance(found, NoRoom) else None
+
+    def in_words(self, now: float) -> str:
+        minutes = int((now - self.at) // 60)
+        ago = f"{minutes} min ago" if minutes else "less than a minute ago"
+        return f"no worker could be placed for its last call {ago}: {self.why}"

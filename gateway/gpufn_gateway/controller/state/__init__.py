@@ -1,0 +1,1 @@
+"""The controller's state: the world as reported, and the leases."""

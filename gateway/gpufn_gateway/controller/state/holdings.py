@@ -1,0 +1,64 @@
+"""What workers hold because of what is asked of them: their leases, and memory of the host while they are parked. Pure.
+
+1. asked to run: its whole share
+2. asked to park: still its whole share, and what it is expected to take of the host
+3. proven: what it took of the host, and the rest on its GPUs
+4. asked to run: its whole share again, before it hears of it
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn_core.domain.worker import Desired, ParkedMemory
+from gpufn_gateway.controller.decide.host_memory import HostMemory, Parked
+from gpufn_gateway.controller.state.leases import LeaseBook
+from gpufn_gateway.controller.state.views import WorkerView
+
+
+class Holdings:
+    def __init__(self) -> None:
+        self.leases = LeaseBook()
+        self._host_memory: dict[str, HostMemory] = {}  # by node
+
+    def host_memory(self, node: str) -> HostMemory:
+        return self._host_memory.setdefault(node, HostMemory())
+
+    def forget(self, node: str) -> None:
+        """It has gone, and none of its workers is known any more."""
+        self._host_memory.pop(node, None)
+        self.leases.forget(node)
+
+    def begin(self, worker: WorkerView) -> None:
+        assignment, share = worker.assignment, worker.assignment.share
+        if worker.promised_bytes:
+            share = msgspec.structs.replace(share, memory_bytes=share.memory_bytes + worker.promised_bytes)
+        self.leases.grant(assignment.worker, assignment.node, share, worker.parked)
+
+    def end(self, worker: WorkerView) -> None:
+        self.leases.release(worker.assignment.worker)
+        self.host_memory(worker.assignment.node).release(worker.assignment.worker)
+
+    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
+        """It may take `park_bytes` of the host, and is expected to take `expected_bytes`."""
+        worker.drain_asked = worker.drain_asked or desired is Desired.DRAIN
+        if desired is Desired.DRAIN:
+            return  # it holds what it holds until it has ended
+        worker.park_asked, worker.park_bytes = desired is Desired.PARK, park_bytes
+        worker.parked = None
+        worker.promised_bytes = expected_bytes
+        memory = self.host_memory(worker.assignment.node)
+        memory.release(worker.assignment.worker)
+        if worker.park_asked:
+            memory.promise(worker.assignment.worker, expected_bytes)
+        self.begin(worker)
+
+    def prove(self, worker: WorkerView, parked: ParkedMemory, *, uses: int, saved_s: float) -> bool:
+        """Whether that is news. `uses` and `saved_s` as in `host_memory.Parked`."""
+        is_news = worker.parked != parked
+        if is_news:
+            worker.parked, worker.promised_bytes = parked, 0
+            self.begin(worker)
+        held = Parked(worker.assignment.worker, parked.host_bytes, uses, saved_s)
+        self.host_memory(worker.assignment.node).hold(held)
+        return is_news

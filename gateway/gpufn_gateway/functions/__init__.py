@@ -1,0 +1,1 @@
+"""Functions and revisions: deploys, and the in-memory registry."""

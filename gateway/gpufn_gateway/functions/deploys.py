@@ -1,0 +1,395 @@
+"""Functions and their revisions, changed by compare-and-set. Two changes at once both happen, one after the other.
+
+deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: n is one above the highest
+          3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY, and
+          the revision is not to be checked. The controller does the rest (`gpufn_gateway.controller.decide.rollout`)
+build     deploy of a function with models: step 2 makes the revision BUILDING, after its builds; step 3 is `finish`,
+          when they have ended (`gpufn_gateway.builds.revision_activation`)
+delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions are retired or
+          failed, and collected once nothing runs them (`gpufn_gateway.garbage_collection.rules`), but for the highest number
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from gpufn_core.domain.invocation import OutcomeKind, was_deleted
+from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionState, Source
+from gpufn_core.errors import (
+    BuildFailed,
+    BuildNotFound,
+    Conflict,
+    FunctionNotFound,
+    InvalidBundle,
+    InvalidInput,
+    InvalidSpec,
+    RevisionNotFound,
+)
+from gpufn_core.ids import Digest
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
+from gpufn_gateway.arguments.signature import Signature
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.builds import build_rules
+from gpufn_gateway.builds.artifacts import Artifacts
+from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.functions.bundle_check import check_bundle
+from gpufn_gateway.functions.registry import Registry, is_usable
+from gpufn_gateway.garbage_collection.rules import retired
+from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.bus.storage.key_value import Entry
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue import queue_position
+
+_TRIES: Final = 50  # each lost race means that somebody else's change went through
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+
+
+class RevisionNotReady(Conflict):
+    """The revision is being built, or could not be built."""
+
+    retryable = False
+
+
+class FromElsewhere(Conflict):
+    """The active revision came from another file or project."""
+
+    retryable = False
+
+    def __init__(self, before: Revision, source: Source | None) -> None:
+        assert before.source is not None
+        here = "a client that does not say from where" if source is None else str(source)
+        if source is not None and str(source) == str(before.source):
+            here = "another project of that name"
+        by = f", deployed by {before.source.deployer}" if before.source.deployer else ""
+        super().__init__(
+            f"{before} is from {before.source}{by}, and this deploy is from {here}: replace it with --replace "
+            f'("replace": true), or deploy under another name'
+        )
+
+
+class How(msgspec.Struct, frozen=True):
+    """How a revision is deployed. `check`: calls go to it when a worker of it has started. `replace`: also where the
+    active revision came from another file or project than `source`. `code` as of a Revision."""
+
+    check: bool = True
+    source: Source | None = None
+    replace: bool = False
+    code: str = ""
+
+
+_PLAINLY: Final = How()
+
+
+class Deploys:
+    def __init__(
+        self,
+        bus: Bus,
+        buckets: Buckets,
+        *,
+        registry: Registry,
+        builds: Builds,
+        artifacts: Artifacts,
+        addresses: Addresses,
+        clock: Clock,
+    ) -> None:
+        self._bus = bus
+        self._functions = buckets.functions
+        self._revisions = buckets.revisions
+        self._schedules = buckets.schedules
+        self._registry = registry
+        self._builds = builds
+        self._artifacts = artifacts
+        self._addresses = addresses
+        self._clock = clock
+
+    # --- bundles -----------------------------------------------------------------------------------------------------
+
+    async def has_bundle(self, digest: str) -> bool:
+        """A bundle that is asked for is about to be deployed: it is kept as if it came now. Its bytes are looked at."""
+        is_there = await object_store.touch(self._bus, subjects.BUNDLES, digest)
+        return is_there and await object_store.verify(self._bus, subjects.BUNDLES, digest)
+
+    async def put_bundle(self, digest: str, data: bytes) -> None:
+        """Raises InvalidBundle."""
+        await asyncio.to_thread(check_bundle, data, digest)
+        await object_store.put(self._bus, subjects.BUNDLES, data)
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+
+    async def deploy(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Function:
+        """A spec without models.
+
+        Raises InvalidBundle when it was not uploaded, FromElsewhere, and Conflict when too many deploy at once.
+        """
+        self._check_calls(spec)
+        await self._check_bundle_is_here(bundle)
+        await self._check_source(spec.name, how)
+        return await self._move_active(await self._create_revision(spec, Digest(bundle), how))
+
+    async def build(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Revision:
+        """A spec with models: the BUILDING revision.
+
+        Raises InvalidBundle and InvalidSpec for what was not uploaded, FromElsewhere, NoCapacity without a device to
+        build for.
+        """
+        self._check_calls(spec)
+        await self._check_bundle_is_here(bundle)
+        await self._check_source(spec.name, how)
+        await self._artifacts.check_uploaded(spec.models)
+        kinds = build_rules.device_kinds(spec.resources, self._registry.live_nodes())
+        # The builds before the revision: one that waits for a build which nobody runs would wait for ever.
+        builds: list[str] = []
+        try:
+            for model in spec.models:
+                for kind in kinds:
+                    builds.append((await self._builds.begin(model, kind)).id)
+            return await self._create_revision(spec, Digest(bundle), how, tuple(builds))
+        except BaseException:
+            await self._cancel(builds)
+            raise
+
+    async def finish(self, after: Revision) -> None:
+        """Store what became of a revision that was BUILDING; one that is READY gets active. May be repeated."""
+
+        def change(before: Revision) -> Revision:
+            return after if before.state is RevisionState.BUILDING else before
+
+        stored = await self._change_revision(after.function, after.number, change)
+        if stored.state is RevisionState.READY:
+            await self._move_active(stored)
+
+    async def rollback(self, name: str, number: int | None) -> Function:
+        """Make an earlier revision active: `number`, or the one before the active. Raises RevisionNotFound."""
+
+        def change(function: Function) -> Function:
+            known = self._registry.revisions.get(name, {})
+            usable = [each for each, revision in known.items() if is_usable(revision)]
+            if number is None:
+                earlier = [each for each in usable if each < function.active]
+                if not earlier:
+                    raise RevisionNotFound(f"{name} has no revision before {function.active}.")
+                wanted = max(earlier)
+            elif number in usable:
+                wanted = number
+            elif number in known and known[number].state is not RevisionState.RETIRED:
+                raise _not_ready(known[number])
+            else:
+                raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
+            return self._with_active(function, known[wanted])
+
+        return await self._change(name, change)
+
+    async def scale(
+        self, name: str, least: int | msgspec.UnsetType | None, most: int | msgspec.UnsetType | None
+    ) -> Function:
+        """Bounds in place of the spec's; None goes back to the spec's, UNSET leaves it. Raises InvalidSpec."""
+
+        def change(function: Function) -> Function:
+            spec = self._registry.serving(function).spec.scaling
+            min_workers = function.min_workers if least is msgspec.UNSET else least
+            max_workers = function.max_workers if most is msgspec.UNSET else most
+            ScalingPolicy(
+                min_workers=spec.min_workers if min_workers is None else min_workers,
+                max_workers=spec.max_workers if max_workers is None else max_workers,
+            )
+            return msgspec.structs.replace(function, min_workers=min_workers, max_workers=max_workers)
+
+        return await self._change(name, change)
+
+    async def delete(self, name: str) -> None:
+        """Calls that run finish; those that are queued end as cancelled, as do builds. Raises FunctionNotFound."""
+        # First what is being built: it must not bring the function back when it is gone.
+        revisions = self._registry.revisions.get(name, {})
+        being_built = [number for number, each in revisions.items() if each.state is RevisionState.BUILDING]
+        for number in being_built:
+            await self._end(name, number)
+        for _ in range(_TRIES):
+            entry = await self._functions.get(name)
+            if entry is None:
+                if being_built:
+                    return
+                raise FunctionNotFound(f"There is no function {name!r}.")
+            try:
+                await self._functions.delete(name, entry.revision)
+                break
+            except Conflict:
+                continue
+        else:
+            raise _busy(name)
+        await self._forget_schedules(name)
+        latest, revisions = _function.decode(entry.value).latest, self._registry.revisions.get(name, {})
+        # A later one is of a deploy that goes on meanwhile and brings a function of this name again; or it was built.
+        numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
+        for number in numbers:
+            await self._end(name, number)
+        error = was_deleted(name).info()
+        for number in numbers:
+            await queue_position.end_queued(
+                self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()
+            )
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _forget_schedules(self, name: str) -> None:
+        """At once: the leader, who does so as well, takes a young one for that of a function that he does not know yet,
+        and they would call the next one of this name."""
+        for key in (name, *await self._schedules.keys(f"{name}.")):
+            if await self._schedules.get(key) is not None:
+                await self._schedules.delete(key)
+
+    def _check_calls(self, spec: FunctionSpec) -> None:
+        """Where its webhook goes, and what its schedule calls it with."""
+        try:
+            if spec.webhook is not None:
+                self._addresses.check(spec.webhook)
+            if spec.schedule is not None and (method := spec.method(spec.schedule.method)) is not None:
+                Signature.of(method).check(msgspec.json.encode(spec.schedule.arguments))
+        except InvalidInput as error:
+            raise InvalidSpec(f"{spec.name}: {error.message}") from error
+
+    async def _check_bundle_is_here(self, bundle: str) -> None:
+        if not await self.has_bundle(bundle):
+            raise InvalidBundle(f"The bundle {bundle[:12]} is not here: PUT /v1/bundles/{bundle} first.")
+
+    async def _cancel(self, builds: Iterable[str]) -> None:
+        for build in builds:
+            with contextlib.suppress(BuildNotFound):
+                await self._builds.cancel(build)
+
+    async def _check_source(self, name: str, how: How) -> None:
+        """Raises FromElsewhere. Records are read from the bus: a watch may lag. A revision without a source, which an
+        earlier gpufn or a plain HTTP client deployed, may be replaced by any."""
+        entry = None if how.replace else await self._functions.get(name)
+        if entry is None:
+            return
+        active = _function.decode(entry.value).active
+        stored = await self._revisions.get(subjects.revision_key(name, active))
+        before = None if stored is None else _revision.decode(stored.value)
+        if before is None or before.source is None:
+            return
+        if how.source is None or not before.source.is_same_file(how.source):
+            raise FromElsewhere(before, how.source)
+
+    async def _create_revision(
+        self, spec: FunctionSpec, bundle: Digest, how: How, builds: tuple[str, ...] = ()
+    ) -> Revision:
+        # From the bus: our watch may lag, and below the highest there are numbers free that were collected.
+        known = await self._revisions.keys(f"{spec.name}.")
+        entry = await self._functions.get(spec.name)
+        latest = 0 if entry is None else _function.decode(entry.value).latest  # the store may have lost its record
+        number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
+        for _ in range(_TRIES):
+            number += 1
+            revision = Revision(
+                function=spec.name,
+                number=number,
+                spec=spec,
+                bundle=bundle,
+                created_at=self._clock.time(),
+                state=RevisionState.BUILDING if builds else RevisionState.READY,
+                builds=builds,
+                check=Check(CheckState.PENDING) if how.check else None,
+                source=how.source,
+                code=how.code,
+            )
+            key = subjects.revision_key(spec.name, number)
+            try:
+                await self._revisions.create(key, encode(revision))
+            except Conflict:
+                continue
+            return revision
+        raise _busy(spec.name)
+
+    async def _move_active(self, revision: Revision) -> Function:
+        name, number, now = revision.function, revision.number, self._clock.time()
+        first = Function(name=name, active=number, serving=number, latest=number, updated_at=now)
+
+        def change(function: Function) -> Function:
+            if function.latest > number:
+                return function  # a later deploy was quicker: it stays active
+            return msgspec.structs.replace(self._with_active(function, revision), latest=number)
+
+        return await self._change(name, change, absent=first)
+
+    def _with_active(self, function: Function, revision: Revision) -> Function:
+        """`serving` moves at once only when that makes no warm call cold, and the revision need not be checked; or when
+        the old one cannot serve. Else the controller moves it."""
+        old = self._registry.revisions.get(function.name, {}).get(function.serving)
+        is_cold = self._registry.ready_workers(function) == 0
+        moves = (is_cold and not revision.is_checked_first) or old is None or old.state is RevisionState.FAILED
+        return msgspec.structs.replace(
+            function,
+            active=revision.number,
+            serving=revision.number if moves else function.serving,
+            updated_at=self._clock.time(),
+        )
+
+    async def _change(
+        self, name: str, change: Callable[[Function], Function], *, absent: Function | None = None
+    ) -> Function:
+        def changed(entry: Entry | None) -> bytes:
+            if entry is not None:
+                return encode(change(_function.decode(entry.value)))
+            if absent is None:
+                raise FunctionNotFound(f"There is no function {name!r}.")
+            return encode(absent)
+
+        stored = await self._functions.change(name, changed)
+        return _function.decode(stored.value)
+
+    async def _end(self, name: str, number: int) -> None:
+        """Retire a revision of a function that is deleted, or fail it and cancel its builds."""
+
+        def change(revision: Revision) -> Revision:
+            if revision.state is RevisionState.READY:
+                return retired(revision, self._clock.time())
+            if revision.state is RevisionState.BUILDING:
+                return build_rules.failed(revision, BuildFailed(f"{name} was deleted while it was built").info())
+            return revision
+
+        try:
+            ended = await self._change_revision(name, number, change)
+        except RevisionNotFound:  # it was collected meanwhile
+            return
+        if ended.state is RevisionState.FAILED:
+            await self._cancel(ended.builds)
+
+    async def _change_revision(self, name: str, number: int, change: Callable[[Revision], Revision]) -> Revision:
+        key = subjects.revision_key(name, number)
+
+        def changed(entry: Entry | None) -> bytes:
+            if entry is None:
+                raise RevisionNotFound(f"{name} has no revision {number}.")
+            return encode(change(_revision.decode(entry.value)))
+
+        stored = await self._revisions.change(key, changed)
+        return _revision.decode(stored.value)
+
+
+def _busy(name: str) -> Conflict:
+    return Conflict(f"{name} is being changed by too many at once; try again.")
+
+
+def _not_ready(revision: Revision) -> RevisionNotReady:
+    if revision.state is RevisionState.BUILDING:
+        return RevisionNotReady(f"{revision} is being built; it becomes active by itself.")
+    if revision.check is not None and revision.check.state is CheckState.FAILED:
+        why = revision.error.summary if revision.error is not None else "its check failed"
+        return RevisionNotReady(f"{revision} does not start: {why}")
+    why = revision.error.message if revision.error is not None else "its builds failed"
+    return RevisionNotReady(f"{revision} could not be built: {why}")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers)) or "none"

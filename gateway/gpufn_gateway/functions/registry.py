@@ -1,0 +1,274 @@
+"""What the gateway knows without asking: functions, revisions, engines, keys and the last reports, kept in memory by
+watches.
+
+`resolve` is on the hot path: a name as it stands in the URL is one look-up once it has been seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.revision import Function, Revision, RevisionState
+from gpufn_core.errors import FunctionNotFound, PlatformError, RevisionNotFound
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import ApiKey
+from gpufn_core.protocol.report_parts import Statuses
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
+from gpufn_core.spec.function_spec import MethodSpec, function_name
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_gateway.arguments.signature import Signature
+from gpufn_gateway.auth.access import Access
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.nodes.device_reports import DeviceReports
+from gpufn_gateway.nodes.latest_reports import Heard
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.leader_lease import Fence
+from gpufn_platform.bus.storage.key_value import Entry, Watch
+from gpufn_platform.bus.typed_handler import decoded
+from gpufn_platform.process.clock import Clock
+
+log = logging.getLogger(__name__)
+
+CONTROLLER_FRESH_S: Final = 5.0
+NODE_FRESH_S: Final = 10.0
+COMES_WITHIN_S: Final = 10.0  # a revision that a Function points at: each has a watch of its own
+_MAX_SPELLINGS: Final = 10_000
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
+_api_key = msgspec.msgpack.Decoder(ApiKey)
+_controller_report = msgspec.msgpack.Decoder(ControllerReport)
+_node_report = msgspec.msgpack.Decoder(NodeReport)
+_runner_report = msgspec.msgpack.Decoder(RunnerReport)
+
+
+class Target:
+    """What a call's name leads to: the serving revision's method, with all that a call needs worked out."""
+
+    __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature")
+
+    def __init__(self, function: Function, revision: Revision, method: MethodSpec, signature: Signature) -> None:
+        spec = revision.spec
+        queue_s = spec.startup_timeout_s if spec.queue_timeout_s is None else spec.queue_timeout_s
+        self.name = function.name
+        self.number = revision.number
+        self.function = function
+        self.revision = revision
+        self.method = method
+        self.signature = signature
+        self.budget_s = queue_s + spec.timeout_s  # from submission to the deadline
+        self.revision_header = str(revision).encode()
+
+
+class Registry:
+    """`on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of `on_deleted(name)` tell whoever
+    is concerned."""
+
+    def __init__(self, clock: Clock, access: Access) -> None:
+        self._clock = clock
+        self._access = access
+        self.functions: dict[str, Function] = {}
+        self._pointed_at: dict[str, float] = {}  # since when each function is what it is
+        self.revisions: dict[str, dict[int, Revision]] = {}
+        self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
+        self.statuses = Statuses()
+        self._nodes = Heard[NodeReport](clock, NODE_FRESH_S)
+        self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
+        self.device_reports = DeviceReports(self.live_nodes, clock)
+        self.on_status: Callable[[FunctionStatus], None] = lambda status: None
+        self.on_runner_report: Callable[[RunnerReport], None] = lambda report: None
+        self.on_key_deleted: Callable[[str], None] = lambda key: None
+        self.on_deleted: list[Callable[[str], None]] = []
+        self.loaded = False
+        self._fence = Fence()
+        self._controller_heard_at: float | None = None
+        self._targets: dict[str, Target] = {}
+        self._signatures: dict[tuple[str, int, str], Signature] = {}
+        self._watches: list[Watch] = []
+
+    # --- keeping up --------------------------------------------------------------------------------------------------
+
+    async def start(self, bus: Bus, buckets: Buckets) -> None:
+        """Watch; returns when everything there is has been read."""
+        bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
+        bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
+        self.device_reports.start(bus)
+        bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
+        # What is pointed at first: a Function must never point at a revision that is not here yet.
+        self._watches.append(await buckets.engines.watch(self.on_engine))
+        self._watches.append(await buckets.revisions.watch(self.on_revision))
+        self._watches.append(await buckets.functions.watch(self.on_function))
+        self._watches.append(await buckets.keys.watch(self.on_key))
+        self.loaded = True
+
+    def stop(self) -> None:
+        for watch in self._watches:
+            watch.stop()
+
+    def on_function(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._pointed_at.pop(key, None)
+            if self.functions.pop(key, None) is not None:
+                self._targets.clear()
+                self.statuses.pop(key)
+                for tell in self.on_deleted:
+                    tell(key)
+        else:
+            self.functions[key] = _function.decode(entry.value)
+            self._pointed_at[key] = self._clock.monotonic()
+            self._targets.clear()
+
+    def on_revision(self, key: str, entry: Entry | None) -> None:
+        name, _, number = key.rpartition(".")
+        if entry is None:
+            self.revisions.get(name, {}).pop(int(number), None)
+            self._signatures = {key: each for key, each in self._signatures.items() if key[:2] != (name, int(number))}
+        else:
+            self.revisions.setdefault(name, {})[int(number)] = _revision.decode(entry.value)
+        self._targets.clear()
+
+    def on_engine(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.manifests.pop(key, None)
+        else:
+            self.manifests[key] = _manifest.decode(entry.value)
+
+    def on_key(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._access.remove(key)
+            self.on_key_deleted(key)
+        else:
+            self._access.put(_api_key.decode(entry.value))
+
+    def take_controller_report(self, report: ControllerReport) -> None:
+        now = self._clock.monotonic()
+        if not self._fence.lets_in(report.epoch, now):
+            return  # from a controller that does not know yet that it leads no more
+        self._controller_heard_at = now
+        self.statuses.take(report)
+        for status in report.functions:
+            self.on_status(status)
+
+    def take_node_report(self, report: NodeReport) -> None:
+        self._nodes.take(report.node, report)
+
+    def take_runner_report(self, report: RunnerReport) -> None:
+        self._runners.take(report.node, report)
+        self.on_runner_report(report)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: str) -> Target:
+        """What a call of `name` runs: either spelling, `fn.method` for a class. Raises FunctionNotFound."""
+        target = self._targets.get(name)
+        if target is None:
+            target = self._find(name)
+            if len(self._targets) >= _MAX_SPELLINGS:
+                self._targets.clear()
+            self._targets[name] = target
+        return target
+
+    def function(self, name: str) -> Function:
+        """A Function by either spelling, without a method. Raises FunctionNotFound."""
+        found = self.functions.get(function_name(name))
+        if found is None:
+            raise FunctionNotFound(f"There is no function {_shown(name)}.")
+        return found
+
+    def serving(self, function: Function) -> Revision:
+        """Raises PlatformError for one that may still come, RevisionNotFound for one whose record is lost."""
+        found = self.revisions.get(function.name, {}).get(function.serving)
+        if found is not None:
+            return found
+        name, which = function.name, f"{function.name}@{function.serving}"
+        if self._clock.monotonic() - self._pointed_at.get(name, math.inf) <= COMES_WITHIN_S:
+            raise PlatformError(f"{which} is not known here yet; try again.")
+        raise RevisionNotFound(f"The record of {which} is lost: deploy {name} again.")
+
+    def revision(self, name: str, number: int) -> Revision:
+        """By either spelling; there is one before there is a Function. Raises RevisionNotFound."""
+        found = self.revisions.get(function_name(name), {}).get(number)
+        if found is None:
+            raise RevisionNotFound(f"{_shown(name)} has no revision {number}.")
+        return found
+
+    def is_being_built(self, name: str) -> bool:
+        """Whether a revision of this name, which may have no Function yet, is BUILDING."""
+        return any(revision.state is RevisionState.BUILDING for revision in self.revisions.get(name, {}).values())
+
+    def manifest(self, revision: Revision, model: ModelSpec) -> EngineManifest | None:
+        """Of the first engine that is known of a model: inputs and outputs are those of all of them."""
+        keys = (key for keys in revision.engines.get(model.parameter, {}).values() for key in keys)
+        return next((self.manifests[key] for key in keys if key in self.manifests), None)
+
+    def all_revisions(self) -> Iterator[Revision]:
+        for numbered in self.revisions.values():
+            yield from numbered.values()
+
+    def numbers(self, name: str) -> list[int]:
+        """The revisions of `name` that there still are, and the newest that it ever had, in order."""
+        return sorted(self.revisions.get(name, ()))
+
+    def status(self, name: str) -> FunctionStatus | None:
+        return self.statuses.get(name)
+
+    def ready_workers(self, function: Function) -> int | None:
+        """Of the serving revision; None while unknown."""
+        status = self.statuses.get(function.name)
+        if status is None or status.serving != function.serving or not self.hears_controller():
+            return None
+        return status.workers.ready
+
+    def hears_controller(self) -> bool:
+        heard = self._controller_heard_at
+        return heard is not None and self._clock.monotonic() - heard <= CONTROLLER_FRESH_S
+
+    def live_nodes(self) -> list[NodeReport]:
+        return self._nodes.all()
+
+    def live_runners(self) -> list[RunnerReport]:
+        return self._runners.all()
+
+    def why_not_ready(self) -> str | None:
+        """What is missing until a call would be served; None when nothing is."""
+        if not self.loaded:
+            return "the functions are not loaded yet"
+        if not self.hears_controller():
+            return f"no controller has reported for {CONTROLLER_FRESH_S:g} seconds"
+        if not self.live_nodes():
+            return "no agent has reported: is one running?"
+        if not self.live_runners():
+            return "no runner has reported: is one running?"
+        return None
+
+    def _find(self, name: str) -> Target:
+        base, _, method_name = name.partition(".")
+        function = self.function(base)
+        revision = self.serving(function)
+        spec = revision.spec
+        method = spec.method(method_name)
+        if method is None:
+            names = [f"{function.name}.{each.name}" for each in spec.methods if each.name]
+            callable_as = " or ".join(names) or function.name
+            raise FunctionNotFound(f"{_shown(name)} cannot be called; call {callable_as}.")
+        key = (function.name, revision.number, method.name)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._signatures[key] = Signature.of(method)
+        return Target(function, revision, method, signature)
+
+
+def is_usable(revision: Revision) -> bool:
+    return revision.state is RevisionState.READY
+
+
+def _shown(name: str) -> str:
+    """A name from a URL, for a message."""
+    return repr(name if len(name) <= 80 else f"{name[:80]}...")

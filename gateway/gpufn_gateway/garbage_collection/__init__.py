@@ -1,0 +1,1 @@
+"""Removal of revisions, bundles, models, engines and stored arguments that nothing uses."""

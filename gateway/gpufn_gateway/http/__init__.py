@@ -1,0 +1,1 @@
+"""The HTTP server: connections, limits, request bodies and responses."""

@@ -1,0 +1,1 @@
+"""Maps: chunks of items in, outcomes out."""

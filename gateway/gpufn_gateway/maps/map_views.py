@@ -1,0 +1,40 @@
+"""What is told of a map. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufn_core.protocol.records import MapEntry
+
+
+def accepted(entry: MapEntry) -> dict[str, Any]:
+    """The answer to a chunk."""
+    return {"id": entry.id, "accepted": entry.accepted, "state": _state(entry, 0), "links": links(entry.id)}
+
+
+def status(entry: MapEntry, ended: int) -> dict[str, Any]:
+    """`ended` is how many of its items have. Their records go in time, and the map stays ended."""
+    ended = entry.accepted if entry.is_ended else min(ended, entry.accepted)
+    return {
+        "id": entry.id,
+        "function": f"{entry.function}.{entry.method}" if entry.method else entry.function,
+        "revision": entry.revision,
+        "state": _state(entry, ended),
+        "submitted_at": entry.submitted_at,
+        "accepted": entry.accepted,
+        "ended": ended,
+        "links": links(entry.id),
+    }
+
+
+def links(map_id: str) -> dict[str, str]:
+    here = f"/v1/maps/{map_id}"
+    return {"self": here, "outcomes": f"{here}/outcomes"}
+
+
+def _state(entry: MapEntry, ended: int) -> str:
+    if entry.is_cancelled:
+        return "cancelled"
+    if not entry.is_closed:
+        return "open"
+    return "ended" if ended == entry.accepted else "running"

@@ -1,0 +1,1 @@
+"""The latest reports of nodes and their GPUs."""

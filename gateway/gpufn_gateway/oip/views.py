@@ -1,0 +1,80 @@
+"""What the Open Inference Protocol tells of a model: metadata, configuration in Triton's terms, statistics. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.revision import Revision
+from gpufn_core.spec.model_spec import TensorSpec
+from gpufn_gateway.telemetry import CallStats
+
+# Backend → Triton's platform and backend.
+_PLATFORMS: dict[Backend, tuple[str, str]] = {
+    Backend.TENSORRT: ("tensorrt_plan", "tensorrt"),
+    Backend.ORT_CUDA: ("onnxruntime_onnx", "onnxruntime"),
+    Backend.ORT_CPU: ("onnxruntime_onnx", "onnxruntime"),
+}
+
+
+def metadata(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
+    return {
+        "name": revision.function,
+        "versions": [str(revision.number)],
+        "platform": _PLATFORMS[manifest.backend][0],
+        "inputs": [msgspec.structs.replace(spec, default=None) for spec in manifest.inputs],
+        "outputs": manifest.outputs,
+    }
+
+
+def config(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
+    """`max_batch_size` 0 means that the first dimension counts no rows; otherwise `dims` are without it."""
+    platform, backend = _PLATFORMS[manifest.backend]
+    configured: dict[str, Any] = {
+        "name": revision.function,
+        "platform": platform,
+        "backend": backend,
+        "max_batch_size": manifest.max_batch if manifest.batched else 0,
+        "input": [_tensor(spec, is_batched=manifest.batched) for spec in manifest.inputs],
+        "output": [_tensor(spec, is_batched=manifest.batched) for spec in manifest.outputs],
+    }
+    if (batch := revision.spec.batch) is not None and manifest.batched:
+        configured["dynamic_batching"] = {
+            "preferred_batch_size": [manifest.max_batch],
+            "max_queue_delay_microseconds": round(batch.max_wait_ms * 1000),
+        }
+    return configured
+
+
+def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    optional = {} if spec.default is None else {"optional": True}
+    return {
+        "name": spec.name,
+        "data_type": f"TYPE_{datatype}",
+        "dims": spec.shape[1:] if is_batched else spec.shape,
+        **optional,
+    }
+
+
+def statistics(revision: Revision, stats: CallStats) -> dict[str, Any]:
+    """Of calls at this gateway: `compute_infer` is what they ran, in batches or alone. How often the model itself ran
+    is not known here: calls share runs in the worker."""
+    succeeded = stats.outcomes.get(OutcomeKind.SUCCEEDED, 0)
+    ended = sum(stats.outcomes.values())
+    failed_s = stats.latency.total - stats.succeeded_s
+    return {
+        "name": revision.function,
+        "version": str(revision.number),
+        "inference_count": succeeded,
+        "inference_stats": {
+            "success": {"count": succeeded, "ns": round(stats.succeeded_s * 1e9)},
+            "fail": {"count": ended - succeeded, "ns": round(failed_s * 1e9)},
+            "queue": {"count": sum(stats.queue.counts), "ns": round(stats.queue.total * 1e9)},
+            "compute_infer": {"count": sum(stats.run.counts), "ns": round(stats.run.total * 1e9)},
+        },
+        "batch_stats": [],
+    }

@@ -1,0 +1,205 @@
+"""Bounds, patterns and rules between fields of management bodies: JSON Schema beside the types of their structs. Pure.
+
+They come from the constants of the checks that run after a body is decoded. Those checks know more than a schema can
+state: what is stored, what time it is, which of two numbers is larger.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from gpufn_core import ids
+from gpufn_core.encoding import urls
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.limits import LARGEST_INTEGER
+from gpufn_core.spec import function_spec, image_spec, model_spec, resources
+from gpufn_core.spec.units import LEAST_PROCESS_BYTES, Bounds
+from gpufn_gateway.auth import access, quotas
+from gpufn_gateway.openapi import request_bodies, request_bounds
+
+Schema = Mapping[str, Any]
+
+
+def _number(bounds: Bounds) -> Schema:
+    return {"minimum": bounds.low, "maximum": bounds.high}
+
+
+def _text(pattern: re.Pattern[str]) -> Schema:
+    """Text that matches the whole pattern."""
+    return {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
+
+
+def _text_or_empty(pattern: re.Pattern[str]) -> Schema:
+    return {"type": "string", "pattern": f"^(?:{pattern.pattern})?$"}
+
+
+def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
+    """A schema of these fields. An object may have others."""
+    return {"required": list(required), "properties": properties}
+
+
+def _has(**properties: Schema) -> Schema:
+    """As `_object`; all of the fields are required."""
+    return _object(properties, **properties)
+
+
+def _when(condition: Schema, then: Schema, otherwise: Schema | None = None) -> Schema:
+    return {"if": condition, "then": then} | ({} if otherwise is None else {"else": otherwise})
+
+
+DIGEST: Final = _text(ids.DIGEST)
+FUNCTION: Final = _text(function_spec.SPELLED_NAME)
+FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{function_spec.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
+CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
+FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
+# The operator decides which networks it may be in.
+WEBHOOK: Final[Schema] = {"format": "uri", "pattern": "^https?://[!-~]+$", "maxLength": urls.LONGEST_URL}
+
+_NULL: Final[Schema] = {"type": "null"}
+_NUMBER: Final[Schema] = {"type": "number"}
+_INTEGER: Final[Schema] = {"type": "integer"}
+_STRING: Final[Schema] = {"type": "string"}
+_OBJECT: Final[Schema] = {"type": "object"}
+_EMPTY: Final[Schema] = {"maxLength": 0}
+_NOT_EMPTY: Final[Schema] = {"minLength": 1}
+_SOME: Final[Schema] = {"minItems": 1}
+_PROCESS_MEMORY: Final[Schema] = {"minimum": LEAST_PROCESS_BYTES, "maximum": LARGEST_INTEGER}
+_SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": model_spec.LARGEST_SIZE}}
+# Five fields. Their syntax is cronsim's.
+_CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
+_CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MOST_CALLS}
+_SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MOST_SECONDS}
+_SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{subjects.FUNCTION_NAME.pattern}"])
+_RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
+
+_NUMBERS: Final = (
+    function_spec.Batch,
+    function_spec.Retry,
+    function_spec.ScalingPolicy,
+    function_spec.FunctionSpec,
+    resources.Resources,
+)
+# By struct and field, beside the field's type.
+_FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
+    "Deploy": {"spec": {"$ref": "#/components/schemas/FunctionSpec"}, "bundle": DIGEST},
+    "Scale": {name: _number(function_spec.ScalingPolicy.bounds[name]) for name in ("min_workers", "max_workers")},
+    "NewSchedule": {
+        "cron": _CRON,
+        "in_s": {"minimum": request_bodies.LEAST_DELAY_S, "maximum": request_bodies.LONGEST_DELAY_S},
+    },
+    "NewKey": {
+        "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
+        "label": {"maxLength": request_bodies.LONGEST_LABEL},
+    },
+    "KeyLimits": {
+        "rate": {"minimum": quotas.LEAST_RATE, "maximum": quotas.MOST_CALLS},
+        "burst": _CALLS_OF_A_KEY,
+        "concurrency": _CALLS_OF_A_KEY,
+        "queued": _CALLS_OF_A_KEY,
+        "run_s": _SECONDS_OF_A_KEY,
+        "gpu_s": _SECONDS_OF_A_KEY,
+    },
+    "FunctionSpec": {
+        "name": {**_text(subjects.FUNCTION_NAME), "not": {"enum": sorted(function_spec.RESERVED_NAMES)}},
+        "methods": _SOME,
+        "webhook": WEBHOOK,
+        "env": {
+            "propertyNames": {"pattern": f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"},
+            "additionalProperties": {"type": "string", "pattern": r"^[^\u0000]*$"},
+        },
+        "modules": {"maxItems": function_spec.MOST_MODULES, "items": _text(function_spec.MODULE_NAME)},
+    },
+    "Resources": {"memory_bytes": _PROCESS_MEMORY, "trust_domain": _text_or_empty(resources.DOMAIN)},
+    "Schedule": {"cron": _CRON, "at": _NULL},  # of a function: one that runs once is a NewSchedule
+    "ImageSpec": {
+        "python": _text_or_empty(image_spec.PYTHON),
+        "base": _text_or_empty(image_spec.BASE),
+        "apt": {"maxItems": image_spec.MOST_PACKAGES, "items": _text(image_spec.APT)},
+        "pip": {"maxItems": image_spec.MOST_PACKAGES, "items": _text(image_spec.PIP)},
+        "lock": _text_or_empty(ids.DIGEST),
+        "files": {"maxItems": image_spec.MOST_FILES},
+    },
+    "ImageFile": {
+        "path": {**_text(image_spec.PATH), "not": {"pattern": r"/(\.{0,2}/|\.{0,2}$)"}},
+        "digest": DIGEST,
+    },
+    "ModelSpec": {
+        "parameter": _text(model_spec.PARAMETER),
+        "files": {"minItems": 1, "maxItems": model_spec.MAX_MODEL_FILES},
+        "max_batch": {"minimum": 1, "maximum": model_spec.MOST_BATCH},
+        "max_build_s": {"minimum": model_spec.LEAST_BUILD_S, "maximum": model_spec.LONGEST_BUILD_S},
+        "memory_limit_bytes": _PROCESS_MEMORY,
+    },
+    "ModelFile": {
+        "name": {"pattern": r"^(?!\.{1,2}$)[^/\\\u0000]+$"},
+        "digest": DIGEST,
+        "size": {"minimum": 0, "maximum": LARGEST_INTEGER},
+    },
+    "ShapeRange": {"min": _SIZES, "opt": _SIZES, "max": _SIZES},
+    "Tolerance": {
+        "max_abs": {"minimum": 0},
+        "rel_l2": {"minimum": 0},
+        "cosine": {"minimum": -1, "maximum": 1},
+    },
+}
+_METHOD_OF_A_CLASS: Final = rf"^(?![0-9])\w{{1,{function_spec.LONGEST_METHOD_NAME}}}$"
+# By struct: rules between fields.
+_RULES: Final[Mapping[str, Schema]] = {
+    "NewSchedule": {
+        "oneOf": [
+            _object(["cron"], cron=_STRING, at=_NULL, in_s=_NULL),
+            _object(["at"], cron=_NULL, at=_NUMBER, in_s=_NULL),
+            _object(["in_s"], cron=_NULL, at=_NULL, in_s=_NUMBER),
+        ]
+    },
+    "KeyLimits": _when(_has(burst=_INTEGER), _has(rate=_NUMBER)),
+    "Schedule": {"required": ["cron"]},
+    "Retry": _when(_has(on=_SOME), _object(attempts={"minimum": 1})),
+    "Resources": {
+        "allOf": [
+            _when(
+                _has(share={"const": "mps"}),
+                _has(gpu=_SOME, vram_bytes={"type": "integer", "minimum": resources.LEAST_VRAM_BYTES}),
+                _object(vram_bytes=_NULL, sm_percent=_NULL),
+            ),
+            _when(_has(share={"enum": ["mps", "time"]}), _object(gpu_count={"maximum": 1})),
+        ]
+    },
+    "ImageSpec": {
+        "oneOf": [
+            _object(["python"], python=_NOT_EMPTY, base=_EMPTY),
+            _object(["base"], base=_NOT_EMPTY, python=_EMPTY),
+        ]
+    },
+    "ModelSpec": _when(_has(precision={"const": "int8"}), _has(samples=_OBJECT)),
+    "FunctionSpec": {
+        "allOf": [
+            _when(
+                _has(is_class={"const": True}),
+                _object(methods={"items": _has(name={"pattern": _METHOD_OF_A_CLASS})}),
+                _object(methods={"maxItems": 1, "items": _object(name=_EMPTY)}),
+            ),
+            _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
+            _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),
+            _when(_has(models={"contains": _has(require_gpu={"const": True})}), _has(resources=_has(gpu=_SOME))),
+        ]
+    },
+}
+
+
+def add_to(schemas: dict[str, dict[str, Any]]) -> None:
+    """`schemas`: of the structs, by name."""
+    for struct in _NUMBERS:
+        _add_fields(schemas[struct.__name__], {name: _number(each) for name, each in struct.bounds.items()})
+    for name, fields in _FIELDS.items():
+        _add_fields(schemas[name], fields)
+    for name, rules in _RULES.items():
+        schemas[name] |= rules
+
+
+def _add_fields(schema: dict[str, Any], fields: Mapping[str, Schema]) -> None:
+    properties = schema["properties"]
+    for field, bounds in fields.items():
+        properties[field] = {**properties[field], **bounds}

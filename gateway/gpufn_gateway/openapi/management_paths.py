@@ -1,0 +1,186 @@
+"""The management requests in OpenAPI. Bodies come from the structs that the routes decode, and from the bounds of the
+checks behind them (`openapi_bounds`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.encoding import media
+from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
+from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_gateway.auth.access import OPEN_PATHS
+from gpufn_gateway.openapi import bounds, request_bodies
+from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD
+from gpufn_gateway.openapi.function_paths import PROBLEM_ANSWER
+from gpufn_gateway.openapi.request_bounds import LARGEST_CHANGE, LONGEST_WAIT_S, MOST_LISTED, MOST_LOG_LINES
+
+_REF: Final = "#/components/schemas/{name}"
+_BODIES: Final = (
+    request_bodies.Deploy,
+    request_bodies.Rollback,
+    request_bodies.Scale,
+    request_bodies.NewSchedule,
+    request_bodies.NewBuild,
+    request_bodies.NewKey,
+    request_bodies.Collect,
+    KeyLimits,
+    FunctionSpec,
+)
+
+
+def describe() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The paths and the schemas."""
+    return _paths(), _schemas()
+
+
+def _schemas() -> dict[str, Any]:
+    _, found = msgspec.json.schema_components(_BODIES, ref_template=_REF)
+    schemas: dict[str, Any] = msgspec.to_builtins(found)
+    bounds.add_to(schemas)
+    return schemas
+
+
+def _query(name: str, kind: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": {"type": kind, **schema}}
+
+
+def _limit(most: int = MOST_LISTED) -> dict[str, Any]:
+    return _query("limit", "number", minimum=1, maximum=most)
+
+
+_AFTER: Final[dict[str, Any]] = {"name": "after", "in": "query", "schema": bounds.CURSOR}
+_FOLLOW: Final[dict[str, Any]] = {"name": "follow", "in": "query", "schema": FLAG}
+_FUNCTION: Final[dict[str, Any]] = {"name": "function", "in": "query", "schema": FUNCTION}
+_WAIT: Final = _query("wait", "number", minimum=0, maximum=LONGEST_WAIT_S)
+_SINCE: Final = _query("since", "number", minimum=0)
+_STATE: Final = _query("state", "string", enum=[each.value for each in InvocationState])
+_ENV: Final = _query("env", "string", enum=["names", "values"])
+_DAY: Final[dict[str, Any]] = {"format": "date"}
+_PATH_SCHEMAS: Final[dict[str, Any]] = {
+    "digest": DIGEST,
+    "fn": FUNCTION,
+    "number": {"type": "integer", "minimum": 1},
+}
+
+# Method and path, summary, status of success, query parameters, body (a schema's name, or a content type).
+_OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, Any]], str], ...]] = (
+    ("get", "/v1/functions", "List the functions", (200,), (_ENV,), ""),
+    ("post", "/v1/functions", "Deploy a function", (201, 202), (), "Deploy"),
+    ("get", "/v1/functions/{fn}", "Show a function", (200,), (_ENV,), ""),
+    ("delete", "/v1/functions/{fn}", "Delete a function", (204,), (), ""),
+    ("get", "/v1/functions/{fn}/revisions", "List the revisions of a function", (200,), (), ""),
+    ("get", "/v1/functions/{fn}/revisions/{number}", "Show a revision", (200,), (), ""),
+    ("post", "/v1/functions/{fn}/rollback", "Make an earlier revision active", (200,), (), "Rollback"),
+    ("post", "/v1/functions/{fn}/scale", "Change the bounds of the worker count", (200,), (), "Scale"),
+    ("get", "/v1/functions/{fn}/why", "Explain the number of workers", (200,), (), ""),
+    (
+        "get",
+        "/v1/functions/{fn}/logs",
+        "Read the log lines of a function",
+        (200,),
+        (_query("tail", "number", minimum=0, maximum=MOST_LOG_LINES), _FOLLOW),
+        "",
+    ),
+    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
+    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _STATE), ""),
+    ("head", "/v1/bundles/{digest}", "Report whether a bundle is stored", (200, 404), (), ""),
+    ("put", "/v1/bundles/{digest}", "Store a bundle", (201,), (), "application/zip"),
+    ("head", "/v1/artifacts/{digest}", "Report whether a file of a model is stored", (200, 404), (), ""),
+    ("put", "/v1/artifacts/{digest}", "Store a file of a model", (201,), (), media.BYTES),
+    ("get", "/v1/maps", "List maps", (200,), (_FUNCTION, _limit()), ""),
+    ("get", "/v1/maps/{id}", "Show a map", (200,), (), ""),
+    ("delete", "/v1/maps/{id}", "Cancel a map", (200,), (), ""),
+    ("get", "/v1/maps/{id}/outcomes", "Read the outcomes of a map", (200,), (_AFTER,), ""),
+    ("get", "/v1/dlq", "List dead letters", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),
+    ("get", "/v1/dlq/{fn}", "List dead letters of a function", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),
+    ("delete", "/v1/dlq/{fn}", "Drop all dead letters of a function", (200,), (), ""),
+    ("post", "/v1/dlq/{fn}/replay", "Replay all dead letters of a function", (202,), (), ""),
+    ("get", "/v1/dlq/{fn}/{id}", "Show a dead letter", (200,), (), ""),
+    ("delete", "/v1/dlq/{fn}/{id}", "Drop a dead letter", (204,), (), ""),
+    ("get", "/v1/dlq/{fn}/{id}/payload", "Read the arguments of a dead letter", (200,), (), ""),
+    ("post", "/v1/dlq/{fn}/{id}/replay", "Replay a dead letter", (202,), (), ""),
+    ("get", "/v1/builds", "List builds", (200,), (_limit(),), ""),
+    ("post", "/v1/builds", "Begin a build", (202,), (), "NewBuild"),
+    (
+        "get",
+        "/v1/builds/{id}",
+        "Show a build",
+        (200,),
+        (_WAIT, _query("since", "number", minimum=0, maximum=LARGEST_CHANGE)),
+        "",
+    ),
+    ("delete", "/v1/builds/{id}", "Cancel a build", (200,), (), ""),
+    ("get", "/v1/builds/{id}/report", "Read the report of a build", (200,), (), ""),
+    ("get", "/v1/builds/{id}/report.html", "Read the report of a build as a page", (200,), (), ""),
+    ("get", "/v1/engines", "List engines", (200,), (), ""),
+    ("post", "/v1/engines/gc", "Remove engines that nobody uses", (200,), (), "Collect"),
+    ("get", "/v1/models", "List models", (200,), (), ""),
+    ("get", "/v1/models/{model}", "Show a model", (200,), (), ""),
+    ("get", "/v1/schedules", "List schedules", (200,), (_FUNCTION,), ""),
+    ("post", "/v1/schedules", "Add a schedule", (201,), (), "NewSchedule"),
+    ("get", "/v1/schedules/{id}", "Show a schedule", (200,), (), ""),
+    ("delete", "/v1/schedules/{id}", "Remove a schedule", (204,), (), ""),
+    ("post", "/v1/schedules/{id}/pause", "Pause a schedule", (200,), (), ""),
+    ("post", "/v1/schedules/{id}/resume", "Resume a schedule", (200,), (), ""),
+    ("post", "/v1/schedules/{id}/run", "Submit a call of a schedule now", (202,), (), ""),
+    (
+        "get",
+        "/v1/usage",
+        "Report usage per function, key and day",
+        (200,),
+        (_FUNCTION, _query("key", "string"), _query("since", "string", **_DAY), _query("until", "string", **_DAY)),
+        "",
+    ),
+    ("get", "/v1/nodes", "List the nodes", (200,), (), ""),
+    ("get", "/v1/keys", "List the API keys", (200,), (), ""),
+    ("post", "/v1/keys", "Create an API key", (201,), (), "NewKey"),
+    ("delete", "/v1/keys/{id}", "Delete an API key", (204,), (), ""),
+    ("put", "/v1/keys/{id}/limits", "Replace the limits of an API key", (200,), (), "KeyLimits"),
+    ("get", "/v1/keys/{id}/webhook-secret", "Show the secret that signs webhooks", (200,), (), ""),
+    ("post", "/v1/keys/{id}/webhook-secret", "Replace the secret that signs webhooks", (201,), (), ""),
+    ("get", "/", "Name the parts of the gateway", (200,), (), ""),
+    ("get", "/healthz", "Report that the gateway is alive", (200,), (), ""),
+    ("get", "/readyz", "Report whether the gateway is ready", (200, 503), (), ""),
+    ("get", "/metrics", "Read the metrics", (200,), (), ""),
+    ("get", "/openapi.json", "Read this document", (200,), (), ""),
+)
+
+
+def _paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for method, path, summary, statuses, query, body in _OPERATIONS:
+        responses: dict[str, Any] = {str(status): {"description": summary} for status in statuses}
+        operation: dict[str, Any] = {
+            "operationId": f"{method} {path}",
+            "summary": summary,
+            "tags": ["management"],
+            "parameters": [*_path_parameters(path), *query],
+            "responses": responses | {"default": PROBLEM_ANSWER},
+        }
+        if body:
+            operation["requestBody"] = _body(body)
+        if path in OPEN_PATHS:
+            operation["security"] = []
+        paths.setdefault(path, {})[method] = operation
+    return paths
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    schemas = _PATH_SCHEMAS | ({"fn": FUNCTION_OR_METHOD} if path.startswith("/v1/functions/") else {})
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
+        for name in names
+    ]
+
+
+def _body(body: str) -> dict[str, Any]:
+    if "/" in body:
+        return {"required": True, "content": {body: {"schema": {}}}}
+    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewKey")
+    return {"required": is_required, "content": {media.JSON: {"schema": {"$ref": _REF.format(name=body)}}}}

@@ -1,0 +1,79 @@
+"""The JSON bodies of management requests. The routes decode them; the OpenAPI document describes them. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.revision import Source
+from gpufn_core.errors import InvalidInput
+from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.schedule import Missed, Schedule
+
+LEAST_DELAY_S: Final = 0.001  # a smaller one is lost beside the time in unix seconds
+LONGEST_DELAY_S: Final = 366 * 86400.0
+LONGEST_LABEL: Final = 200  # characters
+
+
+class Deploy(msgspec.Struct, forbid_unknown_fields=True):
+    spec: msgspec.Raw
+    bundle: str
+    check: bool = True
+    source: Source | None = None
+    replace: bool = False
+    code: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    revision: int | None = None
+
+
+class Scale(msgspec.Struct, forbid_unknown_fields=True):
+    min_workers: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_workers: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
+    """One of `cron`, `at` (unix seconds) and `in_s`."""
+
+    function: str
+    cron: str | None = None
+    at: float | None = None
+    in_s: float | None = None
+    timezone: str = "UTC"
+    missed: Missed = Missed.ONCE
+    method: str = ""
+    arguments: dict[str, Any] = {}
+    priority: Priority | None = None
+
+    def schedule(self, now: float) -> Schedule:
+        """Raises InvalidInput, InvalidSpec."""
+        if sum(each is not None for each in (self.cron, self.at, self.in_s)) != 1:
+            raise InvalidInput("give one of cron, at and in_s", field="cron")
+        at = self.at
+        if self.in_s is not None:
+            if not LEAST_DELAY_S <= self.in_s <= LONGEST_DELAY_S:
+                raise InvalidInput(f"a delay is at least {LEAST_DELAY_S} s and at most a year", field="in_s")
+            at = now + self.in_s
+        elif at is not None and not now < at <= now + LONGEST_DELAY_S:
+            raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
+        return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at, self.priority)
+
+
+class NewBuild(msgspec.Struct, forbid_unknown_fields=True):
+    model: ModelSpec
+    device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # a part of it is one of a subject
+
+
+class NewKey(msgspec.Struct, forbid_unknown_fields=True):
+    scopes: tuple[str, ...]
+    label: str = ""
+    limits: KeyLimits = KeyLimits()
+
+
+class Collect(msgspec.Struct, forbid_unknown_fields=True):
+    dry_run: bool = False

@@ -1,0 +1,41 @@
+"""What a webhook says: how a call ended, and its result where that is small and JSON."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Final
+
+import msgspec
+
+from gpufn_core.encoding import media
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.submitted import call_views
+
+MOST_RESULT_BYTES: Final = 256 << 10
+
+
+def letter(record: CallRecord, result: bytes) -> bytes:
+    """JSON: `type` is ``invocation.<state>``; `data.result` is there for JSON up to 256 KiB, else `data.links.result`
+    leads to it."""
+    ended_at = datetime.datetime.fromtimestamp(record.ended_at or 0.0, datetime.UTC)
+    error = record.error
+    data: dict[str, Any] = {
+        "id": record.id,
+        "function": f"{record.function}.{record.method}" if record.method else record.function,
+        "revision": record.revision,
+        "state": record.state,
+        "submitted_at": record.submitted_at,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "attempt": record.attempt,
+        "error": None if error is None else msgspec.structs.replace(error, traceback=None),
+        "links": call_views.links(record.id),
+    }
+    if record.content_type == media.JSON and 0 < len(result) <= MOST_RESULT_BYTES:
+        data["result"] = msgspec.Raw(result)
+    told = {
+        "type": f"invocation.{record.state}",
+        "timestamp": ended_at.isoformat().replace("+00:00", "Z"),
+        "data": data,
+    }
+    return msgspec.json.encode(told)

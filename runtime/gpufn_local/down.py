@@ -1,0 +1,64 @@
+"""`gpufn down`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpufn.cli.terminal.output import Json, print_json, say, step
+
+if TYPE_CHECKING:
+    from gpufn_core.home import Home
+
+
+def down(
+    grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds that running calls may take to finish; as `gpufn up` was told, or 30.", min=0),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Stop the platform on this machine.
+
+    Calls that do not finish within the grace period return to their queues, and run again after the next `gpufn up`.
+    """
+    from gpufn_core.home import Home  # noqa: PLC0415
+    from gpufn_local.instance_lock import Instance, untold  # noqa: PLC0415
+    from gpufn_platform.process.grace_period import running, set_grace, still_running  # noqa: PLC0415
+
+    home = Home.from_env()
+    instance = Instance.running(home)
+    if instance is None:
+        if (error := untold(home)) is not None:
+            raise error
+        _end_leftover(home, json)
+        return
+    if grace is not None:
+        set_grace(home, grace)
+    with step("Stopping") as because:
+        instance.stop(lambda: because(still_running(running(home) or 0)))
+    if json:
+        print_json({"stopped": True, "pid": instance.record.pid})
+    else:
+        say(f"stopped {instance.record.url}")
+
+
+def _end_leftover(home: Home, json: bool) -> None:
+    """No platform runs, but the nats-server of one may: it does not end with a `gpufn up` that hung, say."""
+    from gpufn_local.instance_lock import claimed  # noqa: PLC0415
+    from gpufn_local.nats_process import Leftover  # noqa: PLC0415
+
+    leftover = Leftover.find(home.nats)
+    if leftover is None:
+        if json:
+            print_json({"stopped": False})
+        else:
+            say(f"gpufn is not running in {home.root}")
+        return
+    with claimed(home), step("Stopping"):
+        leftover.end()
+    if json:
+        print_json({"stopped": True, "pid": leftover.pid})
+    else:
+        say(f"stopped nats-server (pid {leftover.pid}), which an earlier `gpufn up` left in {home.root}")

@@ -1,0 +1,141 @@
+"""The one platform of a GPUFN_HOME: who holds it, and where it answers.
+
+`up.lock` is held by the supervisor as long as it lives, so it tells a running platform from the file of a dead one;
+`up.json` beside it says the rest. A pid alone would prove nothing: pids are given out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gpufn_core.errors import Conflict, PlatformError
+from gpufn_core.home import Home
+from gpufn_platform.process import grace_period
+
+_STOP_TIMEOUT_S = 120.0  # more than all of the supervisor's own patience, beyond the grace period
+_WAITS_S = 1.0
+
+
+class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """up.json. `nats_url` is without a password; `pids` are by process name."""
+
+    pid: int
+    url: str
+    nats_url: str
+    node: str
+    pids: dict[str, int] = {}
+    ready: bool = False
+    grace_s: float = grace_period.GRACE_S
+
+
+class Instance:
+    """A platform that runs."""
+
+    def __init__(self, home: Home, record: UpRecord, pidfd: int) -> None:
+        self.home = home
+        self.record = record
+        self._pidfd = pidfd
+
+    @classmethod
+    def running(cls, home: Home) -> Self | None:
+        if not _is_locked(home):
+            return None
+        try:
+            record = msgspec.json.decode(home.up_file.read_bytes(), type=UpRecord)
+            pidfd = os.pidfd_open(record.pid)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if not _is_locked(home):  # it ended in between, and the pid may be another's now
+            os.close(pidfd)
+            return None
+        return cls(home, record, pidfd)
+
+    def close(self) -> None:
+        os.close(self._pidfd)
+
+    def stop(self, waits: Callable[[], None] = lambda: None) -> None:
+        """Send it SIGTERM, and wait until it has ended; `waits` is called each second meanwhile. A second one follows
+        at an interrupt: it ends the grace period, and no call is lost."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        give_up = time.monotonic() + grace_period.grace_s(self.home, self.record.grace_s) + _STOP_TIMEOUT_S
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        while time.monotonic() < give_up:
+            try:
+                if ended.poll(_WAITS_S * 1000):
+                    return
+                waits()
+            except KeyboardInterrupt:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        raise PlatformError(f"gpufn (pid {self.record.pid}) did not stop; its logs are in {self.home.logs}")
+
+
+def already_up(instance: Instance | None) -> Conflict:
+    where = f" at {instance.record.url} (pid {instance.record.pid})" if instance else ""
+    return Conflict(f"gpufn is up already{where}; `gpufn down` stops it")
+
+
+@contextlib.contextmanager
+def claimed(home: Home) -> Iterator[None]:
+    """Be the one platform of this home. Raises Conflict when there is one already."""
+    home.root.mkdir(parents=True, exist_ok=True)
+    lock = os.open(_lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise already_up(Instance.running(home)) from None
+        with contextlib.suppress(OSError):  # only told to who finds no record of us
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
+        try:
+            yield
+        finally:
+            home.up_file.unlink(missing_ok=True)  # also after a start that failed: nobody answers there
+    finally:
+        os.close(lock)
+
+
+def untold(home: Home) -> PlatformError | None:
+    """Of a platform that runs, though no record says so, or one that nobody can read."""
+    if not _is_locked(home):
+        return None
+    pid = _lock_path(home).read_text(errors="replace") or "unknown"
+    return PlatformError(
+        f"gpufn runs in {home.root} (pid {pid}), and {home.up_file.name} there does not tell where: it is starting, or "
+        f"that file is damaged; `kill {pid}` stops it"
+    )
+
+
+def write_record(home: Home, record: UpRecord) -> None:
+    part = home.up_file.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    part.replace(home.up_file)
+
+
+def _lock_path(home: Home) -> Path:
+    return home.root / "up.lock"
+
+
+def _is_locked(home: Home) -> bool:
+    try:
+        lock = os.open(_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)  # the disk may be read-only
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

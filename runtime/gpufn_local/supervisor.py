@@ -1,0 +1,383 @@
+"""Keeps the platform's processes running on one machine.
+
+1. the bus first, then the others, each with its own output file
+2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
+3. end one that hangs for a minute; it starts again, too
+4. on a signal stop in order: gateway and agent together, which let running calls finish within the grace period; then
+   runner, builder, and the bus last. A second signal ends the grace period, a third one ends everything at once
+
+Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
+everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
+everything is tried again and again, and the bus is asked each second whether it has to be started again.
+
+Nothing outlives us, not even `kill -9`: the kernel ends our children when we end (`gpufn_platform.process.parent_death`), and the
+workers when a FIFO is closed that we hold open (`gpufn_platform.process.supervisor_fifo`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from gpufn_core.errors import BusUnavailable, PlatformError
+from gpufn_local.watchdog_listener import Watchdog
+from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.parent_death import end_with_parent
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
+_STOP_TIMEOUT_S = 30.0  # beyond the grace period
+_STOPPING_S = 1.0
+_AT_ONCE = 2  # more signals than the one that stops it
+_SILENT_S = 60.0
+_TELL_WHERE_S = 5.0  # has one that hangs to write down where, before it is killed
+_READY_CHECK_S = 0.05
+_BUS_CHECK_S = 1.0
+_MAX_EARLY_ENDS = 3
+_LOG_BYTES = 10 << 20
+_LAST_LINES = 15
+
+
+class Bus(Protocol):
+    """The nats-server (gpufn_local.nats_process)."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process of the platform, started as `python -m module`. `has_grace`: it may take the grace period to stop."""
+
+    name: str
+    module: str
+    has_grace: bool = False
+
+
+@dataclass
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes] | None = None  # None: the bus, which is started elsewhere
+    pid: int = 0
+    pidfd: int = -1
+    started_at: float = 0.0
+    ends: int = 0
+    pause_s: float = 0.0
+    start_at: float = 0.0  # when it is down
+    kill_at: float = math.inf  # when it hangs
+    has_grace: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.pidfd >= 0
+
+
+@dataclass
+class Supervisor:
+    """`start_bus` None: the bus is somebody else's. `changed` is called with the pids after each start or end,
+    `must_restart_bus` each second while the bus runs."""
+
+    programs: list[Program]  # in the order in which they stop
+    environment: Callable[[str], dict[str, str]]
+    start_bus: Callable[[], Bus] | None
+    is_ready: Callable[[], bool]
+    logs: Path
+    bus_log: Path
+    cwd: Path
+    ready_timeout_s: float
+    changed: Callable[[dict[str, int], bool], None]
+    say: Callable[[str], None]
+    must_restart_bus: Callable[[], bool] = lambda: False
+    grace_s: Callable[[], float] = lambda: 0.0
+    stopping: Callable[[float], None] = lambda left_s: None  # each second of the grace period
+    silent_s: float = _SILENT_S
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _bus: Bus | None = None
+    _is_ready: bool = False
+    _check_bus_at: float = 0.0
+    _signals: int = 0
+
+    def run(self) -> None:
+        """Start everything and return after a signal, when all is stopped. PlatformError: it could not start."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._watchdog = Watchdog(self.silent_s)
+        with self._signal_pipe() as wake, contextlib.closing(self._watchdog):
+            try:
+                if self.start_bus is not None:
+                    self._start_bus()
+                for program in self.programs:
+                    self._children[program.name] = _Child(program.name, has_grace=program.has_grace)
+                    self._start(program)
+                self._changed()
+                self._watch(wake)
+            finally:
+                self._stop(wake)
+
+    # Watching
+
+    def _watch(self, wake: socket.socket) -> None:
+        give_up = time.monotonic() + self.ready_timeout_s
+        while not self._signals:
+            self._wait(wake, self._pause())
+            for child in list(self._children.values()):
+                if child.is_running and _has_ended(child.pidfd):
+                    self._ended(child)
+                if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
+                    self._start_again(child)
+            self._end_hung()
+            if self._is_ready and not self._signals:
+                self._check_bus()
+            if not self._is_ready and not self._signals:
+                if self.is_ready():
+                    self._is_ready = True
+                    self._changed()
+                elif time.monotonic() > give_up:
+                    raise PlatformError(
+                        f"the platform was not ready after {self.ready_timeout_s:g} s; its logs are in {self.logs}\n"
+                        + self._last_lines("gateway")
+                    )
+
+    def _end_hung(self) -> None:
+        now = time.monotonic()
+        silent = self._watchdog.look(now)
+        for child in self._children.values():
+            if child.is_running and child.pid in silent:
+                log = self._log(child.name)
+                self.say(f"{child.name} hangs: it has said nothing for {self.silent_s:g} s (where it hangs: {log})")
+                _signal(child, signal.SIGABRT)
+                _signal(child, signal.SIGCONT)  # one that was stopped dies of that, too
+                child.kill_at = now + _TELL_WHERE_S
+            if child.is_running and child.kill_at <= now:
+                _signal(child, signal.SIGKILL)
+                child.kill_at = math.inf
+
+    def _check_bus(self) -> None:
+        now = time.monotonic()
+        if self._bus is None or now < self._check_bus_at:
+            return
+        self._check_bus_at = now + _BUS_CHECK_S
+        if self._children["nats"].is_running and self.must_restart_bus():
+            self._bus.stop()  # its end is seen as any other is
+
+    def _pause(self) -> float:
+        """Until the next thing that is due."""
+        now = time.monotonic()
+        due = [self._watchdog.look_every_s]
+        due += [(child.kill_at if child.is_running else child.start_at) - now for child in self._children.values()]
+        if not self._is_ready:
+            due.append(_READY_CHECK_S)
+        elif self._bus is not None:
+            due.append(self._check_bus_at - now)
+        return max(min(due), 0.0)
+
+    def _wait(self, wake: socket.socket, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        poll.register(self._watchdog, select.POLLIN)
+        for child in self._children.values():
+            if child.is_running:
+                poll.register(child.pidfd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            wake.recv(64)
+
+    def _ended(self, child: _Child) -> None:
+        os.close(child.pidfd)
+        child.pidfd = -1
+        child.kill_at = math.inf
+        self._watchdog.forget(child.pid)
+        code = child.process.wait() if child.process is not None else (self._bus.exit_code if self._bus else None)
+        child.ends += 1
+        if not self._is_ready and code == EXIT_CONFIGURATION:
+            last_line = self._last_lines(child.name).rpartition("\n")[2]
+            raise PlatformError(f"{child.name} cannot start: {last_line}")
+        if not self._is_ready and child.ends >= _MAX_EARLY_ENDS:
+            raise PlatformError(f"{child.name} cannot start:\n{self._last_lines(child.name)}")
+        lived_s = time.monotonic() - child.started_at
+        child.pause_s = _FIRST_PAUSE_S if lived_s >= _HEALTHY_AFTER_S else min(child.pause_s * 2, _LONGEST_PAUSE_S)
+        child.pause_s = max(child.pause_s, _FIRST_PAUSE_S)
+        child.start_at = time.monotonic() + child.pause_s
+        self.say(f"{child.name} {_how(code)}; it starts again in {child.pause_s:g} s (log: {self._log(child.name)})")
+        self._changed()
+
+    def _start_again(self, child: _Child) -> None:
+        try:
+            if child.process is not None:
+                self._start(next(program for program in self.programs if program.name == child.name))
+            else:
+                self._start_bus()
+        except (BusUnavailable, OSError) as error:  # a full disk has no room for a log either
+            child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            child.start_at = time.monotonic() + child.pause_s
+            self.say(f"{child.name} does not start: {getattr(error, 'message', error)}")
+            return
+        self._changed()
+
+    # Starting
+
+    def _start_bus(self) -> None:
+        assert self.start_bus is not None
+        self._bus = self.start_bus()
+        child = self._children.setdefault("nats", _Child("nats"))
+        child.pid, child.pidfd = self._bus.pid, os.pidfd_open(self._bus.pid)
+        child.started_at = time.monotonic()
+        self._watchdog.watch_nats(child.pid, self._bus.port, child.started_at)
+
+    def _start(self, program: Program) -> None:
+        log = self._log(program.name)
+        _rotate(log)
+        child = self._children[program.name]
+        with log.open("ab") as output:
+            child.process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-m", program.module],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self.environment(program.name), **self._watchdog.environment},
+                cwd=self.cwd,
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the others in order
+                preexec_fn=end_with_parent(signal.SIGKILL),  # noqa: PLW1509  we have one thread
+            )
+        child.pid, child.pidfd = child.process.pid, os.pidfd_open(child.process.pid)
+        child.started_at = time.monotonic()
+        self._watchdog.watch(child.pid)
+
+    # Stopping
+
+    def _stop(self, wake: socket.socket) -> None:
+        heard = max(self._signals, 1)
+        until = time.monotonic() + self.grace_s()
+        running = [child for program in self.programs if (child := self._running(program)) is not None]
+        first = [child for child in running if child.has_grace]
+        self._end(first, wake, heard, until)
+        for child in running:
+            if not child.has_grace:
+                self._end([child], wake, heard, time.monotonic())
+        if self._bus is not None:
+            self._bus.stop()
+
+    def _running(self, program: Program) -> _Child | None:
+        child = self._children.get(program.name)
+        return child if child is not None and child.process is not None and child.is_running else None
+
+    def _end(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
+        """`until` their grace period is over, and then for as long as a process may take to stop."""
+        if self._signals < heard + _AT_ONCE:
+            for child in children:
+                _signal(child, signal.SIGTERM)
+            self._wait_for(children, wake, heard, until)
+        for child in children:
+            assert child.process is not None
+            child.process.kill()
+            child.process.wait()
+            os.close(child.pidfd)
+            child.pidfd = -1
+
+    def _wait_for(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        for child in children:
+            poll.register(child.pidfd, select.POLLIN)
+        is_hurried = self._signals > heard
+        if is_hurried:
+            until = time.monotonic()
+        while (left := [child for child in children if not _has_ended(child.pidfd)]) and (
+            self._signals < heard + _AT_ONCE and (now := time.monotonic()) < until + _STOP_TIMEOUT_S
+        ):
+            if self._signals > heard and not is_hurried:
+                is_hurried, until = True, now
+                for child in left:
+                    _signal(child, signal.SIGTERM)
+            if now < until:
+                self.stopping(until - now)
+            poll.poll(1000 * min(_STOPPING_S, until + _STOP_TIMEOUT_S - now))
+            for child in children:
+                if child not in left or _has_ended(child.pidfd):
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(child.pidfd)
+            with contextlib.suppress(BlockingIOError):
+                wake.recv(64)
+
+    # Helpers
+
+    @contextlib.contextmanager
+    def _signal_pipe(self) -> Iterator[socket.socket]:
+        """SIGINT, SIGTERM and SIGHUP are counted, and wake the poll."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        def count(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in handled}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            with ours, theirs:
+                yield ours
+                signal.set_wakeup_fd(wakeup)
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _changed(self) -> None:
+        self.changed({child.name: child.pid for child in self._children.values() if child.is_running}, self._is_ready)
+
+    def _log(self, name: str) -> Path:
+        return self.bus_log if name == "nats" else self.logs / f"{name}.log"
+
+    def _last_lines(self, name: str) -> str:
+        return last_lines(self._log(name))
+
+
+def last_lines(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - 16_384, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-_LAST_LINES:])
+
+
+def _rotate(log: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > _LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+
+
+def _has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _signal(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(child.pidfd, number)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"

@@ -1,0 +1,304 @@
+"""`gpufn up`: the bus, the gateway, an agent, a runner and a builder on this machine, supervised."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from gpufn.cli.terminal.output import WrongUsage, as_typed, print_fields, say, step
+from gpufn_core.encoding.urls import check_bus, public
+from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
+from gpufn_core.home import Home
+from gpufn_local.disk_full import StoreWatch
+from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, write_record
+from gpufn_local.nats_process import EmbeddedServer, Leftover
+from gpufn_local.supervisor import Program, Supervisor, last_lines
+from gpufn_platform.process import grace_period, supervisor_fifo
+from gpufn_platform.process.settings import node_name, number, sync_setting
+
+Grace = Annotated[
+    float | None,
+    typer.Option(help="Seconds that running calls may take to finish when it stops (GPUFN_GRACE, or 30).", min=0),
+]
+_NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
+_READY_TIMEOUT_S = 60.0
+_NATS_PATIENCE_S = 5.0  # it may be starting together with us
+_NATS_RETRY_S = 0.25
+_NATS_PORT = 4222
+# In the order in which they stop.
+_PROGRAMS = {
+    "gateway": "gpufn_gateway",
+    "agent": "gpufn_runtime.agent",
+    "runner": "gpufn_runtime.runner",
+    "builder": "gpufn_builder",
+}
+_HAVE_GRACE = ("gateway", "agent")
+
+
+class _Started(msgspec.Struct):
+    url: str = ""
+    error: str = ""
+
+
+def up(
+    port: Annotated[int, typer.Option(help="The gateway's port; 0 picks a free one.", min=0, max=65_535)] = 8090,
+    host: Annotated[
+        str, typer.Option(help="The gateway's address; others than loopback need an API key.")
+    ] = "127.0.0.1",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready; it goes on.")] = False,
+    nats: Annotated[str | None, typer.Option(help="Use this NATS server, with credentials, and start none.")] = None,
+    grace: Grace = None,
+) -> None:
+    """Run the platform on this machine.
+
+    State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order: running calls may finish within
+    the grace period; then submitted calls return to their queues, and run again after the next `gpufn up`.
+    """
+    home = Home.from_env()
+    if nats is not None:
+        with as_typed("--nats"):
+            check_bus(nats)
+    if detach:
+        with _told_of_disk(home):
+            _detached(home, host, port)
+        return
+    try:
+        with _told_of_disk(home), claimed(home):
+            _run(home, host, port, nats, _grace_s(grace))
+    except Exception as error:
+        _notify(_Started(error=getattr(error, "message", str(error))))
+        raise
+
+
+@contextlib.contextmanager
+def _told_of_disk(home: Home) -> Iterator[None]:
+    """A disk that is full or read-only is one clear line, whichever file met it."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever read what we print has enough
+        raise
+    except OSError as error:
+        raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
+
+
+def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
+    if nats is not None:
+        _wait_for_nats(nats)
+    elif (leftover := Leftover.find(home.nats)) is not None:
+        _tell(f"an earlier `gpufn up` left nats-server (pid {leftover.pid}): it is shut down, and starts again")
+        leftover.end()
+    home.ensure()
+    platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
+    grace_period.forget_grace(home)
+    supervisor = Supervisor(
+        programs=[Program(name, module, name in _HAVE_GRACE) for name, module in _PROGRAMS.items()],
+        environment=platform.environment,
+        start_bus=None if nats else platform.start_bus,
+        is_ready=platform.is_ready,
+        changed=platform.changed,
+        say=_tell,
+        must_restart_bus=platform.store.must_restart,
+        grace_s=lambda: grace_period.grace_s(home, grace_s),
+        stopping=platform.stopping,
+        logs=home.logs,
+        bus_log=platform.bus_log,
+        cwd=home.root,
+        ready_timeout_s=_READY_TIMEOUT_S,
+    )
+    try:
+        with supervisor_fifo.held_open(home.supervisor_fifo):
+            supervisor.run()
+    finally:
+        home.forget_running()
+    say("stopped", err=True)
+
+
+def _grace_s(given: float | None) -> float:
+    return number("GPUFN_GRACE", os.environ.get("GPUFN_GRACE") or str(grace_period.GRACE_S)) if given is None else given
+
+
+def _wait_for_nats(nats: str) -> None:
+    """Raises BusUnavailable when none of these servers answers: each process would find that out, many times."""
+    give_up = time.monotonic() + _NATS_PATIENCE_S
+    while why_not := _why_no_answer(nats):
+        if time.monotonic() >= give_up:
+            raise BusUnavailable(f"no NATS server answers at {why_not}")
+        time.sleep(_NATS_RETRY_S)
+
+
+def _why_no_answer(nats: str) -> str:
+    """Empty when one does."""
+    why_not = []
+    for server in map(urlsplit, map(str.strip, nats.split(","))):
+        host, port = server.hostname or "", server.port or _NATS_PORT
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+        except OSError as error:
+            why_not.append(f"{host}:{port} ({error.strerror or error})")
+        else:
+            return ""
+    return ", ".join(why_not)
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk that is full may be that of the file that we say it to
+        say(f"gpufn: {text}", err=True)
+
+
+class _Platform:
+    """The addresses of one `gpufn up`, and what its processes are told."""
+
+    def __init__(self, home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
+        self.home = home
+        self._grace_s = grace_s
+        self.url = f"http://{_reachable(host)}:{port}"
+        self._host, self._port, self._nats = host, port, nats
+        self._node = node_name(os.environ)
+        self._sync = sync_setting(os.environ)
+        self.bus_log = home.nats / "nats.log"
+        self.store = StoreWatch(home.nats, self.bus_log, _tell)
+        self._bus: EmbeddedServer | None = None
+        self._announced = False
+
+    def start_bus(self) -> EmbeddedServer:
+        """On the port it had, so that who is connected finds it again."""
+        self.store.started()
+        port = self._bus.port if self._bus else 0
+        sync_s = self._sync.interval_s
+        self._bus = EmbeddedServer.start(self.home.nats, port=port, sync_interval_s=sync_s, ends_with_parent=True)
+        return self._bus
+
+    def environment(self, role: str) -> dict[str, str]:
+        search = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
+            "GPUFN_HOME": str(self.home.root),
+            "GPUFN_NATS_URL": self._nats_url(role),
+            "GPUFN_HOST": self._host,
+            "GPUFN_PORT": str(self._port),
+            "GPUFN_NODE": self._node,
+            "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
+            "GPUFN_GRACE": str(self._grace_s),
+            **({"GPUFN_NATS_STORE": str(self.home.nats)} if self._nats is None else {}),
+        }
+
+    def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(_reachable(self._host).strip("[]"), self._port, timeout=2)
+        try:
+            with contextlib.closing(connection):
+                connection.request("GET", "/readyz")
+                return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def stopping(self, left_s: float) -> None:
+        """Tell a terminal why it takes long."""
+        if sys.stderr.isatty() and (calls := grace_period.running(self.home)):
+            _tell(f"stopping: {grace_period.still_running(calls)}, for {left_s:.0f} s at most (Ctrl-C ends them now)")
+
+    def changed(self, pids: dict[str, int], ready: bool) -> None:
+        nats_url = _without_password(self._nats_url("gateway"))
+        record = UpRecord(
+            pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready,
+            grace_s=self._grace_s,
+        )  # fmt: skip
+        try:
+            write_record(self.home, record)
+        except OSError as error:
+            if not self._announced:
+                raise
+            # What is running goes on; where it answers stays true, and the pids are told with the next change.
+            _tell(f"cannot write {self.home.up_file}: {error.strerror}")
+        if ready and not self._announced:
+            self._announced = True
+            _announce(self.home, record)
+            _notify(_Started(url=self.url))
+
+    def _nats_url(self, role: str) -> str:
+        if self._nats is not None:
+            return self._nats
+        assert self._bus is not None
+        return self._bus.url_for(role)
+
+
+def _announce(home: Home, record: UpRecord) -> None:
+    say(f"gpufn is up at {record.url}")
+    print_fields([("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)])
+    say("Deploy a file with `gpufn deploy FILE`; stop with `gpufn down`.")
+
+
+def _detached(home: Home, host: str, port: int) -> None:
+    """Start the same command in a session of its own, and wait until it says how its start went."""
+    if (running := Instance.running(home)) is not None:
+        raise already_up(running)
+    _free_port(host, port)  # what was typed is refused here as it is without --detach
+    home.logs.mkdir(parents=True, exist_ok=True)
+    log = home.logs / "up.log"
+    reader, writer = os.pipe()
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
+    with step("Starting"), log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "gpufn", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, _NOTIFY_FD: str(writer)},
+            pass_fds=[writer],
+            start_new_session=True,
+        )
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            said = pipe.read()
+    started = msgspec.json.decode(said, type=_Started) if said else _Started(error=last_lines(log))
+    if started.error:
+        process.wait()
+        raise PlatformError(started.error)
+    if (running := Instance.running(home)) is not None:
+        _announce(home, running.record)
+
+
+def _notify(started: _Started) -> None:
+    if descriptor := os.environ.pop(_NOTIFY_FD, None):
+        with open(int(descriptor), "wb") as pipe:
+            pipe.write(msgspec.json.encode(started))
+
+
+def _free_port(host: str, port: int) -> int:
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise WrongUsage(f"{host!r} is not an address of this machine", field="--host") from error
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(
+                f"port {port} on {host} is taken: stop what listens there, or choose another --port"
+            ) from error
+        raise WrongUsage(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", field="--host") from error
+
+
+def _reachable(host: str) -> str:
+    """Where a client on this machine finds a server that listens on `host`."""
+    if host in ("0.0.0.0", ""):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{'::1' if host == '::' else host}]" if ":" in host else host
+
+
+def _without_password(url: str) -> str:
+    """`url`: one server or several, separated by commas."""
+    return ",".join(public(server.strip()) for server in url.split(","))

@@ -1,0 +1,147 @@
+"""The other end of `gpufn_platform.process.watchdog`: which of our processes has said nothing for too long.
+
+nats-server has no such words. It greets each client, so it is dialled.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final
+
+from gpufn_platform.process.watchdog import ALIVE
+
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid: of the sender, from the kernel
+_GREETING: Final = b"INFO "
+
+
+class Silence:
+    """Who is silent for `limit_s`. Pure: `now` is seconds of a clock that goes on.
+
+    A process counts from the first time that it is heard. When we ourselves have not looked for long, because the
+    machine stood still or we did, all have time anew.
+
+    >>> silence = Silence(limit_s=60.0)
+    >>> silence.heard(7, now=0.0)
+    >>> [silence.over(now) for now in (30.0, 60.0, 90.0)]
+    [[], [7], []]
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._heard_at: dict[int, float] = {}  # by pid
+        self._looked_at = 0.0
+
+    def heard(self, pid: int, now: float) -> None:
+        self._heard_at[pid] = now
+
+    def forget(self, pid: int) -> None:
+        """It has ended."""
+        self._heard_at.pop(pid, None)
+
+    def over(self, now: float) -> list[int]:
+        """Those that are over the limit, each told once. To be asked at least twice in that time."""
+        if now - self._looked_at > self._limit_s / 2:
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._looked_at = now
+        silent = [pid for pid, heard_at in self._heard_at.items() if now - heard_at >= self._limit_s]
+        for pid in silent:
+            del self._heard_at[pid]
+        return silent
+
+
+class _Greeter:
+    """A NATS server on this machine that is dialled every so often. `now` is monotonic, in seconds."""
+
+    def __init__(self, port: int, every_s: float) -> None:
+        self._port = port
+        self._every_s = every_s
+        self._dial_at = 0.0
+        self._socket: socket.socket | None = None
+
+    def has_greeted(self, now: float) -> bool:
+        """Since it was last asked. Never waits; who has not greeted yet is not dialled again."""
+        if self._socket is None:
+            if now < self._dial_at:
+                return False
+            self._dial_at = now + self._every_s
+            self._socket = socket.socket()
+            self._socket.setblocking(False)
+            self._socket.connect_ex(("127.0.0.1", self._port))
+        try:
+            said = self._socket.recv(64)
+        except BlockingIOError:
+            return False
+        except OSError:  # refused: it has just ended
+            said = b""
+        self.hang_up()
+        return said.startswith(_GREETING)
+
+    def hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+
+class Watchdog:
+    """Listens; close it in the end."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._silence = Silence(limit_s)
+        self._limit_s = limit_s
+        self._watched: set[int] = set()
+        self._greeters: dict[int, _Greeter] = {}  # by pid
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.setblocking(False)
+        self._socket.bind("")  # the kernel chooses a name
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the processes that it is to hear of. They tell where they are when they are ended."""
+        address = "@" + self._socket.getsockname()[1:].decode()
+        limit_us = str(int(self._limit_s * 1e6))
+        return {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": limit_us, "WATCHDOG_PID": "", "PYTHONFAULTHANDLER": "1"}
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def look_every_s(self) -> float:
+        return self._limit_s / 4
+
+    def look(self, now: float) -> list[int]:
+        """The pids of those that hang, each once; `now` is monotonic."""
+        for pid, greeter in self._greeters.items():
+            if greeter.has_greeted(now):
+                self._silence.heard(pid, now)
+        while True:
+            try:
+                said, rights, _, _ = self._socket.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except BlockingIOError:
+                return self._silence.over(now)
+            for _, kind, data in rights:
+                pid = _CREDENTIALS.unpack(data)[0] if kind == socket.SCM_CREDENTIALS else 0
+                if pid in self._watched and said == ALIVE:
+                    self._silence.heard(pid, now)
+
+    def watch(self, pid: int) -> None:
+        """It has started: what others say is not heard."""
+        self._watched.add(pid)
+
+    def watch_nats(self, pid: int, port: int, now: float) -> None:
+        """It has started, and listens."""
+        self._greeters[pid] = _Greeter(port, self.look_every_s)
+        self._silence.heard(pid, now)
+
+    def forget(self, pid: int) -> None:
+        """It has ended."""
+        self._watched.discard(pid)
+        self._silence.forget(pid)
+        if greeter := self._greeters.pop(pid, None):
+            greeter.hang_up()
+
+    def close(self) -> None:
+        self._socket.close()
+        for greeter in self._greeters.values():
+            greeter.hang_up()

@@ -1,0 +1,233 @@
+"""Permissions on the bus: one user per role, each with the exact subjects that it may publish and subscribe to.
+
+| role | may |
+|---|---|
+| `admin` | everything: `gpufn keys` and tests |
+| `gateway` | create and change the platform's streams and buckets, and read and write what is in them |
+| `agent` | read records and files, report, delete an Assignment whose process has ended |
+| `runner` | take calls from their queues, store their results, call other functions |
+| `builder` | take builds, store engines and its build records |
+
+A node's roles (`agent`, `runner`, `builder`) create, change, purge and delete no stream: the gateway does. A stream
+with `republish`, `sources`, a mirror or a subject transform would read and write every bucket for its creator. A
+consumer's filter is part of the subject of its request, so a role creates consumers only of what it may read.
+
+The permissions are a second line of defence. Workers, which run users' code, have no connection to the bus.
+
+The server checks the subject of a request and not its reply subject, so a role can have the server publish an answer
+anywhere (docs/decisions/0032-roles-on-the-bus.md). A bucket therefore refuses a message that replaces a record without
+saying so, and `gpufn_platform.bus.storage.key_value` reads no message that the server has copied.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from gpufn_core.protocol import subjects
+
+ROLES = ("admin", "gateway", "agent", "runner", "builder")
+
+_STREAMS = (
+    subjects.SYNC,
+    subjects.ASYNC,
+    subjects.RESULTS,
+    subjects.DEAD_LETTERS,
+    subjects.LOGS,
+    subjects.BUILD,
+    subjects.CHECKPOINTS,
+    subjects.WEBHOOKS,
+    subjects.PROBE,
+)
+_BUCKETS = (
+    subjects.FUNCTIONS,
+    subjects.REVISIONS,
+    subjects.ASSIGNMENTS,
+    subjects.LEASES,
+    subjects.API_KEYS,
+    subjects.USAGE,
+    subjects.SCHEDULES,
+    subjects.WEBHOOK_SECRETS,
+    subjects.BUILDS,
+    subjects.ENGINES,
+)
+_STORES = (
+    subjects.BUNDLES,
+    subjects.MODEL_FILES,
+    subjects.ENGINE_FILES,
+    subjects.ARGUMENT_FILES,
+    subjects.RESULT_FILES,
+)
+_API = "$JS.API."
+_P = subjects.PREFIX
+
+
+class Permissions(NamedTuple):
+    publish: list[str]
+    subscribe: list[str]
+
+
+def _api(stream: str, *verbs: str) -> list[str]:
+    """Requests about a stream, such as `STREAM.INFO`."""
+    return [f"{_API}{verb}.{stream}" for verb in verbs]
+
+
+def _follow(stream: str, subject: str) -> list[str]:
+    """Read the messages of `subject` in order, by a consumer of one's own, and look at single ones."""
+    return [
+        *_api(stream, "STREAM.INFO", "STREAM.MSG.GET"),
+        f"{_API}CONSUMER.CREATE.{stream}.*.{subject}",
+        *(f"{_API}CONSUMER.{verb}.{stream}.*" for verb in ("MSG.NEXT", "DELETE")),
+    ]
+
+
+def _read_bucket(bucket: str) -> list[str]:
+    return _follow(f"KV_{bucket}", f"$KV.{bucket}.>")
+
+
+def _read_store(store: str) -> list[str]:
+    return _api(f"OBJ_{store}", "STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+
+
+def _take(stream: str, subject: str) -> list[str]:
+    """Take messages of `subject` from a queue, and settle them."""
+    return [
+        f"{_API}CONSUMER.CREATE.{stream}.*.{subject}",
+        *(f"{_API}CONSUMER.{verb}.{stream}.*" for verb in ("MSG.NEXT", "INFO")),
+        f"$JS.ACK.{stream}.>",
+    ]
+
+
+def _everything_in(stream: str) -> list[str]:
+    return [
+        *_api(stream, *(f"STREAM.{verb}" for verb in ("INFO", "CREATE", "UPDATE", "PURGE", "MSG.GET", "MSG.DELETE"))),
+        *_api(stream, "DIRECT.GET"),
+        f"{_API}CONSUMER.CREATE.{stream}.>",
+        *(f"{_API}CONSUMER.{verb}.{stream}.*" for verb in ("INFO", "MSG.NEXT", "DELETE")),
+        f"$JS.ACK.{stream}.>",
+    ]
+
+
+def _inboxes(*roles: str) -> list[str]:
+    return [f"_INBOX.{role}.>" for role in roles]
+
+
+_PERMISSIONS = {
+    "gateway": Permissions(
+        publish=[
+            f"{_P}.>",
+            *_inboxes(*ROLES),
+            *(subject for stream in _STREAMS for subject in _everything_in(stream)),
+            *(subject for bucket in _BUCKETS for subject in (f"$KV.{bucket}.>", *_everything_in(f"KV_{bucket}"))),
+            *(subject for store in _STORES for subject in (f"$O.{store}.>", *_everything_in(f"OBJ_{store}"))),
+        ],
+        subscribe=[*_inboxes("gateway"), f"{_P}.>"],
+    ),
+    "agent": Permissions(
+        publish=[
+            subjects.NODE_REPORTS,
+            subjects.DEVICE_REPORTS,
+            subjects.WORKER_EVENTS,
+            subjects.logs("*"),
+            subjects.on_node("agent", "*"),
+            *_inboxes("agent"),  # to an agent that starts under the same node's name
+            f"$KV.{subjects.ASSIGNMENTS}.>",
+            *_read_bucket(subjects.ASSIGNMENTS),
+            *_read_bucket(subjects.FUNCTIONS),
+            *_read_bucket(subjects.REVISIONS),
+            *_read_bucket(subjects.ENGINES),
+            *_read_store(subjects.BUNDLES),
+            *_read_store(subjects.ENGINE_FILES),
+        ],
+        subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
+    ),
+    "runner": Permissions(
+        publish=[
+            subjects.RUNNER_REPORTS,
+            subjects.WORKER_EVENTS,
+            subjects.DOORBELLS,
+            subjects.CANCELS,
+            subjects.WHEREABOUTS,
+            subjects.kill("*"),
+            subjects.logs("*"),
+            subjects.progress("*"),
+            subjects.call_started("*"),
+            subjects.runner_inbox("*"),
+            subjects.on_node("runner", "*"),
+            f"{_P}.rep.>",
+            *_inboxes("admin", "gateway", "runner"),  # to who asks which runner has a call
+            subjects.SYNC_FILTER,
+            subjects.ASYNC_FILTER,
+            subjects.RESULTS_FILTER,
+            subjects.DEAD_LETTERS_FILTER,
+            subjects.CHECKPOINTS_FILTER,
+            subjects.WEBHOOKS_FILTER,
+            f"$KV.{subjects.USAGE}.>",
+            f"$O.{subjects.RESULT_FILES}.>",
+            f"$O.{subjects.ARGUMENT_FILES}.>",  # of calls that functions make, and to remove those that were used
+            *_take(subjects.SYNC, subjects.SYNC_FILTER),
+            *_take(subjects.ASYNC, subjects.ASYNC_FILTER),
+            *_api(subjects.SYNC, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE"),
+            *_api(subjects.ASYNC, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "DIRECT.GET"),
+            *_api(subjects.CHECKPOINTS, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE"),
+            *_api(subjects.RESULTS, "STREAM.INFO", "STREAM.MSG.GET"),
+            *_api(subjects.DEAD_LETTERS, "STREAM.INFO", "STREAM.MSG.GET"),
+            *_read_bucket(subjects.ASSIGNMENTS),
+            *_read_bucket(subjects.FUNCTIONS),
+            *_read_bucket(subjects.REVISIONS),
+            *_api(f"KV_{subjects.USAGE}", "STREAM.INFO", "STREAM.MSG.GET"),
+            *_read_store(subjects.RESULT_FILES),
+            *_read_store(subjects.ARGUMENT_FILES),
+        ],
+        subscribe=[
+            *_inboxes("runner"),
+            subjects.replies(f"{subjects.RUNNER_CALLERS}.*"),
+            subjects.CONTROLLER_REPORT,
+            subjects.WORKER_EVENTS,
+            subjects.DOORBELLS,
+            subjects.CANCELS,
+            subjects.WHEREABOUTS,
+            subjects.runner_inbox("*"),
+            subjects.on_node("runner", "*"),
+            subjects.RESULTS_FILTER,
+        ],
+    ),
+    "builder": Permissions(
+        publish=[
+            subjects.on_node("builder", "*"),
+            *_inboxes("gateway"),  # to who asks whether there are builders for a device
+            *_inboxes("builder"),  # to a builder that starts under the same node's name
+            f"$KV.{subjects.BUILDS}.>",
+            f"$KV.{subjects.ENGINES}.>",
+            f"$KV.{subjects.LEASES}.{subjects.BUILD_LEASES}.>",
+            f"$O.{subjects.ENGINE_FILES}.>",
+            *_take(subjects.BUILD, subjects.BUILD_FILTER),
+            *_api(subjects.BUILD, "STREAM.INFO"),
+            *_read_bucket(subjects.BUILDS),
+            *_read_bucket(subjects.ENGINES),
+            *_api(f"KV_{subjects.LEASES}", "STREAM.INFO", "STREAM.MSG.GET"),
+            *_read_store(subjects.MODEL_FILES),
+            *_api(f"OBJ_{subjects.MODEL_FILES}", "STREAM.MSG.DELETE"),  # of a file that is damaged
+            *_read_store(subjects.ENGINE_FILES),
+            *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # of an engine that could not be published
+        ],
+        subscribe=[
+            *_inboxes("builder"),
+            subjects.NODE_REPORTS,
+            f"{_P}.ctl.builder.*",
+            subjects.on_node("builder", "*"),
+        ],
+    ),
+}
+
+
+def users_config(passwords: dict[str, str]) -> str:
+    """The `users` of a nats-server configuration."""
+    lines = []
+    for role in ROLES:
+        user: dict[str, object] = {"user": role, "password": passwords[role]}
+        if (permissions := _PERMISSIONS.get(role)) is not None:
+            publish, subscribe = permissions
+            user["permissions"] = {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}
+        lines.append(f"    {json.dumps(user)}")
+    return ",\n".join(lines)

@@ -1,0 +1,1 @@
+"""JetStream storage: streams, key-value buckets and the object store."""

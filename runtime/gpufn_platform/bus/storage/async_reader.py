@@ -1,0 +1,93 @@
+"""A Feed for a reader that awaits: it holds back the server while he is slow, and opens a new one when needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from gpufn_core.errors import PlatformError
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.ordered_reader import Feed, StoredMessage, last_seq, reopen_pause
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Messages of a stream from `since_seq` on."""
+
+    def __init__(self, bus: Bus, stream: str, filter_subject: str, since_seq: int) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._filter = filter_subject
+        self._next_seq = since_seq
+        self._ready: deque[StoredMessage] = deque()
+        self._wake = asyncio.Event()
+        self._feed: Feed | None = None
+
+    async def is_drained(self) -> bool:
+        """Every message that is stored has been taken, by the word of the stream's leader."""
+        newest_seq = await last_seq(self._bus, self._stream, self._filter)
+        return not self._ready and newest_seq < self._next_seq  # looked at behind it: more may have come meanwhile
+
+    def wake(self) -> None:
+        """Let `some` return."""
+        self._wake.set()
+
+    async def some(self, timeout_s: float) -> list[StoredMessage]:
+        """Those that have arrived; none after `timeout_s`, when it was woken, or cannot read now."""
+        if self._feed is None:  # what takes its time is not begun again and again
+            await self._open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if self._feed is not None and not self._ready:
+                    await self._wake.wait()
+        self._wake.clear()
+        found = list(self._ready)
+        self._ready.clear()
+        for _ in found:
+            if self._feed is not None:  # each may lose it
+                self._feed.take()
+        return found
+
+    async def next(self) -> StoredMessage:
+        while not self._ready:
+            if self._feed is None:
+                await self._open()
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+        message = self._ready.popleft()
+        if self._feed is not None:
+            self._feed.take()
+        return message
+
+    async def _open(self) -> None:
+        try:
+            self._feed = await Feed.open(
+                self._bus, self._stream, self._filter, self._on_message, self._on_lost, since_seq=self._next_seq
+            )
+        except PlatformError as error:
+            log.info("cannot follow %s: %s", self._filter, error)
+            await reopen_pause()
+
+    def _on_message(self, message: StoredMessage, pending: int) -> None:
+        self._next_seq = message.seq + 1
+        self._ready.append(message)
+        self._wake.set()
+
+    def _on_lost(self, why: str) -> None:
+        self._feed = None
+        self._wake.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._feed is not None:
+            self._feed.close()

@@ -1,0 +1,369 @@
+"""The streams for invocations, results and logs, and what one asks of a stream.
+
+Gateways create the streams, at every start and after every reconnect: SYNC is in the server's memory and goes with it.
+The processes of a node may not create any; at their start they wait for those that they need (`wait_for`).
+
+A message that is older than its stream's `max_age` is gone without a word, also while it runs: then nobody counts it,
+and nobody has it again when its runner dies. So an invocation's stream keeps it for longer than any deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus import jetstream, nats_protocol
+from gpufn_platform.bus.connection import Bus, JetStreamError, Message
+from gpufn_platform.bus.storage.async_reader import Follower
+from gpufn_platform.bus.storage.ordered_reader import StoredMessage
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 0.1
+_REPLICAS = 3  # in a cluster: one node may die
+_SECOND = 1_000_000_000  # JetStream counts nanoseconds
+_MINUTE = 60 * _SECOND
+_DAY = 24 * 60 * _MINUTE
+_MIB = 1 << 20
+
+_QUEUE: dict[str, Any] = {
+    "retention": "workqueue",
+    "discard": "new",
+    "discard_new_per_subject": True,
+    "allow_msg_ttl": True,
+}
+_RECORD: dict[str, Any] = {"retention": "limits", "discard": "old", "storage": "file", "compression": "s2"}
+
+STREAMS: Mapping[str, dict[str, Any]] = {
+    subjects.SYNC: {
+        **_QUEUE,
+        "subjects": [subjects.SYNC_FILTER],
+        "storage": "memory",
+        "max_msgs_per_subject": 2_000,  # a queue this long is minutes of waiting: 429 serves the caller better
+        "max_bytes": 512 * _MIB,
+        "max_age": 15 * _DAY,  # seven in the queue, seven at work, and one to spare
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.ASYNC: {
+        **_QUEUE,
+        "subjects": [subjects.ASYNC_FILTER, subjects.MAPS_FILTER],
+        "storage": "file",
+        "compression": "s2",
+        "allow_direct": True,
+        "allow_atomic": True,  # map: a batch is stored whole or not at all
+        "max_msgs_per_subject": 2_000_000,  # what waits costs disk and no memory
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 30 * _DAY,  # as long as its record
+        "duplicate_window": 10 * _MINUTE,
+    },
+    subjects.BUILD: {
+        **_QUEUE,
+        "subjects": [subjects.BUILD_FILTER],
+        "storage": "file",
+        "max_msgs_per_subject": 10_000,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 10 * _MINUTE,
+    },
+    subjects.WEBHOOKS: {
+        **_QUEUE,
+        "subjects": [subjects.WEBHOOKS_FILTER],
+        "discard": "old",  # a full queue must not keep calls from ending
+        "discard_new_per_subject": False,
+        "storage": "file",
+        "max_bytes": 1_024 * _MIB,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.RESULTS: {
+        **_RECORD,
+        "subjects": [subjects.RESULTS_FILTER],
+        "allow_direct": True,
+        "max_msgs_per_subject": 1,
+        "allow_msg_ttl": True,  # each record carries its own retention; max_age is for those that do not
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 30 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.CHECKPOINTS: {
+        **_RECORD,
+        "subjects": [subjects.CHECKPOINTS_FILTER],
+        "max_msgs_per_subject": 1,
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 14 * _DAY,  # as long as a call may be in ASYNC
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.DEAD_LETTERS: {
+        **_RECORD,
+        "subjects": [subjects.DEAD_LETTERS_FILTER],
+        "max_msgs_per_subject": 1,
+        "max_bytes": 4_096 * _MIB,
+        "max_age": 14 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.LOGS: {
+        **_RECORD,
+        "subjects": [subjects.LOGS_FILTER],
+        "max_msgs_per_subject": 20_000,
+        "max_bytes": 1_024 * _MIB,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+}
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """Invocations stored for one revision: queued and running."""
+
+    sync: int = 0
+    asynchronous: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.sync + self.asynchronous
+
+
+async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
+    """Create the stream, or bring one that differs to this configuration. In a cluster it is kept by three nodes."""
+    body = {"name": name, **config}
+    if bus.server_info.get("cluster"):
+        try:
+            await _ensure(bus, {"num_replicas": _REPLICAS, **body})
+        except JetStreamError as error:
+            if error.err_code != jetstream.NO_PEERS:
+                raise
+            log.warning("%s is kept by one node of the bus's cluster only: %s", name, error.message)
+        else:
+            return
+    await _ensure(bus, body)
+
+
+async def _ensure(bus: Bus, body: dict[str, Any]) -> None:
+    try:
+        await bus.js(f"STREAM.CREATE.{body['name']}", body)
+    except JetStreamError as error:
+        if error.err_code != jetstream.STREAM_NAME_IN_USE:
+            raise
+        await bus.js(f"STREAM.UPDATE.{body['name']}", body)
+
+
+async def ensure_streams(bus: Bus) -> None:
+    for name, config in STREAMS.items():
+        await ensure_stream(bus, name, config)
+
+
+async def wait_for(bus: Bus, names: Iterable[str]) -> None:
+    """Return once these streams exist: a gateway may start after us. Raises BusUnavailable, JetStreamError."""
+    has_logged = False
+    for name in names:
+        while not await _exists(bus, name):
+            if not has_logged:
+                has_logged = True
+                log.info("waiting for a gateway to create %s", name)
+            await asyncio.sleep(_WAIT_S)
+
+
+async def _exists(bus: Bus, name: str) -> bool:
+    try:
+        await bus.js(f"STREAM.INFO.{name}")
+    except JetStreamError as error:
+        if error.err_code not in jetstream.NOT_FOUND:
+            raise
+        return False
+    return True
+
+
+async def server_time(bus: Bus, stream: str, *, timeout_s: float = 5.0) -> float:
+    """The wall clock, in unix seconds, of the server that leads `stream`."""
+    info = await bus.js(f"STREAM.INFO.{stream}", timeout_s=timeout_s)
+    return datetime.datetime.fromisoformat(info["ts"]).timestamp()
+
+
+async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
+    """Queued + running per (function, revision). Whole or an error: a missing number must never look like zero."""
+    sync = await _counts(bus, subjects.SYNC, subjects.SYNC_FILTER)
+    asynchronous = await _counts(bus, subjects.ASYNC, subjects.ASYNC_FILTER)
+    return {owner: Depth(sync.get(owner, 0), asynchronous.get(owner, 0)) for owner in sync.keys() | asynchronous.keys()}
+
+
+async def _counts(bus: Bus, stream: str, queues: str) -> dict[tuple[str, int], int]:
+    counts: dict[tuple[str, int], int] = {}
+    for subject, count in (await messages_per_subject(bus, stream, queues)).items():
+        owner = subjects.queue_owner(subject)
+        counts[owner] = counts.get(owner, 0) + count
+    return counts
+
+
+async def messages_per_subject(bus: Bus, stream: str, subject: str = ">") -> dict[str, int]:
+    """How many messages are stored for each subject that matches `subject`."""
+    counts: dict[str, int] = {}
+    offset = 0
+    while True:
+        info = await bus.js(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
+        page: dict[str, int] = info["state"].get("subjects") or {}
+        counts |= page
+        offset += len(page)
+        # The server sends at most `limit` (100,000) subjects at once.
+        if not page or offset >= info.get("total", 0):
+            return counts
+
+
+async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
+    """Remove one stored message; False when it is not there any more."""
+    try:
+        answer = await bus.js(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+    except JetStreamError as error:
+        if error.err_code in (*jetstream.NOT_FOUND, jetstream.DELETE_FAILED):
+            return False
+        raise
+    return bool(answer.get("success"))
+
+
+async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
+    """The newest message of `subject`, which may hold wildcards; from the stream's leader, so never stale."""
+    return await _message(bus, stream, {"last_by_subj": subject})
+
+
+async def message_at(bus: Bus, stream: str, seq: int) -> StoredMessage | None:
+    """The one that is stored at `seq`; from the stream's leader, so never stale."""
+    return await _message(bus, stream, {"seq": seq}) if seq > 0 else None
+
+
+async def batch_from(
+    bus: Bus, stream: str, subject: str, seq: int, *, most: int, max_bytes: int, timeout_s: float = 5.0
+) -> list[StoredMessage]:
+    """The first messages of `subject`, which may hold wildcards, at `seq` or later: `most` of them, or fewer that are
+    `max_bytes` together, but one at least if there is one. The stream must allow direct reads.
+
+    In a cluster any node may answer. Of what one that is behind does not have yet, the leader is asked for the first.
+    """
+    found: list[StoredMessage] = []
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_message(message: Message) -> None:
+        headers = message.headers or {}
+        if not message.status:
+            at = datetime.datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp()
+            sequence = int(headers["Nats-Sequence"])
+            found.append(StoredMessage(headers["Nats-Subject"], sequence, message.payload, headers, at))
+        elif not done.done():
+            if message.status in (204, 404):  # that was all; there is none
+                done.set_result(None)
+            else:
+                done.set_exception(BusUnavailable(f"{stream} cannot be read: {message.status} {message.description}."))
+
+    inbox = bus.new_inbox()
+    subscription = bus.subscribe(inbox, on_message)
+    body = {"next_by_subj": subject, "seq": seq, "batch": most, "max_bytes": max_bytes}
+    try:
+        bus.publish(f"{jetstream.API}DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
+        async with asyncio.timeout(timeout_s):
+            await done
+    except TimeoutError:
+        raise BusUnavailable(f"{stream} could not be read within {timeout_s:g} s.") from None
+    finally:
+        subscription.unsubscribe()
+    if not found and bus.server_info.get("cluster") and (message := await next_message(bus, stream, subject, seq)):
+        return [message]
+    return found
+
+
+async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredMessage | None:
+    """The first message of `subject`, which may hold wildcards, at sequence `seq` or later."""
+    return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
+
+
+async def count(bus: Bus, stream: str, subject: str) -> int:
+    """How many messages of `subject`, which may hold wildcards, there are. The stream must allow direct reads."""
+    body = msgspec.json.encode({"seq": 1, "next_by_subj": subject, "batch": 1})
+    answer = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    return 0 if answer.status else int((answer.headers or {})["Nats-Num-Pending"]) + 1
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`."""
+
+    waiting: int
+    taken: int
+
+
+async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
+    """None without such a consumer."""
+    try:
+        info = await bus.js(f"CONSUMER.INFO.{stream}.{consumer}")
+    except JetStreamError as error:
+        if error.err_code in jetstream.NOT_FOUND:
+            return None
+        raise
+    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
+
+
+async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:
+    try:
+        answer = await bus.js(f"STREAM.MSG.GET.{stream}", which)
+    except JetStreamError as error:
+        if error.err_code == jetstream.NO_MESSAGE:
+            return None
+        raise
+    message = answer["message"]
+    headers = nats_protocol.parse_headers(base64.b64decode(message["hdrs"]))[0] if "hdrs" in message else None
+    return StoredMessage(
+        subject=message["subject"],
+        seq=message["seq"],
+        payload=base64.b64decode(message.get("data", "")),
+        headers=headers or {},
+        time=datetime.datetime.fromisoformat(message["time"]).timestamp(),
+    )
+
+
+async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = None, keep: int | None = None) -> int:
+    """Remove the messages of `subject` (with a lower sequence, or all but the newest `keep`); returns how many."""
+    body: dict[str, Any] = {"filter": subject}
+    if keep is not None:
+        body["keep"] = keep
+    if below_seq is not None:
+        body["seq"] = below_seq
+    return int((await bus.js(f"STREAM.PURGE.{stream}", body))["purged"])
+
+
+async def ensure_consumer(
+    bus: Bus, stream: str, name: str, filter_subject: str, *, ack_wait_s: float, max_ack_pending: int
+) -> None:
+    """A durable pull consumer. Redelivers for ever: how often to try is the invocation's own policy."""
+    config = {
+        "durable_name": name,
+        "name": name,
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _SECOND),
+        "max_deliver": -1,
+        "max_ack_pending": max_ack_pending,
+        "inactive_threshold": 60 * _MINUTE,
+    }
+    await bus.js(
+        f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", {"stream_name": stream, "config": config, "action": ""}
+    )
+
+
+async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
+    """Absent is fine."""
+    try:
+        await bus.js(f"CONSUMER.DELETE.{stream}.{name}")
+    except JetStreamError as error:
+        if error.err_code not in jetstream.NOT_FOUND:
+            raise
+
+
+async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:
+    """Every message of `subject` from `since_seq` on, each once and in order, for ever; waits out a lost server."""
+    async with Follower(bus, stream, subject, since_seq) as follower:
+        while True:
+            yield await follower.next()

@@ -1,0 +1,274 @@
+"""One TCP connection to one server, from the finished handshake to its loss.
+
+nats-py opens the connection (`dial`): addresses, TLS and authentication are its work. Then this protocol takes the
+socket over, because a queue, a task and a future per message cost more than the message
+(docs/decisions/0001-bus-client.md has the figures):
+
+1. bytes arrive; each complete message goes straight to its subscription's handler, on the loop
+2. what is written meanwhile, by handlers or by others in the same turn of the loop, leaves in one write
+3. a ping every `ping_interval_s`; with two unanswered, or on any error, the link is lost: `on_lost(why)`, once
+
+A lost link is never repaired: the Bus dials a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from gpufn_core.errors import BusUnavailable
+from gpufn_platform.bus import nats_protocol
+from gpufn_platform.bus.nats_protocol import Message
+from gpufn_platform.bus.nats_py import Client, NatsError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Message], None]
+
+_CONNECT_TIMEOUT_S = 2
+_MAX_PINGS_OUT = 2
+# Above this much unsent, publishers are refused: the server has stopped reading.
+_MAX_UNSENT_BYTES = 64 << 20
+_M, _H, _P, _I, _O, _PLUS, _MINUS = b"MHPIO+-"
+
+
+class Link(asyncio.Protocol):
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        info: dict[str, Any],
+        handlers: Mapping[bytes, Handler],
+        on_lost: Callable[[Link, str], None],
+        ping_interval_s: float,
+    ) -> None:
+        self.info = info
+        self.congested = False
+        self.opener: Client | None = None  # kept, for its StreamWriter closes the socket when it is collected
+        self._transport = transport
+        self._handlers = handlers
+        self._on_lost: Callable[[Link, str], None] | None = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        self._flush_is_due = False
+        self._rest = bytearray()  # an incomplete message
+        self._needed = 0  # its length, when known
+        self._pings: list[asyncio.Future[None] | None] = []  # None: the timer's own
+        self._error = ""
+        self._interval_s = ping_interval_s
+        self._timer = self._loop.call_later(ping_interval_s, self._ping_on_timer)
+        transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._on_lost is None
+
+    def write(self, command: bytes) -> None:
+        self._out.append(command)
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def ping(self) -> asyncio.Future[None]:
+        """Done once the server has processed all that was written before."""
+        future = self._loop.create_future()
+        self._pings.append(future)
+        self.write(nats_protocol.PING)
+        return future
+
+    def close(self) -> None:
+        """Send what is written, then close; `on_lost` is not called."""
+        self._on_lost = None
+        self._flush()
+        self._ended("closed")
+        self._transport.close()
+
+    def lose(self, why: str) -> None:
+        """Give the connection up at once."""
+        self._transport.abort()
+        self._ended(why)
+
+    # asyncio's side
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended(self._error or (str(exc) if exc else "the server closed the connection"))
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        self._flush_is_due = True  # what the handlers write leaves in one piece, below
+        try:
+            read = self._dispatch(data)
+        except (ValueError, IndexError) as error:
+            self.lose(f"cannot read what the server sent: {error}")
+            return
+        finally:
+            self._flush()
+        if read < len(data):
+            self._rest += data[read:]
+
+    def _dispatch(self, data: bytes) -> int:
+        """Handle each complete message of `data`; returns how many bytes that were."""
+        at, end, self._needed = 0, len(data), 0
+        handlers = self._handlers
+        while (line_end := data.find(b"\r\n", at)) >= 0:
+            op = data[at]
+            if op not in (_M, _H):
+                self._control(data[at:line_end])
+                at = line_end + 2
+                continue
+            # MSG subject sid [reply] size    HMSG subject sid [reply] header-size size
+            words = data[at:line_end].split()
+            has_headers = words[0] == b"HMSG"
+            if not has_headers and words[0] != b"MSG":
+                raise ValueError(f"unknown command {words[0]!r}")
+            start = line_end + 2
+            stop = start + int(words[-1])
+            if stop + 2 > end:
+                self._needed = stop + 2 - at
+                break
+            at = stop + 2
+            handler = handlers.get(words[2])
+            if handler is None:
+                continue
+            try:
+                if not has_headers:
+                    reply = words[3].decode() if len(words) == 5 else ""
+                    handler(Message(words[1].decode(), reply, data[start:stop]))
+                else:
+                    reply = words[3].decode() if len(words) == 6 else ""
+                    body = start + int(words[-2])
+                    headers, status, description = nats_protocol.parse_headers(data[start:body])
+                    handler(Message(words[1].decode(), reply, data[body:stop], headers, status, description))
+            except Exception:
+                log.exception("a handler of %s failed", words[1].decode())
+        return at
+
+    def _control(self, line: bytes) -> None:
+        op = line[0]
+        if op == _P and line[1] == _I:
+            self.write(nats_protocol.PONG)
+        elif op == _P and line[1] == _O:
+            waiter = self._pings.pop(0) if self._pings else None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        elif op == _MINUS:
+            self._error = line[4:].strip().strip(b"'").decode()
+            # A permissions violation concerns one command; after any other error the server hangs up.
+            log.warning("the bus refused: %s", self._error)
+        elif op == _I:
+            self.info |= json.loads(line[5:])
+        elif op != _PLUS:
+            raise ValueError(f"unknown command {line[:20]!r}")
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._transport.write(data)
+
+    def _ping_on_timer(self) -> None:
+        if sum(ping is None for ping in self._pings) >= _MAX_PINGS_OUT:
+            self.lose("the server does not answer pings")
+            return
+        self._pings.append(None)
+        self.write(nats_protocol.PING)
+        self._timer = self._loop.call_later(self._interval_s, self._ping_on_timer)
+
+    def _ended(self, why: str) -> None:
+        self._timer.cancel()
+        for waiter in self._pings:
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(BusUnavailable(f"The connection to the message bus was lost: {why}."))
+        self._pings.clear()
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(self, why)
+
+
+async def dial(
+    servers: list[str],
+    *,
+    name: str,
+    handlers: Mapping[bytes, Handler],
+    on_lost: Callable[[Link, str], None],
+    ping_interval_s: float,
+) -> Link:
+    """Connect to the first of `servers` that takes us.
+
+    Raises BusUnavailable with the last server's reason.
+    """
+    reasons: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        reasons.append(error)
+
+    url = urlsplit(servers[0])
+    client = Client()
+    try:
+        await client.connect(
+            servers=servers,
+            name=name,
+            user=unquote(url.username) if url.username else None,
+            password=unquote(url.password) if url.password else None,
+            error_cb=note,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+        )
+    except (OSError, NatsError, TimeoutError, asyncio.CancelledError) as error:
+        with contextlib.suppress(Exception):
+            await client.close()
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        reason = _reason(reasons[-1] if reasons else error)
+        where = f"{url.hostname}:{url.port or 4222}"
+        raise BusUnavailable(f"Cannot connect to the message bus at {where}: {reason}.") from error
+    return _take_over(client, handlers, on_lost, ping_interval_s)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "the server hung up during the handshake (wrong user or password?)"  # its word was overtaken
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error).removeprefix("nats: ").strip("'") or "no answer"
+
+
+def _take_over(
+    client: Client,
+    handlers: Mapping[bytes, Handler],
+    on_lost: Callable[[Link, str], None],
+    ping_interval_s: float,
+) -> Link:
+    """Move nats-py's connected socket to a Link. There is no await in here, so no byte goes astray.
+
+    These are the only private names of nats-py that gpufn touches; tests/platform/bus/test_tcp_connection.py notices if they move.
+    """
+    opened = cast("Any", client)
+    transport: asyncio.Transport = opened._transport._io_writer.transport
+    link = Link(transport, dict(opened._server_info), handlers, on_lost, ping_interval_s)
+    transport.set_protocol(link)
+    for task in (opened._reading_task, opened._ping_interval_task, opened._flusher_task):
+        task.cancel()
+    link.opener = client
+    if unread := bytes(opened._transport._io_reader._buffer):
+        link.data_received(unread)
+    return link

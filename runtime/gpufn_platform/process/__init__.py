@@ -1,0 +1,1 @@
+"""Support for the processes of the platform: settings, signals, watchdog, sockets and limits."""

@@ -1,0 +1,71 @@
+"""A process that a node has one of and that works until it is told to end: its runner, its builder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from gpufn_core.errors import BusUnavailable, GpufnError
+from gpufn_core.home import Home
+from gpufn_platform.process import fd_limit
+from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.proc_hardening import hide_environment
+from gpufn_platform.process.watchdog import tell_watchdog
+
+
+class Settings(Protocol):
+    @property
+    def home(self) -> Home: ...
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
+    """Serve with what `read` makes of the environment; the process's exit code."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        settings = read(os.environ)
+        hide_environment("GPUFN_NATS_URL")
+        fd_limit.allow_all()
+        settings.home.ensure()
+        uvloop.run(_watched(serve(settings)))
+    except GpufnError as error:
+        print(error, file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
+        return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
+    return 0
+
+
+async def _watched(work: Coroutine[Any, Any, None]) -> None:
+    tell_watchdog()
+    await work
+
+
+async def until_told(
+    work: Coroutine[Any, Any, None], name: str, may_end: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """SIGTERM and SIGINT cancel it, when `may_end()` has returned; a second one cancels it at once."""
+    task = asyncio.create_task(work, name=name)
+    waits: set[asyncio.Task[None]] = set()
+
+    def end() -> None:
+        if may_end is None or waits:
+            task.cancel()
+        else:
+            waits.add(asyncio.create_task(may_end(), name=f"{name} may end"))
+            next(iter(waits)).add_done_callback(lambda _: task.cancel())
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, end)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    for waiting in waits:
+        waiting.cancel()

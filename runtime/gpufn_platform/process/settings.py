@@ -1,0 +1,153 @@
+"""What every process of a node is told by its environment. Each has its own settings beside these."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gpufn_core.encoding.urls import check_bus
+from gpufn_core.errors import GpufnError, InvalidInput, InvalidSpec
+from gpufn_core.spec.units import LEAST_PROCESS_BYTES, check_least_bytes, parse_bytes
+
+_LONGEST_NODE: Final = 40
+_NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
+_INTERVAL: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_SHORTEST_SYNC_S: Final = 0.1
+_LONGEST_SYNC_S: Final = 600.0
+# What no 202 waits for, results among it, is synced every two seconds; `never` leaves nats-server its own two minutes.
+_NAMED_SYNCS: Final = {"always": 2.0, "never": 120.0}
+_YES: Final = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+
+
+class InvalidSetting(GpufnError):
+    """An environment variable has a value that cannot be used."""
+
+    code = "invalid_setting"
+
+
+class Sync(msgspec.Struct, frozen=True):
+    """When an accepted call is on the disk. `waits`: before its 202; else nats-server syncs once per interval."""
+
+    text: str
+    waits: bool
+    interval_s: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def sync_of(text: str) -> Sync:
+    """Of GPUFN_SYNC. Raises ValueError.
+
+    >>> sync_of("always").waits, sync_of("500ms").interval_s, sync_of("never").interval_s
+    (True, 0.5, 120.0)
+    """
+    if text in _NAMED_SYNCS:
+        return Sync(text, text == "always", _NAMED_SYNCS[text])
+    matched = _INTERVAL.fullmatch(text)
+    seconds = 0.0 if matched is None else float(matched[1]) * _UNITS_S[matched[2]]
+    if not _SHORTEST_SYNC_S <= seconds <= _LONGEST_SYNC_S:
+        raise ValueError("write always, never, or an interval from 100ms to 10m, such as 2s")
+    return Sync(text, waits=False, interval_s=seconds)
+
+
+SYNC: Final = sync_of("2s")  # the default: at half the rate, `always` costs more than most calls are worth
+
+
+def sync_setting(environ: Mapping[str, str]) -> Sync:
+    """GPUFN_SYNC. Raises InvalidSetting."""
+    text = environ.get("GPUFN_SYNC", "").strip()
+    try:
+        return sync_of(text) if text else SYNC
+    except ValueError as error:
+        raise InvalidSetting(f"GPUFN_SYNC={text!r}: {error}") from error
+
+
+def bus_url(environ: Mapping[str, str]) -> str:
+    """GPUFN_NATS_URL: the bus, with credentials. Raises InvalidSetting where it is not set, or no address."""
+    if not (url := environ.get("GPUFN_NATS_URL", "")):
+        raise InvalidSetting("GPUFN_NATS_URL is not set: give the bus's address, such as nats://agent:...@host:4222.")
+    try:
+        check_bus(url)
+    except InvalidInput as error:
+        raise InvalidSetting(f"GPUFN_NATS_URL: {error.message}.") from error
+    return url
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """GPUFN_NODE: this node's name, one token of a subject; the host's when not given. Raises InvalidSetting."""
+    if name := environ.get("GPUFN_NODE", ""):
+        if _NODE.fullmatch(name) is None:
+            raise InvalidSetting(
+                f"GPUFN_NODE={name!r} is not a node's name: use 1 to {_LONGEST_NODE} of a to z, 0 to 9 and hyphens."
+            )
+        return name
+    host = socket.gethostname().partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", host).strip("-")[:_LONGEST_NODE].strip("-") or "local"
+
+
+def size(variable: str, text: str) -> int:
+    """Parse a size of memory in bytes. Raises InvalidSetting.
+
+    >>> size("GPUFN_MAX_BODY_BYTES", "64Mi")
+    67108864
+    """
+    try:
+        return parse_bytes(text)
+    except InvalidSpec as error:
+        raise InvalidSetting(f"{variable}: {error.message}.") from error
+
+
+def process_memory(variable: str, text: str, needed_by: str) -> int:
+    """Parse a size of memory that has to hold a Python process. Raises InvalidSetting.
+
+    >>> process_memory("GPUFN_BUILD_MEMORY", "512", "a process that compiles")
+    Traceback (most recent call last):
+    gpufn_platform.process.settings.InvalidSetting: GPUFN_BUILD_MEMORY is 512 bytes, and a process that compiles needs at least 16 MiB: \
+write GPUFN_BUILD_MEMORY='512Mi'.
+    """
+    amount = size(variable, text)
+    try:
+        check_least_bytes(variable, amount, LEAST_PROCESS_BYTES, needed_by)
+    except InvalidSpec as error:
+        raise InvalidSetting(f"{error.message}.") from error
+    return amount
+
+
+def whole_number(variable: str, text: str, low: int, high: int) -> int:
+    """Raises InvalidSetting, of 2.9 too.
+
+    >>> whole_number("GPUFN_TEMPLATES", "2", 0, 1000)
+    2
+    """
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        raise InvalidSetting(f"{variable}={text!r} is not a whole number from {low} to {high}.")
+    return int(text)
+
+
+def yes_or_no(variable: str, text: str) -> bool:
+    """Raises InvalidSetting.
+
+    >>> yes_or_no("GPUFN_MPS_EXCLUSIVE", "Yes")
+    True
+    """
+    meant = _YES.get(text.strip().lower())
+    if meant is None:
+        raise InvalidSetting(f"{variable}={text!r}: write yes or no.")
+    return meant
+
+
+def number(name: str, text: str) -> float:
+    """Zero or more. Raises InvalidSetting."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
+    if not 0 <= value < float("inf"):
+        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
+    return value

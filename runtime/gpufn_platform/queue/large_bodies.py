@@ -1,0 +1,105 @@
+"""Bodies of calls that are too large for a message: blobs in the bus's object store, and references to them.
+
+store     Before the message with the reference, so that every reader of the message finds the body. The arguments of a
+          call that a client waits for expire soon after the call's deadline.
+read      Part by part. Digest and size are checked at the end.
+remove    When the call has ended. The runner or the caller removes the arguments, the caller a result that it has read.
+          A kept result expires with its record. Bodies that were left expire, or the leader collects them
+          (`gpufn_gateway.garbage_collection.argument_files`).
+
+Arguments are in ARGUMENT_FILES, results in RESULT_FILES. Each invocation owns its body: a blob that two calls shared
+would be removed at the first end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from gpufn_core.errors import CapacityError, GpufnError, QueueFull
+from gpufn_core.ids import new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import BodyReference
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+
+MAX_ARGUMENT_BYTES: Final = 16 << 30  # of all calls that wait, as the queue of submitted calls may have
+EXPIRES_LATER_S: Final = 60.0  # than its call's deadline
+RESULT_EXPIRES_S: Final = 600.0  # the caller reads it at once
+_WAITED = "waited-"  # no invocation id begins so
+_FULL_RETRY_S: Final = 5.0
+
+
+async def ensure_buckets(bus: Bus) -> None:
+    await object_store.ensure_bucket(bus, subjects.ARGUMENT_FILES, expires=True, max_bytes=MAX_ARGUMENT_BYTES)
+    await object_store.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
+
+
+def waited_owner() -> str:
+    """Owns a body of a call that somebody waits for: it expires by itself."""
+    return f"{_WAITED}{new_ulid()}"
+
+
+def expires_by_itself(owner: str) -> bool:
+    return owner.startswith(_WAITED)
+
+
+async def store_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None = None) -> BodyReference:
+    """Raises CapacityError when the store is full, BusUnavailable; OSError, InvalidInput as `objects.keep_file`."""
+    with _full_store_named():
+        digest, size = await object_store.keep_file(bus, bucket, path, owner=owner, ttl_s=ttl_s)
+    return BodyReference(owner, digest, size)
+
+
+async def store(
+    bus: Bus, bucket: str, data: bytes | memoryview, *, owner: str, ttl_s: float | None = None
+) -> BodyReference:
+    """Raises CapacityError when the store is full, BusUnavailable."""
+    return await _store_parts(bus, bucket, object_store.parts_of(data), BodyReference(owner, "", len(data)), ttl_s)
+
+
+async def copy_arguments(bus: Bus, reference: BodyReference, owner: str) -> BodyReference:
+    """The same body for another invocation. Raises ArtifactUnavailable, and as `store`."""
+    async with contextlib.aclosing(read(bus, subjects.ARGUMENT_FILES, reference)) as parts:
+        return await _store_parts(bus, subjects.ARGUMENT_FILES, parts, BodyReference(owner, "", reference.size), None)
+
+
+async def _store_parts(
+    bus: Bus, bucket: str, parts: AsyncIterator[bytes], reference: BodyReference, ttl_s: float | None
+) -> BodyReference:
+    """`reference`, with the digest that is found."""
+    owner, size = reference.owner, reference.size
+    with _full_store_named():
+        digest = await object_store.keep_stream(bus, bucket, size, parts, owner=owner, ttl_s=ttl_s)
+    return BodyReference(owner, digest, size)
+
+
+def read(bus: Bus, bucket: str, reference: BodyReference) -> AsyncGenerator[bytes, None]:
+    """Raises ArtifactUnavailable, before the first part or instead of the end; BusUnavailable."""
+    return object_store.read(bus, bucket, reference.digest, owner=reference.owner)
+
+
+async def read_into(bus: Bus, bucket: str, reference: BodyReference, write: Callable[[bytes], object]) -> None:
+    """Raises as `read`, and as `write` does."""
+    async with contextlib.aclosing(read(bus, bucket, reference)) as parts:
+        async for part in parts:
+            write(part)
+
+
+async def remove(bus: Bus, bucket: str, reference: BodyReference) -> None:
+    """Absent is fine. What cannot be removed now expires, or is collected."""
+    with contextlib.suppress(GpufnError):
+        await object_store.discard(bus, bucket, reference.digest, owner=reference.owner)
+
+
+@contextlib.contextmanager
+def _full_store_named() -> Iterator[None]:
+    try:
+        yield
+    except QueueFull as error:
+        raise CapacityError(
+            "The store for large bodies of calls is full: come back when some of the calls that wait have ended.",
+            retry_after_s=_FULL_RETRY_S,
+        ) from error

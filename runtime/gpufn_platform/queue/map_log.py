@@ -1,0 +1,214 @@
+"""Maps: the calls of one function over many items, stored in Chunks. Each map has a log in ASYNC, its queue's stream.
+
+append   a Chunk's entry and its items are one atomic batch, and the entry is stored by compare-and-set on the log: so a
+         Chunk is accepted whole or not at all, and once, however often it comes; nothing else is written for its items
+last     the newest entry says how many items were accepted, and whether there will be more
+places   a batch lies in the stream without gaps, so its entry's sequence tells where each of its items is
+         (`gpufn_platform.queue.queued_calls` looks there)
+
+Of an endless map the oldest entries go: `places` knows the items of the last `_KEPT_CHUNKS` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gpufn_core.domain.revision import Revision
+from gpufn_core.errors import Conflict
+from gpufn_core.ids import item_id, item_of
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode, pack
+from gpufn_core.protocol.messages import InvocationMessage
+from gpufn_core.protocol.records import BodyReference, MapEntry, Webhook
+from gpufn_core.spec.priority import Priority, QueueKind
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.storage.ordered_reader import StoredMessage
+from gpufn_platform.queue import wakeups
+
+_KEPT_CHUNKS: Final = 10_000
+_AT_ONCE: Final = 1000  # entries that are read together
+_AT_ONCE_BYTES: Final = 4 << 20
+_PRUNE_EACH: Final = 1_000
+
+_entry = msgspec.msgpack.Decoder(MapEntry)
+
+
+class Logged(NamedTuple):
+    """An entry, and its sequence in ASYNC."""
+
+    seq: int
+    entry: MapEntry
+
+
+class Target(NamedTuple):
+    """What a Chunk's items call."""
+
+    revision: Revision
+    method: str
+
+
+class Items(NamedTuple):
+    """Arguments, an item each, and what holds for all of them, as for a submitted call (`records.submit`)."""
+
+    bodies: Sequence[bytes | memoryview]
+    content_type: str
+    accept: str
+    deadline: float = 0.0
+    trace: str = ""
+    webhook: Webhook | None = None
+    priority: Priority | None = None
+    owner: str = subjects.PLATFORM
+    references: Mapping[int, BodyReference] = {}  # index in `bodies` → where it is, when too large for a message
+
+    @property
+    def digest(self) -> str:
+        """What makes two Chunks the same one."""
+        digest = hashlib.sha256()
+        for body in self.bodies:
+            digest.update(b"%d:" % len(body))
+            digest.update(body)
+        return digest.hexdigest()
+
+
+async def last(bus: Bus, map_id: str) -> Logged | None:
+    """How far a map is; None when nothing was accepted of it."""
+    message = await streams.last_message(bus, subjects.ASYNC, subjects.map_log("*", map_id))
+    return None if message is None else _logged(message)
+
+
+async def append(
+    bus: Bus, before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
+) -> Logged:
+    """Accept the items behind those of `before`. Raises Conflict when that is not the last entry any more; QueueFull,
+    BusUnavailable."""
+    revision, method = target
+    entry = _entry_behind(before, map_id, target, items, now=now, closes=closes)
+    webhook = items.webhook
+    if webhook is None and revision.spec.webhook:
+        webhook = Webhook(revision.spec.webhook)
+    priority = revision.spec.priority if items.priority is None else items.priority
+    queue = subjects.async_queue(revision.function, revision.number, priority, items.owner)
+    batch: list[tuple[str, bytes]] = []
+    for place, body in enumerate(items.bodies):
+        reference = items.references.get(place)
+        message = InvocationMessage(
+            id=item_id(map_id, entry.first + place),
+            function=revision.function,
+            revision=revision.number,
+            method=method,
+            content_type=items.content_type,
+            accept=items.accept,
+            reply="",
+            submitted_at=now,
+            deadline=items.deadline,
+            trace=items.trace,
+            webhook=webhook,
+            keep_s=revision.spec.retention_s,
+            priority=priority,
+            owner=items.owner,
+            reference=reference,
+        )
+        batch.append((queue, pack(message, body if reference is None else b"")))
+    log = subjects.map_log(revision.function, map_id)
+    batch.append((log, encode(entry)))
+    stored = await bus.publish_batch(batch, expected_last=0 if before is None else before.seq)
+    if items.bodies:
+        wakeups.ring(bus, revision.function, QueueKind(priority, is_sync=False))
+    if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_EACH:
+        await streams.purge(bus, subjects.ASYNC, log, keep=_KEPT_CHUNKS)
+    return Logged(stored.seq, entry)
+
+
+def _entry_behind(
+    before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
+) -> MapEntry:
+    revision, method = target
+    first = 0 if before is None else before.entry.accepted
+    return MapEntry(
+        id=map_id,
+        function=revision.function,
+        revision=revision.number,
+        method=method,
+        submitted_at=now if before is None else before.entry.submitted_at,
+        first=first,
+        accepted=first + len(items.bodies),
+        chunk=1 if before is None else before.entry.chunk + 1,
+        digest=items.digest,
+        is_tried_once=revision.spec.retries is None and (before is None or before.entry.is_tried_once),
+        is_closed=closes,
+    )
+
+
+async def cancel(bus: Bus, before: Logged) -> Logged:
+    """Accept nothing more; its items are for the caller to end. Raises Conflict as `append`."""
+    entry = msgspec.structs.replace(before.entry, is_cancelled=True)
+    log = subjects.map_log(entry.function, entry.id)
+    return Logged((await bus.publish_stored(log, encode(entry), expected_last=before.seq)).seq, entry)
+
+
+async def end(bus: Bus, before: Logged) -> None:
+    """Note that all its items have ended, for when their records are gone; unless there is a newer entry."""
+    entry = msgspec.structs.replace(before.entry, is_ended=True)
+    with contextlib.suppress(Conflict):
+        log = subjects.map_log(entry.function, entry.id)
+        await bus.publish_stored(log, encode(entry), expected_last=before.seq)
+
+
+async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
+    """The log of a map, the oldest first."""
+    log, found = subjects.map_log(entry.function, entry.id), list[Logged]()
+    while True:
+        seq = found[-1].seq + 1 if found else 1
+        part = await streams.batch_from(bus, subjects.ASYNC, log, seq, most=_AT_ONCE, max_bytes=_AT_ONCE_BYTES)
+        found += map(_logged, part)
+        if not part:
+            return found
+
+
+def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
+    """Each item's index and where in ASYNC it was stored, as far as that is known, the last item first."""
+    for seq, entry in reversed(log):
+        if not (entry.is_cancelled or entry.is_ended):
+            for index in range(entry.accepted - 1, entry.first - 1, -1):
+                yield index, seq - entry.accepted + index
+
+
+def stretch(message: StoredMessage) -> range:
+    """Where in ASYNC a Chunk lies, of whose map's log this is a message: its items, and its entry behind them."""
+    seq, entry = _logged(message)
+    items = 0 if entry.is_cancelled or entry.is_ended else entry.accepted - entry.first
+    return range(seq - items, seq + 1)
+
+
+async def place_of(bus: Bus, invocation: str) -> int:
+    """Where in ASYNC an item was stored, by its id; 0 when that is forgotten, and of what was not accepted as one."""
+    if (item := item_of(invocation)) is None or (newest := await last(bus, item[0])) is None:
+        return 0
+    for seq, entry in await entries(bus, newest.entry):
+        if entry.first <= item[1] < entry.accepted and not (entry.is_cancelled or entry.is_ended):
+            return seq - entry.accepted + item[1]
+    return 0
+
+
+async def recent(bus: Bus, function: str, limit: int) -> list[MapEntry]:
+    """The maps of a function (``*``: of all) as they stand, by their submission, the newest first."""
+    logs = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.map_log(function, "*"))
+    ids = sorted((log.rpartition(".")[2] for log in logs), reverse=True)  # which begin with the time
+    found = await asyncio.gather(*(last(bus, map_id) for map_id in ids[:limit]))
+    return [logged.entry for logged in found if logged is not None]
+
+
+async def count_ended(bus: Bus, entry: MapEntry) -> int:
+    """How many of a map's items have a record: those that have ended, and few that wait for another attempt."""
+    return await streams.count(bus, subjects.RESULTS, subjects.map_results(entry.function, entry.id))
+
+
+def _logged(message: StoredMessage) -> Logged:
+    return Logged(message.seq, _entry.decode(message.payload))

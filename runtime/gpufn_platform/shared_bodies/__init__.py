@@ -1,0 +1,1 @@
+"""Large request and response bodies, shared by reference between processes of one host."""

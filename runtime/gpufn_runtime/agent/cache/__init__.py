@@ -1,0 +1,1 @@
+"""The node's cache: bundles, engines and images."""

@@ -1,0 +1,70 @@
+"""How an image is made, as a build file. Pure.
+
+1. the base image; 2. what our worker needs; 3. apt packages; 4. Python packages; 5. the user's files
+
+The steps that change least come first, for a build starts again at the first step that differs. Each is one line of
+JSON words, so that no shell reads what a user wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpufn_core.spec.image_spec import ImageSpec
+
+_PIP = ("python3", "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--root-user-action=ignore")
+_APT = 'apt-get update -q && apt-get install -q -y --no-install-recommends "$@" && rm -rf /var/lib/apt/lists/*'
+_LOCK = "/gpufn/lock.txt"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`files` are the digests of what stands beside the build file."""
+
+    text: str
+    files: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of everything that makes two images the same; that of the base image is its name."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def recipe(spec: ImageSpec, *, bases: str, worker_needs: Sequence[str]) -> Recipe:
+    """`bases` names the image that has a version of Python, with `{python}` for it. `worker_needs` are requirements.
+
+    >>> spec = ImageSpec(python="3.12", pip=("torch",))
+    >>> print(recipe(spec, bases="python:{python}-slim", worker_needs=["msgspec"]).text, end="")
+    FROM python:3.12-slim
+    ENV PIP_BREAK_SYSTEM_PACKAGES=1 DEBIAN_FRONTEND=noninteractive
+    RUN ["python3", "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", \
+"--root-user-action=ignore", "msgspec"]
+    RUN ["python3", "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", \
+"--root-user-action=ignore", "msgspec", "torch"]
+    """
+    lines = [
+        f"FROM {spec.base or bases.format(python=spec.python)}",
+        "ENV PIP_BREAK_SYSTEM_PACKAGES=1 DEBIAN_FRONTEND=noninteractive",
+        _run(*_PIP, *worker_needs),
+    ]
+    if spec.apt:
+        lines.append(_run("sh", "-c", _APT, "apt", *spec.apt))
+    # Named again, so that a package which cannot live beside our worker's needs fails here, in pip's words.
+    if spec.lock:
+        lines.append(_copy(spec.lock, _LOCK))
+        lines.append(_run(*_PIP, "-r", _LOCK))
+    if spec.pip:
+        lines.append(_run(*_PIP, *worker_needs, *spec.pip))
+    lines += [_copy(file.digest, file.path) for file in spec.files]
+    return Recipe("\n".join(lines) + "\n", spec.file_digests)
+
+
+def _run(*words: str) -> str:
+    return f"RUN {json.dumps(words)}"
+
+
+def _copy(digest: str, path: str) -> str:
+    return f"COPY {json.dumps([f'files/{digest}', path])}"

@@ -1,0 +1,75 @@
+"""The one connection of a container's process to its agent: TemplateReady in, ForkRequest out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpufn_core.errors import PlatformError
+from gpufn_core.protocol.launch import LONGEST_LINE_BYTES, ForkRequest, TemplateReady
+
+
+class Control(asyncio.Protocol):
+    """`path` is the socket that it connects to; `on_gone` is called when it goes away."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._buffer = bytearray()
+        self._ready: asyncio.Future[TemplateReady] = asyncio.get_running_loop().create_future()
+        self.is_open = True
+        self.on_gone: Callable[[], None] = lambda: None
+
+    async def listen(self) -> None:
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: self, str(self._path))
+        self._path.chmod(0o666)  # the folder is closed to all but its owner
+
+    async def ready(self) -> TemplateReady:
+        """Raises PlatformError."""
+        return await asyncio.shield(self._ready)
+
+    def send(self, request: ForkRequest) -> None:
+        """Raises PlatformError."""
+        if not self.is_open or self._transport is None:
+            raise PlatformError("Its process has gone away.")
+        self._transport.write(msgspec.json.encode(request) + b"\n")
+
+    def close(self) -> None:
+        self.on_gone = lambda: None
+        self.is_open = False
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._transport is not None:
+            self._transport.close()  # after what was written
+        if not self._ready.done():
+            self._ready.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        if self._server is not None:  # one connection, for its worker's code will run there as well
+            self._server.close()
+            self._server = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._ready.done():  # and nothing else is asked of it
+            return
+        self._buffer += data
+        line, end, _ = self._buffer.partition(b"\n")
+        if not (end or len(self._buffer) > LONGEST_LINE_BYTES):
+            return
+        try:
+            self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))
+        except msgspec.DecodeError as error:
+            self._ready.set_exception(PlatformError(f"Its process does not speak as agreed: {error}."))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if not self._ready.done():
+            self._ready.set_exception(PlatformError("Its process has ended."))
+        self.on_gone()

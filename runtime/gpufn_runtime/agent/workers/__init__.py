@@ -1,0 +1,1 @@
+"""The workers of this node: start, supervision, adoption and cleanup."""

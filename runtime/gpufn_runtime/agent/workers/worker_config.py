@@ -1,0 +1,123 @@
+"""What a worker is to be: its config, limits and environment, from its Revision and the share that it holds."""
+
+from __future__ import annotations
+
+import os
+
+from gpufn_core.domain.device import Device
+from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.worker import Assignment
+from gpufn_core.home import Home
+from gpufn_core.protocol.launch import MpsLimits, WorkerConfig
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.decide.fleet import WorkerRecord
+from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.launchers.base import LaunchOrder
+from gpufn_runtime.agent.launchers.containers.sandbox import Limits
+from gpufn_runtime.agent.mps.base import Joining
+from gpufn_runtime.agent.workers.cgroups import MemoryGroup
+from gpufn_runtime.agent.workers.environment import container_environment, import_environment, worker_environment
+from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
+
+_MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
+
+
+class Orders:
+    """`default_image` is that of a function without one: None, and it is a process. `open_files` are allowed to it.
+    `supervisor_fifo`: what its process ends with."""
+
+    def __init__(
+        self,
+        home: Home,
+        devices: DeviceWatch,
+        default_image: ImageSpec | None,
+        open_files: int | None,
+        supervisor_fifo: str,
+    ) -> None:
+        self._home = home
+        self._devices = devices
+        self._default_image = default_image
+        self._open_files = open_files
+        self._supervisor_fifo = supervisor_fifo
+        self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
+
+    def image(self, spec: FunctionSpec) -> ImageSpec | None:
+        """None for a process."""
+        return spec.image or self._default_image
+
+    def memory_bytes(self, spec: FunctionSpec) -> int:
+        return spec.resources.memory_bytes or self._default_memory
+
+    def limits(self, spec: FunctionSpec) -> Limits:
+        env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
+        return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress, env=env)
+
+    def kind(self, assignment: Assignment) -> str:
+        """The DeviceKind whose engines the worker runs."""
+        return next((gpu.kind for gpu in self._gpus(assignment)), CPU_KIND)
+
+    def config(
+        self,
+        record: WorkerRecord,
+        revision: Revision,
+        bundle: str,
+        engines: dict[str, tuple[str, ...]],
+        *,
+        launched_at: float,
+        group: MemoryGroup | None,
+    ) -> WorkerConfig:
+        return WorkerConfig(
+            worker=record.worker,
+            function=record.function,
+            revision=record.revision,
+            spec=revision.spec,
+            bundle_dir=bundle,
+            engines=engines,
+            socket=os.fspath(self._home.worker_socket(record.worker)),
+            parcels=os.fspath(self._home.parcels / record.worker),
+            launched_at=launched_at,
+            mps=self._mps_limits(record),
+            memory_bytes=self.memory_bytes(revision.spec),
+            memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
+            open_files=self._open_files,
+            supervisor_fifo=self._supervisor_fifo,
+            cgroup_procs=() if group is None else (os.fspath(group.entrance),),
+        )
+
+    def launch(
+        self,
+        config: WorkerConfig,
+        folder: WorkerFolder,
+        assignment: Assignment,
+        *,
+        joins: Joining,
+        modules: frozenset[str],
+    ) -> LaunchOrder:
+        """`joins` is how it joins its part of a GPU; `modules` what a standby has ready for it."""
+        spec, gpus = config.spec, assignment.share.gpus
+        image = self.image(spec)
+        own = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
+        return LaunchOrder(
+            worker=config.worker,
+            folder=folder.path,
+            config=folder.config,
+            output=folder.output,
+            environment={**joins.environment, **own},
+            told=config,
+            modules=modules,
+            image=image,
+            gpus=gpus,
+            mps=joins.mounts,
+        )
+
+    def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:
+        if record.assignment is None or not record.shares_by_mps:
+            return None
+        share = record.assignment.share
+        multiprocessors = next((gpu.multiprocessors for gpu in self._gpus(record.assignment)), 0)
+        return MpsLimits(share.vram_bytes, share.sm_percent, multiprocessors)
+
+    def _gpus(self, assignment: Assignment) -> list[Device]:
+        return [gpu for gpu in self._devices.gpus if gpu.uuid in assignment.share.gpus]

@@ -1,0 +1,114 @@
+"""What the runner and the agent tell each other about workers, over the bus.
+
+The runner sees a socket close at once but not why; the agent sees the exit status. Events carry both ways; a kill is
+an order to the agent, since only the agent touches processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from gpufn_core.domain.worker import ColdStart, Exit, StartFailure
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import KillOrder
+from gpufn_core.protocol.reports import WorkerEvent, WorkerEventKind
+from gpufn_platform.bus.connection import Bus, Message
+from gpufn_platform.process.clock import Clock
+from gpufn_runtime.runner.workers.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+_REMEMBERED = 1000
+
+_event = msgspec.msgpack.Decoder(WorkerEvent)
+
+
+class Supervision:
+    def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
+        self._bus = bus
+        self._node = node
+        self._clock = clock
+        self._launches: dict[str, ColdStart] = {}
+        self._exits: dict[str, Exit] = {}
+        self._when_ended: dict[str, Callable[[Exit], None]] = {}
+
+    def start(self) -> None:
+        self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
+
+    def kill(self, worker: str, why: str) -> None:
+        """Have the agent end this worker's process, if there still is one."""
+        self._publish(subjects.kill(self._node), encode(KillOrder(worker, why)))
+
+    def event(
+        self,
+        link: WorkerLink,
+        kind: WorkerEventKind,
+        *,
+        failure: StartFailure | None = None,
+        needs_bytes: int = 0,
+    ) -> None:
+        event = WorkerEvent(
+            kind, link.worker, link.revision.function, link.revision.number, self._node,
+            self._clock.time(), cold_start=link.cold_start, failure=failure, needs_bytes=needs_bytes,
+        )  # fmt: skip
+        self._publish(subjects.worker_event(link.revision.function), encode(event))
+
+    def cold_start(self, link: WorkerLink) -> ColdStart:
+        """Of a worker that has just become READY: what the agent told of the launch, and it of itself."""
+        inside = link.cold_start or ColdStart()
+        started = self._launches.get(link.worker)
+        place_s = started.place_s if started is not None else 0.0
+        launch_s = max(0.0, self._clock.time() - link.created_at - place_s - inside.load_s - inside.warm_s)
+        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
+        return ColdStart(
+            place_s=place_s,
+            launch_s=launch_s,
+            load_s=inside.load_s,
+            warm_s=inside.warm_s,
+            standby=started is not None and started.standby,
+        )
+
+    def exit_of(self, worker: str) -> Exit | None:
+        return self._exits.get(worker)
+
+    def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None:
+        """Call `tell` once the agent has said how the worker's process ended; at once when it has."""
+        if (known := self._exits.get(worker)) is not None:
+            tell(known)
+        else:
+            self._when_ended[worker] = tell
+
+    def forget(self, worker: str) -> None:
+        """Nobody waits for its end any more."""
+        self._when_ended.pop(worker, None)
+
+    def _on_event(self, message: Message) -> None:
+        event = _event.decode(message.payload)
+        if event.node != self._node:
+            return
+        if event.kind is WorkerEventKind.STARTED and event.cold_start is not None:
+            _remember(self._launches, event.worker, event.cold_start)
+        elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
+            _remember(self._exits, event.worker, event.exit)
+            if (tell := self._when_ended.pop(event.worker, None)) is not None:
+                tell(event.exit)
+
+    def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            self._bus.publish(subject, payload)
+        except BusUnavailable as error:
+            log.warning("%s was not told: %s", subject, error)
+
+
+def _remember(known: dict[str, V], worker: str, value: V) -> None:
+    known[worker] = value
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]

@@ -1,0 +1,1 @@
+"""Attempts: their life, their end, their settlement and their cost."""

@@ -1,0 +1,114 @@
+"""Notes of the starts of submitted calls, for the runner that starts a call again (`start_numbers`).
+
+A first start is noted once it has lasted for a while: most calls end sooner, and cost the bus nothing. A repeated start
+is noted at once, and so is one that this runner interrupts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from gpufn_core.domain.invocation import StartReason
+from gpufn_core.errors import GpufnError
+from gpufn_core.protocol.records import StartNote
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue import start_notes
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_runtime.runner.attempts import start_numbers
+from gpufn_runtime.runner.attempts.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+NOTED_AFTER_S: Final = 0.25
+_KEPT_MESSAGE_CHARS = 200
+
+
+class Starts:
+    def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
+        self.node = node
+        self._bus = bus
+        self._clock = clock
+        self._tasks = Tasks("notes of starts")
+
+    async def read(self, invocation: str, seq: int) -> StartNote | None:
+        """The note of the last start of the message at `seq` of ASYNC. Raises BusUnavailable."""
+        note = await start_notes.last(self._bus, invocation)
+        return note if note is not None and note.seq == seq else None
+
+    def number(self, attempt: Attempt, note: StartNote | None) -> None:
+        """Give an attempt that has not begun its own number: its call may have been started before."""
+        unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
+        now = self._clock.time()
+        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, now)
+
+    def note(self, attempt: Attempt) -> None:
+        """Store that it has begun."""
+        if attempt.run.note is None:
+            keeping = self._keep(attempt.message.id, self._note(attempt))
+            attempt.run.note = asyncio.get_running_loop().create_task(keeping, name="note of a start")
+
+    def hand_back(self, attempt: Attempt, why: StartReason, message: str) -> None:
+        """Have an interrupted attempt started again, under its next number. Its process must be dead."""
+        if attempt.is_submitted:
+            self._tasks.start(self._hand_back(attempt, why, message))
+        else:
+            _return(attempt)
+
+    async def _hand_back(self, attempt: Attempt, why: StartReason, message: str) -> None:
+        if attempt.run.note is not None:
+            await attempt.run.note  # or the older note would replace this one
+        note = self._note(attempt, why, message)
+        await self._keep(attempt.message.id, note)
+        _return(attempt)
+
+    async def forget(self, attempt: Attempt) -> None:
+        """It has ended, or its retry is queued. A note that stays, because the bus is away, goes with its time."""
+        if attempt.run.note is None:
+            return
+        seq = await attempt.run.note
+        with contextlib.suppress(GpufnError):
+            if seq:
+                await start_notes.forget(self._bus, seq)
+
+    async def drop(self, invocation: str) -> None:
+        """As `forget`, of a call that ended without an attempt here."""
+        with contextlib.suppress(GpufnError):
+            await start_notes.drop(self._bus, invocation)
+
+    async def finish(self) -> None:
+        """Wait until what was handed back is in its queue."""
+        await self._tasks.done()
+
+    async def _keep(self, invocation: str, note: StartNote) -> int:
+        try:
+            return await start_notes.keep(self._bus, invocation, note)
+        except GpufnError as error:
+            log.info("the start of %s is not noted: %s", invocation, error)
+            return 0
+
+    def _note(self, attempt: Attempt, interrupted: StartReason | None = None, message: str = "") -> StartNote:
+        delivery, invocation = attempt.delivery, attempt.message
+        assert isinstance(delivery, Delivery), "a submitted call comes from a queue"
+        return StartNote(
+            seq=delivery.seq,
+            delivered=delivery.counted,
+            attempt=invocation.attempt,
+            reason=attempt.reason,
+            node=self.node,
+            worker=attempt.link.worker,
+            started_at=attempt.run.started_at,
+            attempts=invocation.attempts,
+            interrupted=interrupted,
+            ended_at=self._clock.time() if interrupted is not None else 0.0,
+            message=message[:_KEPT_MESSAGE_CHARS],
+        )
+
+
+def _return(attempt: Attempt) -> None:
+    with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+        attempt.delivery.nak(has_begun=True)

@@ -1,0 +1,1 @@
+"""Dispatch: deliveries of one revision in, attempts in workers' slots out."""

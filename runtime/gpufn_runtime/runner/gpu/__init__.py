@@ -1,0 +1,1 @@
+"""Turns on GPUs that functions share by time."""

@@ -1,0 +1,1 @@
+"""Recovery after a runner, a caller, a worker or the bus was lost."""

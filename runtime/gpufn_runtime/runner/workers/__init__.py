@@ -1,0 +1,1 @@
+"""Workers as the runner sees them: sockets, slots, output and nested calls."""

@@ -1,0 +1,197 @@
+"""The Revision's code in this process: from an unpacked Bundle to callables. The one place that unpickles code."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpufn.declare.hooks import hooks
+from gpufn.declare.type_hints import signature_of
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_runtime.worker.arguments.parameters import Parameters, Reader
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.engines.session import Session
+
+_OUR_MODULES = frozenset(
+    {"gpufn", "gpufn_core", "gpufn_platform", "gpufn_runtime", "msgspec", "typing_extensions", "cloudpickle"}
+)
+
+
+class LoadError(Exception):
+    """The revision cannot run here, and not because its code raised: the message says it all."""
+
+
+class Method(NamedTuple):
+    """`batched` calls gather, and `call` takes a list for each argument."""
+
+    call: Callable[..., Any]
+    kind: CallKind
+    parameters: Reader
+    batched: bool
+
+
+class Loaded:
+    """What calls of this revision run. A class's methods exist once `make` has made its instance.
+
+    `sessions` are the function's models, by parameter: a class has them as attributes before anything of it runs, a
+    plain function gets them with each call.
+    """
+
+    def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session]) -> None:
+        self.methods: dict[str, Method] = {}
+        self.enter: list[Callable[[], Any]] = []
+        self.exit: list[Callable[[], Any]] = []
+        self.park: list[Callable[[], Any]] = []
+        self.resume: list[Callable[[], Any]] = []
+        self._target = target
+        self._spec = spec
+        self.sessions = sessions
+
+    def make(self) -> None:
+        """Instantiate the class, if it is one, and find the methods."""
+        if self._spec.is_class:
+            for name, session in self.sessions.items():
+                setattr(self._target, name, session)
+        instance = self._target() if self._spec.is_class else self._target
+        for method in self._spec.methods:
+            call = getattr(instance, method.name) if method.name else instance
+            self.methods[method.name] = self._method(method, call)
+        if self._spec.is_class:
+            for hook in ("enter", "exit", "park", "resume"):
+                setattr(self, hook, [getattr(instance, name) for name in hooks(type(instance), hook)])
+
+    def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
+        batched = self._spec.batch is not None
+        provided = {} if self._spec.is_class else self.sessions
+        parameters = Parameters(
+            call,
+            raw_parameter=method.raw_parameter,
+            batched=batched,
+            provided=provided,
+            may_pickle=self._spec.pickle,
+        )
+        call = _provided(call, parameters.signature, provided) if provided else call
+        return Method(call, method.kind, parameters, batched)
+
+
+class _Model(Loaded):
+    """A function without code."""
+
+    def make(self) -> None:
+        batched = self._spec.batch is not None and self._target.shares_runs
+        for method in self._spec.methods:
+            call = self._target.call_all if batched else self._target.call
+            self.methods[method.name] = Method(call, method.kind, self._target, batched)
+
+
+def load(config: WorkerConfig) -> Loaded:
+    """Import, or unpickle, the function, and load its models; whatever the user's code raises comes through."""
+    entry = config.spec.entry
+    if entry.packaging is Packaging.MODEL:
+        return _model(config)
+    sys.path.insert(0, config.bundle_dir)
+    os.chdir(config.bundle_dir)  # relative paths mean what they meant where it was written
+    target = _unpickled(config) if entry.packaging is Packaging.PICKLE else _imported(entry, config.bundle_dir)
+    target = getattr(target, "raw", target)  # of a `@gpu_function`, what it decorates
+    if not callable(target) or isinstance(target, type) != config.spec.is_class:
+        wanted = "a class" if config.spec.is_class else "a function"
+        raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r}, and was deployed as {wanted}")
+    return Loaded(target, config.spec, _sessions(config) if config.spec.models else {})
+
+
+def _model(config: WorkerConfig) -> Loaded:
+    sessions = _sessions(config)
+    from gpufn_runtime.worker.engines.model_function import ModelFunction  # noqa: PLC0415  (as in `_sessions`)
+
+    (session,) = sessions.values()
+    return _Model(ModelFunction(session, config.function, config.revision), config.spec, sessions)
+
+
+def _sessions(config: WorkerConfig) -> Mapping[str, Session]:
+    """Imports numpy and what runs the engines: only where there are models."""
+    try:
+        from gpufn_runtime.worker.engines.load import NoEngine, load_sessions  # noqa: PLC0415
+    except ImportError as error:
+        raise LoadError(f"this node lacks what runs models: {error}") from error
+    try:
+        return load_sessions(config)
+    except NoEngine as error:
+        raise LoadError(str(error)) from error
+
+
+def _provided(
+    call: Callable[..., Any], without: inspect.Signature, sessions: Mapping[str, Session]
+) -> Callable[..., Any]:
+    """`call`, which needs to be given the rest only: by position as well, wherever the sessions stand."""
+    whole = signature_of(call)
+    order = list(whole.parameters)
+
+    def provided(*args: Any, **kwargs: Any) -> Any:
+        given = {**without.bind(*args, **kwargs).arguments, **sessions}
+        bound = inspect.BoundArguments(whole, {name: given[name] for name in order if name in given})
+        return call(*bound.args, **bound.kwargs)
+
+    return provided
+
+
+class ThirdPartyModules:
+    """The installed modules in memory, less those that every worker has: what a standby would preload.
+
+    `look` tells those loaded since the last time: a worker must not call its own what a template, made for more than
+    it needs, has looked at; and to go through all that torch loads makes it copy 5 ms' worth of pages.
+    """
+
+    def __init__(self) -> None:
+        self._newest = ""
+
+    def look(self) -> tuple[str, ...]:
+        # All of it in C, so that no thread imports meanwhile.
+        newest_first = list(itertools.takewhile(self._newest.__ne__, reversed(sys.modules)))
+        if newest_first:
+            self._newest = newest_first[0]
+        return tuple(sorted(filter(_is_third_party, newest_first)))
+
+
+third_party = ThirdPartyModules()
+
+
+def _is_third_party(name: str) -> bool:
+    if "." in name or name.startswith("_") or name in _OUR_MODULES:
+        return False
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
+
+
+def _imported(entry: EntryPoint, bundle_dir: str) -> Any:
+    top = entry.module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is not None and not (getattr(loaded, "__file__", None) or "").startswith(bundle_dir):
+        raise LoadError(f"the module {top!r} has the name of one that Python has loaded already: rename the file")
+    __import__(entry.module)
+    target: Any = sys.modules[entry.module]
+    for name in entry.qualname.split("."):
+        try:
+            target = getattr(target, name)
+        except AttributeError:
+            raise LoadError(f"the module {entry.module} has no {entry.qualname}") from None
+    return target
+
+
+def _unpickled(config: WorkerConfig) -> Any:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if config.spec.python not in ("", here):
+        raise LoadError(
+            f"{config.spec.name} was pickled by Python {config.spec.python}, and this worker runs {here}: "
+            "deploy it from a file, or with the same Python"
+        )
+    import cloudpickle  # noqa: PLC0415  (only for functions without a file)
+
+    with open(os.path.join(config.bundle_dir, "function.pkl"), "rb") as file:
+        return cloudpickle.load(file)

@@ -1,0 +1,360 @@
+"""A call's body → the arguments of the user's function; what does not fit is refused before any of its code runs.
+
+JSON and msgpack come from anybody and are converted strictly to the type hints. The SDK's own encoding carries Python
+values and means what the same call would mean in one process: they are passed as they are, and refused like JSON's
+where the hint is of plain types and the value is a wrong one of these. A class that a hint names makes its instances
+itself, of the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per
+call: here each takes one value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Container, Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from gpufn.call.remote import described
+from gpufn.declare.hint_adapters import StandIn, readable
+from gpufn.declare.type_hints import resolved, signature_of
+from gpufn_core.encoding import media, native, values
+from gpufn_core.encoding.hint_normalisation import computed_fields_optional
+from gpufn_core.encoding.msgspec_errors import json_fault, misfit, number_field
+from gpufn_core.encoding.record_classes import RecordClasses
+from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
+from gpufn_runtime.worker.arguments.defaults import filled_in, may_be_missing
+from gpufn_runtime.worker.arguments.instances import BYTES, Instances, model_of
+from gpufn_runtime.worker.execute.error_report import message_of
+
+_QUOTED = re.compile(r"'(\w+)'")
+_NOT_GIVEN: Any = object()
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+
+
+class Reader(Protocol):
+    """Reads a call's body."""
+
+    def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]: ...
+
+    def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]: ...
+
+
+class _Sent(msgspec.Struct):
+    """A call in the SDK's encoding, whose arguments are still to be decoded."""
+
+    args: list[msgspec.Raw] = []
+    kwargs: dict[str, msgspec.Raw] = {}
+
+
+class Parameters:
+    """How one callable is called. `signature` is without `self`, and without the parameters that are `provided`: the
+    worker gives these itself."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        *,
+        raw_parameter: str | None = None,
+        batched: bool = False,
+        provided: Container[str] = (),
+        may_pickle: bool = False,
+    ) -> None:
+        whole = signature_of(call)
+        self.signature = whole.replace(
+            parameters=[parameter for name, parameter in whole.parameters.items() if name not in provided]
+        )
+        self._raw_parameter = raw_parameter
+        self._may_pickle = may_pickle
+        self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in whole.parameters.values()])
+        self._instances = Instances(_convert)
+        self._how: Any = {  # how the SDK's encoding is decoded
+            "find": self._classes.find,
+            "make": self._instances.make,
+            "remedy": values.OTHER_TYPE if may_pickle else values.NO_PICKLES,
+        }
+        self._hints = {
+            parameter.name: _hint_of(parameter, call, batched=batched)
+            for parameter in self.signature.parameters.values()
+        }
+        checked = {name: _python_hint(hint) for name, hint in self._hints.items()}
+        # A Struct for each, for which msgspec works out the hint once.
+        self._holders = {
+            name: msgspec.defstruct("Holder", [(name, hint)]) for name, hint in checked.items() if hint is not Any
+        }
+        self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
+        self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
+        # The parameter that takes keywords of any name, if there is one.
+        self._rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        self._struct = None if self._rest is not None else self._make_struct()
+        form = dict[str, Any] if self._struct is None else self._struct
+        self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
+        self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
+
+    def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments. RequestError says what does not fit."""
+        try:
+            return self._bind(media.media_type(content_type), body, content_type)
+        except RequestError:
+            raise
+        except BaseException as error:  # a validator or a constructor of the user's own
+            what = f"{type(error).__qualname__}: {message_of(error)}"
+            raise InvalidInput(f"the input could not be read: {what}") from error
+
+    def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
+        """One value for each parameter, defaults filled in."""
+        args, kwargs = self.bind(content_type, body)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _bind(self, kind: str, body: bytes | memoryview, content_type: str) -> tuple[list[Any], dict[str, Any]]:
+        if kind == media.JSON:
+            return self._from_map(self._from_json, body or b"{}", "JSON")
+        if kind == media.MSGPACK:
+            return self._from_map(self._from_msgpack, body or b"\x80", "msgpack")
+        if kind == media.NATIVE:
+            return self._from_native(body)
+        if kind == media.PICKLED:
+            if not self._may_pickle:
+                raise UnsupportedMediaType(pickles_refused("the function"))
+            return self._from_native(body, allow_pickle=True)
+        if self._raw_parameter is None:
+            if body:
+                raise values.unsupported(content_type)
+            return self._checked([], {})
+        return self._placed(self._checked([], {self._raw_parameter: bytes(body)})[1])
+
+    def _from_map(
+        self, decode: Callable[[bytes | memoryview], Any], body: bytes | memoryview, form: str
+    ) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            decoded = decode(body)
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if form == "JSON" and (field := number_field(body)):
+                raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from error
+            raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
+        if self._struct is not None:
+            given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
+            return self._placed({name: self._whole(name, value) for name, value in given if value is not _NOT_GIVEN})
+        converted = {}
+        for name, value in decoded.items():
+            try:
+                parameter = self._parameter_of(name)
+                hint = self._hints.get(parameter, Any)
+                converted[name] = self._whole(parameter, msgspec.convert(value, hint, dec_hook=_convert))
+            except msgspec.ValidationError as error:
+                raise self._refusal(str(error), within=name) from error
+        return self._placed(self._checked([], converted)[1])
+
+    def _from_native(self, body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            decoded = values.decode_call(body, allow_pickle=allow_pickle, **self._how)
+        except InvalidInput as error:
+            raise error if allow_pickle else self._located(body, error) from error
+        args, kwargs = self._checked(*decoded)
+        args = [
+            self._fitted(name, value, told, is_trusted=allow_pickle)
+            for (name, told), value in zip(self._positions(), args, strict=False)
+        ]
+        return args, {
+            name: self._fitted(self._parameter_of(name), value, name, is_trusted=allow_pickle)
+            for name, value in kwargs.items()
+        }
+
+    def _located(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
+        """`error` with the argument that cannot be decoded."""
+        try:
+            sent = msgspec.msgpack.decode(body, type=_Sent)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return error
+        named = zip((told for _, told in self._positions()), sent.args, strict=False)
+        for name, part in itertools.chain(named, sent.kwargs.items()):
+            try:
+                native.decode(part, **self._how)
+            except InvalidInput as found:
+                return InvalidInput(f"{name}: {found.message}", field=name)
+        return error
+
+    def _positions(self) -> Iterator[tuple[str, str]]:
+        """The parameter that each positional argument is for, and what the argument is called."""
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                yield from ((parameter.name, f"{parameter.name}[{number}]") for number in itertools.count())
+            yield parameter.name, parameter.name
+
+    def _parameter_of(self, keyword: str) -> str:
+        """Whose hint is the keyword's."""
+        return keyword if keyword in self._hints or self._rest is None else self._rest
+
+    def _fitted(self, name: str, value: Any, told: str, *, is_trusted: bool) -> Any:
+        """A Python value for a parameter: as it is, or as the class that the hint names. `told`: the argument.
+
+        A sender that `is_trusted` may run code: an object that only a pickle carries may stand for an instance.
+        """
+        holder = self._holders.get(name)
+        if holder is None:
+            return value
+        try:
+            held = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
+        except msgspec.ValidationError:
+            if _is_plain(value):
+                return self._converted(name, value, self._hints[name], told)
+            if is_trusted or name not in self._of_class:
+                return value  # what is not plain may stand for what is: a float32 for a float
+            return self._of_classes(name, value, told)
+        return self._whole(name, getattr(held, name)) if name in self._of_class else value
+
+    def _of_classes(self, name: str, value: Any, told: str) -> Any:
+        try:
+            return self._whole(name, self._instances.fitted(value, self._hints[name]))
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), within=told) from error
+
+    def _whole(self, name: str, value: Any) -> Any:
+        return filled_in(value) if name in self._with_defaults else value
+
+    def _converted(self, name: str, value: Any, hint: Any, told: str) -> Any:
+        try:
+            return self._whole(name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert))
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), within=told) from error
+
+    def _checked(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
+        except TypeError as error:
+            name = _QUOTED.search(str(error))
+            raise InvalidInput(f"{error}; it takes {described(self.signature)}", field=name and name[1]) from error
+        return args, kwargs
+
+    def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        placed, rest = self._placed(dict(kwargs)) if not args else (args, kwargs)
+        self.signature.bind(*placed, **rest)
+
+    def _placed(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional-only parameters, which JSON gives by name as well, in their place."""
+        if not self._by_position:
+            return [], kwargs
+        args = []
+        for name in self._by_position:
+            if name not in kwargs:
+                break
+            args.append(kwargs.pop(name))
+        return args, kwargs
+
+    def _make_struct(self) -> Any:
+        fields: list[Any] = []
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            field = (parameter.name, self._hints[parameter.name])
+            fields.append(field if parameter.default is parameter.empty else (*field, _NOT_GIVEN))
+        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+
+    def _refusal(self, text: str, within: str = "") -> InvalidInput:
+        """msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
+        found = misfit(text, within)
+        path = found.path
+        if found.is_missing:
+            return InvalidInput(f"{path}: missing", field=path)
+        if found.is_unknown:
+            takes = f"parameter; it takes {described(self.signature)}" if not found.at else "field"
+            return InvalidInput(f"{path}: there is no such {takes}", field=path)
+        if found.is_key:
+            return InvalidInput(f"a key of {path or 'the body'}: {found.text}", field=path or None)
+        if not path:
+            return InvalidInput(f"the body is a map from parameters to values: {found.text}")
+        return InvalidInput(f"{path}: {found.text}", field=path)
+
+
+def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
+    hint = resolved(parameter.annotation, call)
+    if batched:
+        hint = typing.get_args(hint)[0] if len(typing.get_args(hint)) == 1 else Any
+    elif parameter.default is None and hint is not Any:
+        hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
+    try:
+        with computed_fields_optional(hint):  # msgspec keeps with a class what it has learned of it
+            hint = readable(hint)
+            msgspec.json.Decoder(hint, dec_hook=_convert)
+    except Exception:  # a hint that msgspec has no idea of
+        return Any
+    return hint
+
+
+def _python_hint(hint: Any) -> Any:
+    """What a Python value for `hint` is checked against: plain types and classes with fields. Any in place of the rest;
+    and a bool is a number, as it is in Python."""
+    if hint is int or hint is float:
+        return hint | bool
+    if hint in _PLAIN or hint in _CONTAINERS or hint is ... or _names_class(hint):
+        return hint
+    origin, args = typing.get_origin(hint), tuple(_python_hint(arg) for arg in typing.get_args(hint))
+    if origin in _CONTAINERS:
+        return origin[args]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[args]  # noqa: UP007  (`|` of a tuple)
+    return Any
+
+
+def _names_class(hint: Any) -> bool:
+    """Whether it is, or holds, a class whose instances are checked: a dataclass, an enum and so on."""
+    if isinstance(hint, type) and typing.get_origin(hint) is None:
+        return isinstance(hint, StandIn) or native.has_form(hint)
+    return any(map(_names_class, typing.get_args(hint)))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
+
+
+def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one for each kind
+    """`value`, as decoded, for a hint that msgspec does not know. (msgspec's dec_hook: ValueError refuses.)"""
+    kind = typing.get_origin(hint) or hint
+    if isinstance(kind, StandIn):
+        return kind.read(value, _convert)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(kind, type):
+        if issubclass(kind, numpy.ndarray):
+            return _array(numpy, hint, value)
+        if issubclass(kind, numpy.generic):
+            return kind(value)
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+        return model_of(kind, value)
+    pathlib = sys.modules.get("pathlib")
+    if pathlib is not None and isinstance(kind, type) and issubclass(kind, pathlib.PurePath) and isinstance(value, str):
+        return kind(value)
+    if kind is complex and isinstance(value, (int, float)):
+        return complex(value)
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value  # an abstract class such as Iterable
+    name = getattr(kind, "__qualname__", str(hint))
+    raise ValueError(f"Expected {name}, got {type(value).__name__}")
+
+
+def _array(numpy: Any, hint: Any, value: Any) -> Any:
+    if isinstance(value, numpy.ndarray):
+        return value
+    dtype = None
+    for part in typing.get_args(hint):  # ndarray[shape, dtype[float32]]
+        if (typing.get_origin(part) or part) is numpy.dtype:
+            scalar = (*typing.get_args(part), None)[0]
+            dtype = scalar if isinstance(scalar, type) else None
+    array = numpy.asarray(value, dtype)
+    if array.dtype.hasobject:
+        raise ValueError("Expected an array of numbers")
+    return array

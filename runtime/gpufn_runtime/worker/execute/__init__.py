@@ -1,0 +1,1 @@
+"""Execution of calls: threads, event loop, batches and results."""

@@ -1,0 +1,284 @@
+"""Where calls run: the user threads, of which the main thread is the first.
+
+The reader thread hands attempts over with `take`; user threads take them from one queue and send the results
+themselves. The main thread loads the code, runs the hooks and is the only one with `concurrency=1`, so that what a
+library keeps per thread (torch's grad mode, sqlite's connections) is there in every call. Further threads, up to
+`concurrency`, are started for calls that wait or block: threads that only compute take the interpreter from each other.
+While calls are short, a user thread reads the socket itself (`reading`). Async functions run on one event loop
+(`event_loop`); batches gather (`batches`) and run in the user threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from gpufn_core.errors import InvalidInput, ProtocolMismatch, RequestError
+from gpufn_core.protocol.frames import Run, RunnerFrame
+from gpufn_core.spec.function_spec import CallKind, FunctionSpec
+from gpufn_runtime.worker.arguments.loader import Method
+from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
+from gpufn_runtime.worker.execute.batch_rules import Gathering
+from gpufn_runtime.worker.execute.batch_runs import BatchRuns
+from gpufn_runtime.worker.execute.results import Results
+from gpufn_runtime.worker.execute.socket_reader import Loan
+from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
+from gpufn_runtime.worker.process import vital
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.execute.event_loop import EventLoop
+
+# Calls longer than this are worth a thread each, at once; and so long nothing may move before one more is started.
+_LONG_CALL_S = 0.001
+_SHORT_CALL_S = 0.0005
+_STALLED_S = 0.002
+
+_ASYNC = (CallKind.ASYNC, CallKind.ASYNC_GENERATOR)
+
+
+class Executor:
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        attempts: Attempts,
+        results: Results,
+        link: Link,
+        take_frame: Callable[[RunnerFrame, bytes], None],
+    ) -> None:
+        self._link = link
+        self._take_frame = take_frame
+        self._loan = Loan()
+        self._is_stopping = False
+        self._concurrency = spec.concurrency
+        self._attempts = attempts
+        self._results = results
+        self._methods: dict[str, Method] = {}
+        self._inbox: SimpleQueue[_Job] = SimpleQueue()
+        self._threads = 1
+        self._taken = 0  # from the inbox, by all threads
+        self._taken_when_seen = 0
+        self._seen_at = 0.0
+        self._mean_call_s = 0.0  # exponentially weighted
+        self._loop: EventLoop | None = None
+        self._batch_runs = BatchRuns(attempts, results)
+        self._gathering = Gathering[Attempt](spec.batch, spec.concurrency) if spec.batch else None
+        self._gathering_lock = threading.Lock()
+
+    def serve(self, methods: dict[str, Method]) -> None:
+        """What `take` may run from now on."""
+        self._methods = methods
+        if any(method.kind in _ASYNC for method in methods.values()):
+            self._event_loop()
+
+    # --- in the reader thread ---------------------------------------------------------------------------------------
+
+    def take(self, attempt: Attempt) -> None:
+        method = self._methods.get(attempt.run.method)
+        if method is None:
+            known = ", ".join(self._methods) or "none"
+            error = InvalidInput(f"there is no method {attempt.run.method!r}; there is {known}", field="method")
+            self._results.rejected(attempt, error, time.perf_counter())
+        elif self._gathering is not None and method.batched:
+            with self._gathering_lock:
+                self._gathering.add(attempt.run.method, attempt, time.monotonic())
+            self._hand_over(self._next_batch)
+        elif method.kind in _ASYNC:
+            self._event_loop().take(attempt, method)
+        else:
+            self._hand_over(functools.partial(self._run, attempt, method))
+
+    def stop(self) -> None:
+        """End `work`, after what is in the queue. Safe in a signal handler."""
+        self._is_stopping = True
+        self._inbox.put(_stop)
+        if self._loan.is_out:
+            self._link.stop_receiving()
+
+    def lend_socket(self) -> None:
+        """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
+        is_short = 0 < self._mean_call_s < _SHORT_CALL_S
+        if is_short and self._gathering is None and self._loop is None and not self._is_stopping:
+            self._inbox.put(functools.partial(self._read_and_run, self._loan.lend()))
+            self._loan.wait()
+
+    def run_alone(self, job: _Job) -> None:
+        """In a user thread, while no call is here."""
+        self._inbox.put(job)
+
+    def _hand_over(self, job: _Job) -> None:
+        self._inbox.put(job)
+        if self._mean_call_s > _LONG_CALL_S and self._attempts.count > self._threads:
+            self._start_thread()
+
+    def look_after(self) -> float | None:
+        """See to it that the inbox moves; seconds until to look again, None when nothing waits in it."""
+        if self._threads >= self._concurrency or self._inbox.empty():
+            return None
+        now = time.monotonic()
+        if self._taken != self._taken_when_seen:
+            self._taken_when_seen, self._seen_at = self._taken, now
+        elif now - self._seen_at >= _STALLED_S:
+            self._start_thread()
+            self._seen_at = now
+        return _STALLED_S
+
+    def _start_thread(self) -> None:
+        if self._threads < self._concurrency:
+            with contextlib.suppress(RuntimeError):  # the system gives none now: those that are here do the work
+                threading.Thread(target=vital(self.work), name=f"gpufn-user-{self._threads}", daemon=True).start()
+                self._threads += 1
+
+    # --- in the user threads ----------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Run what comes until `stop`."""
+        while True:
+            try:
+                job = self._inbox.get(timeout=self._look_again_in())
+            except Empty:
+                job = self._next_batch
+            if job is _stop:
+                self._inbox.put(_stop)  # for the other threads
+                return
+            self._taken += 1
+            job()
+
+    def _read_and_run(self, number: int) -> None:
+        """Read the socket and run what comes, until calls last, the runner hangs up, or `stop`."""
+        link, loan = self._link, self._loan
+        try:
+            while loan.is_mine(number):
+                if self._is_stopping or self._mean_call_s > _LONG_CALL_S or not (link.frames or link.receive()):
+                    loan.give_back()
+                    return
+                while link.frames and loan.is_mine(number):
+                    frame, body = link.frames.popleft()
+                    method = self._methods.get(frame.method) if type(frame) is Run else None
+                    if method is None:
+                        self._take_frame(frame, body)
+                        if not self._inbox.empty():  # it was about this thread
+                            loan.give_back()
+                            return
+                    else:
+                        loan.begin_call()
+                        self._run(self._attempts.add(frame, body, link.number), method)  # type: ignore[arg-type]
+        except ProtocolMismatch as error:
+            loan.give_back(error)
+
+    def call_hook(self, hook: Callable[[], Any]) -> None:
+        result = self._call(hook)
+        if hasattr(result, "__await__"):
+            self._event_loop().run(_awaited(result))
+
+    def _run(self, attempt: Attempt, method: Method) -> None:
+        if not self._attempts.start(attempt):
+            return
+        token = current_attempt.set(attempt)
+        started = time.perf_counter()
+        try:
+            try:
+                args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.take_body())
+            except RequestError as error:
+                self._results.rejected(attempt, error, started)
+                return
+            try:
+                result = self._call(method.call, *args, **kwargs)
+                if method.kind is CallKind.GENERATOR:
+                    self._iterate(attempt, result, started)
+                    return
+            except BaseException as error:
+                self._link.leave_if_parents(error)  # in a generator's body
+                # SystemExit and KeyboardInterrupt too: a call does not end the worker
+                self._results.raised(attempt, error, started)
+            else:
+                self._results.returned(attempt, result, started)
+        finally:
+            current_attempt.reset(token)
+            self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
+
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:
+            self._link.leave_if_parents(error)
+            raise
+        self._link.leave_if_parents()
+        return result
+
+    def _iterate(self, attempt: Attempt, items: Any, started: float) -> None:
+        changed = threading.Event()
+        attempt.on_change = changed.set
+        collected: list[Any] = []
+        sent = 0
+        with contextlib.closing(items):
+            for item in items:
+                self._link.leave_if_parents()
+                if not attempt.run.stream:
+                    collected.append(item)
+                while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
+                    changed.wait()
+                    changed.clear()
+                if attempt.cancel_requested:
+                    break
+                if attempt.run.stream:
+                    self._results.item(attempt, item)
+                    sent += 1
+        self._link.leave_if_parents()
+        if attempt.cancel_requested:
+            self._results.cancelled(attempt, started)
+        elif attempt.run.stream:
+            self._results.exhausted(attempt, started)
+        else:
+            self._results.returned(attempt, collected, started)
+
+    def _next_batch(self) -> None:
+        """Run the batch that is due, and those that are when it has ended."""
+        gathering = self._gathering
+        if gathering is None:
+            return
+        with self._gathering_lock:
+            batch = gathering.take(time.monotonic())
+        while batch is not None:
+            method = self._methods[batch[0].run.method]
+            call = functools.partial(self._run_async if method.kind in _ASYNC else self._call, method.call)
+            try:
+                self._batch_runs.run(batch, method, call)
+            finally:
+                with self._gathering_lock:
+                    gathering.ended()
+                    batch = gathering.take(time.monotonic())
+
+    def _look_again_in(self) -> float:
+        """Seconds, until a batch is due."""
+        if self._gathering is None:
+            return LONGEST_SLEEP_S
+        with self._gathering_lock:
+            due_at = self._gathering.due_at()
+        return LONGEST_SLEEP_S if due_at is None else min(max(0.0, due_at - time.monotonic()), LONGEST_SLEEP_S)
+
+    def _run_async(self, call: Callable[..., Any], **kwargs: Any) -> Any:
+        return self._event_loop().run(call(**kwargs))
+
+    def _event_loop(self) -> EventLoop:
+        if self._loop is None:
+            from gpufn_runtime.worker.execute.event_loop import EventLoop  # noqa: PLC0415  (asyncio: 70 ms of a cold start)
+
+            self._loop = EventLoop(self._concurrency, self._link, self._attempts, self._results)
+        return self._loop
+
+
+_Job = Callable[[], None]
+
+
+def _stop() -> None:
+    """In the queue: `work` ends."""
+
+
+async def _awaited(result: Any) -> Any:
+    return await result

@@ -1,0 +1,147 @@
+"""How an Attempt ends, as the one Result that its runner gets; and the items before it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.encoding import values
+from gpufn_core.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn_core.protocol import frames
+from gpufn_core.protocol.frames import Item, Result
+from gpufn_core.protocol.limits import INLINE_BYTES, PARCEL_BYTES
+from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
+from gpufn_runtime.worker.execute.error_report import Rejected, bounded, describe
+from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.platform_calls.output import Output
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.gpu.device_errors import DeviceFault
+
+_LONGEST_CHAIN = 8
+
+
+class Results:
+    """`started` is what `time.perf_counter` said when the attempt began. `fault_of` tells an error of the GPU;
+    `on_fault` is told when one makes this process useless."""
+
+    def __init__(
+        self,
+        link: Link,
+        attempts: Attempts,
+        output: Output,
+        bundle_dir: str,
+        parcels: Parcels,
+        *,
+        may_pickle: bool = False,
+    ) -> None:
+        self._may_pickle = may_pickle
+        self._link = link
+        self._attempts = attempts
+        self._output = output
+        self._bundle_dir = bundle_dir
+        self._parcels = parcels
+        self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
+        self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
+
+    def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
+        try:
+            takes_parcel = attempt.run.takes_parcel
+            limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
+            content_type, parts = values.encode_parts(
+                value, attempt.run.accept, limit_bytes=limit, may_pickle=self._may_pickle
+            )
+            is_parcel = takes_parcel and sum(map(len, parts)) >= LEAST_BYTES
+            parcel = self._parcels.write(parts) if is_parcel else ""
+            body = b"" if is_parcel else b"".join(parts)
+        except CapacityError as error:
+            self.raised(attempt, ResultNotEncodable(error.message), started, charged_s=charged_s)
+            return
+        except BaseException as error:  # ResultNotEncodable, or code of the value's own: a property, a __reduce__
+            self.raised(attempt, error, started, charged_s=charged_s)
+            return
+        self._end(
+            attempt,
+            OutcomeKind.SUCCEEDED,
+            started,
+            content_type=content_type,
+            body=body,
+            parcel=parcel,
+            charged_s=charged_s,
+        )
+
+    def exhausted(self, attempt: Attempt, started: float) -> None:
+        """A stream ended; its items are sent."""
+        self._end(attempt, OutcomeKind.SUCCEEDED, started)
+
+    def item(self, attempt: Attempt, value: Any) -> None:
+        """Send one item; ResultNotEncodable when it cannot be."""
+        content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=self._may_pickle)
+        self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
+
+    def raised(self, attempt: Attempt, error: BaseException, started: float, *, charged_s: float | None = None) -> None:
+        if isinstance(error, Rejected):
+            self.rejected(attempt, error.reason, started)
+            return
+        if isinstance(error, MemoryError):
+            _let_go(error)
+        fault = self.fault_of(error)
+        if fault is not None and fault.replaces:
+            self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
+        if fault is not None and fault.is_lost:
+            failed = DeviceFailed(fault.describe()).info()
+            self._end(attempt, OutcomeKind.LOST, started, failed, charged_s=charged_s)
+            return
+        if isinstance(error, BusUnavailable):  # of a call that the function made: the platform failed, not its code
+            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()), charged_s=charged_s)
+            return
+        ours = isinstance(error, ResultNotEncodable) and not error.traceback
+        info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
+        self._end(attempt, OutcomeKind.RAISED, started, info, charged_s=charged_s)
+
+    def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
+        self._end(attempt, OutcomeKind.REJECTED, started, bounded(error.info()))
+
+    def cancelled(self, attempt: Attempt, started: float) -> None:
+        self._end(attempt, OutcomeKind.CANCELLED, started)
+
+    def cancelled_in_queue(self, attempt: Attempt) -> None:
+        """`Attempts.cancel` has ended it already."""
+        self._link.send(Result(attempt.run.attempt, OutcomeKind.CANCELLED, None, "", 0.0), link=attempt.link)
+        self._attempts.check_idle()
+
+    def _end(
+        self,
+        attempt: Attempt,
+        kind: OutcomeKind,
+        started: float,
+        error: ErrorInfo | None = None,
+        *,
+        content_type: str = "",
+        body: bytes = b"",
+        parcel: str = "",
+        charged_s: float | None = None,
+    ) -> None:
+        run_s = time.perf_counter() - started
+        self._output.end(attempt)
+        result = frames.encode(Result(attempt.run.attempt, kind, error, content_type, run_s, parcel, charged_s), body)
+        if self._attempts.end(attempt, result):
+            if not self._link.send_packed(result, link=attempt.link):
+                self._attempts.keep(attempt, result)
+        elif parcel and not attempt.result:
+            self._parcels.remove(parcel)
+        self._attempts.check_idle()
+
+
+def _let_go(error: BaseException) -> None:
+    """Of what the frames that it went through hold: it leaves no memory to say so. Nothing here takes any."""
+    each: BaseException | None = error
+    left = _LONGEST_CHAIN
+    while each is not None and left:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__context__
+        left -= 1

@@ -1,0 +1,1 @@
+"""GPU memory, MPS shares and CUDA errors in a worker."""

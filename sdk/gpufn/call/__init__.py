@@ -1,0 +1,1 @@
+"""Calling functions: `.remote`, `.spawn` and `.stream`, graphs of calls, and the context inside a call."""

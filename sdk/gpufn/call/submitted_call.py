@@ -1,0 +1,87 @@
+"""Submitted invocations, as their callers hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+from gpufn.call import transport
+from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
+from gpufn.call.threads import in_thread
+from gpufn.declare.argument_checks import check_seconds
+from gpufn.declare.did_you_mean import OF_CALLS, not_there
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.errors import InvalidInput
+from gpufn_core.ids import names_invocation
+
+V = TypeVar("V")  # what a remote call returns
+
+
+class Call(Generic[V]):
+    """A submitted invocation: it goes on without us, and its result is kept for a while.
+
+    >>> from gpufn import gpu_function
+    >>> from gpufn.testing import run_locally
+    >>> @gpu_function
+    ... def nap(x: int) -> int:
+    ...     return x * x
+    >>> with run_locally():
+    ...     call = nap.spawn(7)
+    ...     again = Call.from_id(call.id)  # in another process, tomorrow
+    ...     again.result(timeout=10), again.status().value, again.cancel()
+    (49, 'succeeded', False)
+    """
+
+    def __init__(self, id: str, reader: ResultReader = PLAIN) -> None:  # noqa: A002
+        self.id = id
+        self._reader = reader
+
+    @classmethod
+    def from_id(cls, id: str, *, trust_results: bool = False) -> Call[Any]:  # noqa: A002
+        """A call that was submitted elsewhere, or earlier. With `trust_results` its result may be a pickle, which runs
+        code that the function chose."""
+        if not isinstance(id, str) or not names_invocation(id):
+            raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
+        return Call(id, PLAIN.trusting() if trust_results else PLAIN)
+
+    def status(self) -> InvocationState:
+        """Queued, running, or how it ended."""
+        return transport.current().status(self.id)
+
+    def result(self, timeout: float | None = None) -> V:
+        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
+        check_seconds("timeout", timeout)
+        with remote_traceback():
+            return cast("V", self._reader.decode(transport.current().result(self.id, timeout_s=timeout)))
+
+    def cancel(self) -> bool:
+        """False when it had ended already."""
+        return transport.current().cancel(self.id)
+
+    @property
+    def aio(self) -> AsyncCall[V]:
+        """The same methods, to await."""
+        return AsyncCall(self)
+
+    if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise not_there(self, name, OF_CALLS)
+
+    def __repr__(self) -> str:
+        return f"Call({self.id!r})"
+
+
+class AsyncCall(Generic[V]):
+    """A Call's methods, to await."""
+
+    def __init__(self, call: Call[V]) -> None:
+        self._call = call
+
+    async def status(self) -> InvocationState:
+        return await in_thread(self._call.status)
+
+    async def result(self, timeout: float | None = None) -> V:
+        return await in_thread(self._call.result, timeout)
+
+    async def cancel(self) -> bool:
+        return await in_thread(self._call.cancel)

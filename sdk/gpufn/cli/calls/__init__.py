@@ -1,0 +1,1 @@
+"""Commands that call functions, and list, follow and cancel calls."""

@@ -1,0 +1,70 @@
+"""`gpufn invoke NAME`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from gpufn.cli.calls.arguments import Arguments, Class, Data, File, Output, body_of, check_output, show
+from gpufn.cli.calls.wait_reasons import reported_waits
+from gpufn.cli.terminal.name_completion import CallableName
+from gpufn.cli.terminal.output import Json, print_json_line, step
+from gpufn_core.errors import Forbidden
+from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
+from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
+
+if TYPE_CHECKING:
+    from gpufn.client.client import Client
+
+
+def invoke(  # noqa: PLR0917  Typer passes them by name
+    name: CallableName,
+    arguments: Arguments = None,
+    data: Data = None,
+    file: File = None,
+    output: Output = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds.", min=0.001, max=LONGEST_TIMEOUT_S)
+    ] = None,
+    priority: Class = None,
+    json: Json = False,
+) -> None:
+    """Call a function and print its result.
+
+    A generator's items are printed as they come, one per line. With --json the result, a generator's as a list, comes
+    at the end with its invocation's id and timings; with --output it is in the file alone. With a key that may only
+    invoke, a generator's items come as a list.
+    """
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    body, content_type, query = body_of(arguments, data, file)
+    check_output(output)
+    with Client() as client:
+        if not json and _streams(client, name):
+            with contextlib.ExitStack() as stack:
+                out = stack.enter_context(output.open("wb")) if output else None
+                for item in client.stream_json(
+                    name, body, content_type, timeout_s=timeout, priority=priority, query=query
+                ):
+                    if out is None:
+                        print_json_line(item)
+                    else:
+                        out.write(msgspec.json.encode(item) + b"\n")
+                        out.flush()
+            return
+        with step(f"Calling {name}") as show_step, reported_waits(client, name.partition(".")[0], show_step, json=json):
+            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
+    show(answer, output, json=json)
+
+
+def _streams(client: Client, name: str) -> bool:
+    function, _, method = name.partition(".")
+    try:
+        spec: FunctionSpec = spec_from_json(client.function(function).spec)
+    except Forbidden:  # a key that may only invoke
+        return False
+    found = spec.method(method)
+    return found is not None and found.kind.streams

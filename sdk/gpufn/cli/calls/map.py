@@ -1,0 +1,158 @@
+"""`gpufn map NAME`: a function over the lines of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from gpufn.cli.calls.arguments import Class
+from gpufn.cli.terminal.name_completion import CallableName
+from gpufn.cli.terminal.output import Json, WrongUsage, print_json_line, say
+from gpufn_core.encoding import media
+from gpufn_core.errors import Forbidden, GpufnError, RateLimited
+
+if TYPE_CHECKING:
+    from gpufn.call.transport_protocol import MapTarget
+    from gpufn.client.client import Client
+    from gpufn.client.views import MapView
+    from gpufn.maps.platform_map import KeptMap
+    from gpufn.maps.reader import End
+
+_FAILED = 7  # as of a call that raised
+
+
+def map_(  # noqa: PLR0917  Typer passes them by name
+    name: CallableName,
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="The items: @FILE, or @- for stdin, with a JSON object per line.")
+    ],
+    as_they_come: Annotated[bool, typer.Option("--as-they-come", help="Not in the order of the lines.")] = False,
+    window: Annotated[int | None, typer.Option(help="Lines ahead of what was printed, at most.", min=1)] = None,
+    id: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Go on with this map: lines that were accepted of it are not sent again.")
+    ] = None,
+    priority: Class = None,
+    max_wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for a limit of the key before the command fails (60).", min=0)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Call a function for each line of a file, and print the results, one per line.
+
+    What fails is told on standard error, and the command ends with 7. With --json each line has its index and its
+    result or error. An interrupt leaves the map running; --id goes on with it, and `gpufn cancel ID` ends it.
+    """
+    from gpufn.call.transport_protocol import MapTarget  # noqa: PLC0415
+    from gpufn.client.client import Client  # noqa: PLC0415
+    from gpufn.maps.platform_map import KeptMap, MapOptions  # noqa: PLC0415
+    from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
+    from gpufn_core.ids import new_map_id  # noqa: PLC0415
+
+    function, _, method = name.partition(".")
+    options = MapOptions(ordered=not as_they_come, window=window, id=id, max_wait=max_wait).checked()
+    lines, total = _lines(data)
+    failed = 0
+    with Client() as client:
+        if id is None:
+            with contextlib.suppress(Forbidden):  # a key that may only invoke
+                client.function(function)  # a map has patience, and would say for minutes nothing about a wrong name
+        kept = KeptMap(_Keeper(client), id or new_map_id(), options)
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
+            kept.waits.bar = bar
+            try:
+                kept.begin(MapTarget(function, method, priority), lines, _checked, total=total)
+                for end in kept.ends():
+                    failed += not _print(kept, end, json=json)
+                    if bar is not None:
+                        bar.advance()
+            except (KeyboardInterrupt, RateLimited):
+                goes_on = f"`gpufn map {name} -d {data} --id {kept.id}` goes on, and `gpufn cancel {kept.id}` ends it"
+                say(f"gpufn: the map goes on; {goes_on}", err=True)
+                raise
+    if failed:
+        say(f"gpufn: {failed:,} {'item' if failed == 1 else 'items'} failed", err=True)
+        raise typer.Exit(_FAILED)
+
+
+class _Keeper:
+    """Arguments as JSON, results as JSON where they can be."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        name = f"{target.function}.{target.method}" if target.method else target.function
+        return self._client.send_items(name, map_id, first, items, last=is_last, priority=target.priority)
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        return self._client.outcomes_raw(map_id, after)
+
+    def map_status(self, map_id: str) -> MapView:
+        return self._client.map(map_id)
+
+    def cancel_map(self, map_id: str) -> bool:
+        return self._client.cancel_map(map_id)
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        answer = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
+        return answer.content_type, answer.body
+
+
+def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
+    """The items with the numbers of their lines, and how many there are where that can be known."""
+    if not data.startswith("@"):
+        raise WrongUsage("give the items as @FILE, or @- for stdin, with a JSON object per line", field="--data")
+    if data == "@-":
+        return _numbered(sys.stdin.buffer), None
+    path = Path(data[1:])
+    try:
+        with path.open("rb") as file:
+            total = sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise WrongUsage(f"cannot read {path}: {error.strerror}", field="--data") from error
+    return _lines_of(path), total
+
+
+def _lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        yield from _numbered(file)
+
+
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _checked(numbered: tuple[int, bytes]) -> bytes:
+    number, line = numbered
+    try:
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        shown = line[:60].decode(errors="replace").strip()
+        wrong = f"""line {number}: write a JSON object such as '{{"x": 1}}', not {shown!r}: {error}"""
+        raise WrongUsage(wrong, field="--data") from error
+    return line.strip()
+
+
+def _print(kept: KeptMap, end: End, *, json: bool) -> bool:
+    """False for an item that failed."""
+    try:
+        content_type, body = kept.raised(end)
+    except GpufnError as error:
+        if json:
+            print_json_line({"index": end.item, "error": error.info()})
+        else:
+            info = error.info()
+            say(f"gpufn: item {end.item}: {info.error_type or info.code}: {info.message}", err=True)
+        return False
+    value: Any = msgspec.Raw(body or b"null") if content_type == media.JSON else body  # bytes become base64
+    print_json_line({"index": end.item, "result": value} if json else value)
+    return True

@@ -1,0 +1,1 @@
+"""Commands that deploy, show and change functions."""

@@ -1,0 +1,223 @@
+"""`gpufn ls`, `describe`, `scale`, `rollback`, `rm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpufn.cli.terminal.name_completion import FunctionName
+from gpufn.cli.terminal.output import (
+    Json,
+    ago,
+    as_typed,
+    ask,
+    duration,
+    print_fields,
+    print_json,
+    print_table,
+    say,
+    size,
+    step,
+)
+from gpufn_core.spec.priority import Priority
+
+if TYPE_CHECKING:
+    from gpufn.client.views import FunctionView
+    from gpufn_core.protocol.reports import WorkerCounts
+
+
+def ls(json: Json = False) -> None:
+    """List the functions.
+
+    What is queued and runs is told once a second: a call that has just ended may still be counted.
+    """
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        views = client.functions()
+    if json:
+        print_json(views)
+        return
+    print_table(
+        ("name", "revision", "workers", "queued", "running", "updated", "note"),
+        [
+            (
+                view.name,
+                _revision(view),
+                workers(view.workers),
+                _known(view.queued),
+                _known(view.running),
+                ago(view.updated_at),
+                _note(view),
+            )
+            for view in views
+        ],
+        empty="no functions yet: `gpufn deploy FILE`",
+    )
+
+
+def describe(
+    name: FunctionName,
+    env_values: Annotated[
+        bool, typer.Option("--env-values", help="Show the values of env too: needs the scope deploy.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show one function: its revision, workers and options."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.function(name, env_values=env_values)
+        if json:
+            print_json(view)
+            return
+        revisions = client.revisions(name)
+        url = client.url
+    spec = view.spec
+    resources, scaling = spec.get("resources", {}), spec.get("scaling", {})
+    methods = [method.get("name", "") for method in spec.get("methods", [])]
+    bounds = [
+        f"{own if own is not None else scaling.get(key)}{'' if own is None else ' (gpufn scale)'}"
+        for key, own in (("min_workers", view.min_workers), ("max_workers", view.max_workers))
+    ]
+    print_fields(
+        [
+            ("name", view.name),
+            ("address", f"{url}/v1/functions/{view.name}{'.METHOD' if spec.get('is_class') else ''}/invoke"),
+            ("methods", ", ".join(filter(None, methods))),
+            ("revision", _revision(view)),
+            ("source", view.source and str(view.source)),
+            ("deployed", _deployed(view)),
+            ("workers", workers(view.workers)),
+            ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
+            ("note", _note(view)),
+            ("one call takes", view.service_s and duration(view.service_s)),
+            ("a cold start takes", view.cold_start_s and duration(view.cold_start_s)),
+            ("gpu", " or ".join(resources.get("gpu", [])) and f"{' or '.join(resources['gpu'])}, {resources['share']}"),
+            ("cpu", resources.get("cpu")),
+            ("memory", resources.get("memory_bytes") and size(resources["memory_bytes"])),
+            ("min, max workers", ", ".join(bounds)),
+            ("concurrency", spec.get("concurrency")),
+            ("timeout", duration(spec.get("timeout_s"))),
+            *_options(spec),
+            ("env", ", ".join(f"{name}={value}" for name, value in spec.get("env", {}).items()) or ", ".join(view.env)),
+            ("revisions", ", ".join(f"{one.number} ({ago(one.created_at)})" for one in revisions[-5:])),
+        ]
+    )
+
+
+def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The options that most functions leave out."""
+    batch, retries, schedule, image = (spec.get(option) or {} for option in ("batch", "retries", "schedule", "image"))
+    of = f", of {', '.join(retries['on'])}" if retries.get("on") else ""
+    wait = batch.get("max_wait_ms") and f", which wait for {duration(batch['max_wait_ms'] / 1000)}"
+    locked = ["a lock file"] if image.get("lock") else []
+    packages = ", ".join([*image.get("apt", ()), *image.get("pip", ()), *locked])
+    base = image.get("base") or f"Python {image.get('python')}"
+    priority = spec.get("priority")
+    return [
+        ("queue timeout", spec.get("queue_timeout_s") and duration(spec["queue_timeout_s"])),
+        ("batch", batch and f"up to {batch['max_size']} calls{wait or ''}"),
+        ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{of}"),
+        ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),
+        ("webhook", spec.get("webhook")),
+        ("priority", None if priority == Priority.NORMAL else priority),
+        ("image", image and (f"{base} with {packages}" if packages else base)),
+    ]
+
+
+def scale(
+    name: FunctionName,
+    min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Always so many; else as deployed.")] = None,
+    max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Never more; else as deployed.")] = None,
+    json: Json = False,
+) -> None:
+    """Set how many workers a function has at least and at most.
+
+    It holds until the next `gpufn scale`, over deploys. Without --min and --max the function's own options count again.
+    """
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client, as_typed():
+        view = client.scale(name, min_workers, max_workers)
+    if json:
+        print_json(view)
+        return
+    scaling: dict[str, Any] = view.spec.get("scaling", {})
+    low = scaling.get("min_workers") if view.min_workers is None else view.min_workers
+    high = scaling.get("max_workers") if view.max_workers is None else view.max_workers
+    if high == 0:
+        say(f"{view.name} gets no workers: its calls wait")
+    else:
+        say(f"{view.name} has {low if low == high else f'{low} to {high}'} worker{'s' if high != 1 else ''}")
+
+
+def rollback(
+    name: FunctionName,
+    revision: Annotated[int | None, typer.Option(help="Which one; left out: the one before the active.")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when calls go to it, or at once.")] = True,
+    json: Json = False,
+) -> None:
+    """Make an earlier revision the active one."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+    from gpufn.declare.options import default_of  # noqa: PLC0415
+    from gpufn.deploy import deployment  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.rollback(name, revision)
+        if wait and view.serving != view.active:
+            patience_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
+            with step(f"Starting {view.name}@{view.active}") as tell:
+                view = deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+    if json:
+        print_json(view)
+    else:
+        say(f"{view.name}@{view.active} " + ("is active" if view.serving != view.active else "serves"))
+
+
+def rm(
+    name: FunctionName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete a function; queued calls are cancelled, running ones finish."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.function(name)
+        if not yes and not json:
+            ask(f"Delete {view.name} with {_known(view.queued)} queued calls?")
+        client.delete(view.name)
+    if json:
+        print_json({"deleted": view.name})
+    else:
+        say(f"deleted {view.name}")
+
+
+def workers(counts: WorkerCounts) -> str:
+    """`2 ready, 1 starting`."""
+    parts = [f"{getattr(counts, state)} {state}" for state in counts.__struct_fields__ if getattr(counts, state)]
+    return ", ".join(parts) or "0"
+
+
+def _revision(view: FunctionView) -> str:
+    return str(view.active) if view.active == view.serving else f"{view.active} (still serving {view.serving})"
+
+
+def _deployed(view: FunctionView) -> str:
+    """`ada@laptop, with the key 3f2a, 5 min ago`."""
+    source = view.source
+    by = () if source is None else (source.deployer, f"with the key {source.key}" if source.key else "")
+    return ", ".join(filter(None, (*by, ago(view.deployed_at) if view.deployed_at else "")))
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
+def _note(view: FunctionView) -> str:
+    if view.start_error:
+        why, _, _ = view.start_error.summary.partition("\n")
+        return f"does not start: {why}"
+    return f"calls wait: {view.waiting.detail}" if view.waiting else ""

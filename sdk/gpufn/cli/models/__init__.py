@@ -1,0 +1,1 @@
+"""Commands for models, their builds and their engines."""

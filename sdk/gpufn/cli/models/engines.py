@@ -1,0 +1,78 @@
+"""`gpufn engines`, and `gpufn engines gc`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpufn.cli import new_app
+from gpufn.cli.terminal.output import Json, ago, duration, print_json, print_table, say, size
+
+if TYPE_CHECKING:
+    from gpufn.client.views import EngineView
+
+app = new_app(help="List the engines that were built, and remove those that nothing uses.")
+
+
+@app.callback(invoke_without_command=True)
+def _alone(context: typer.Context, json: Json = False) -> None:
+    """List the engines that were built, and remove those that nothing uses."""
+    if context.invoked_subcommand is None:
+        list_engines(json=json)
+
+
+@app.command("ls")
+def list_engines(json: Json = False) -> None:
+    """List the engines, the newest first."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        engines = client.engines()
+    if json:
+        print_json(engines)
+    else:
+        print_engines(engines, "used by", [", ".join(engine.used_by) for engine in engines])
+
+
+@app.command()
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which, and remove none.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove the engines that no function can come back to.
+
+    Those of failed and retired revisions, and those that `gpufn build` made for nobody. Deployed again, a model is
+    built again.
+    """
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        collected = client.collect_engines(dry_run=dry_run)
+    if json:
+        print_json(collected)
+        return
+    print_engines(collected.engines, "built", [ago(engine.built_at) for engine in collected.engines])
+    if collected.engines:
+        verb = "would be" if dry_run else "were"
+        count = len(collected.engines)
+        say(f"{count} engine{'s' if count != 1 else ''} {verb} removed, {size(collected.bytes)}", err=True)
+
+
+def print_engines(engines: Sequence[EngineView], last: str, cells: Sequence[str]) -> None:
+    rows: list[tuple[Any, ...]] = [
+        (
+            engine.key[:12],
+            engine.model,
+            engine.backend,
+            engine.device,
+            engine.precision,
+            size(engine.size),
+            engine.latency and duration(engine.latency.p50_s),
+            cell,
+        )
+        for engine, cell in zip(engines, cells, strict=True)
+    ]
+    columns = ("engine", "model", "backend", "device", "precision", "size", "p50", last)
+    print_table(columns, rows, empty="no engines" if last == "used by" else "every engine is in use")

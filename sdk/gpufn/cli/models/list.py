@@ -1,0 +1,100 @@
+"""`gpufn models`, and `gpufn models describe`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpufn.cli import new_app
+from gpufn.cli.terminal.output import Json, duration, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from gpufn.client.views import EngineView, ModelView
+    from gpufn_core.spec.model_spec import TensorSpec
+
+app = new_app(help="List the models that are served, and show one.")
+
+
+@app.callback(invoke_without_command=True)
+def _alone(context: typer.Context, json: Json = False) -> None:
+    """List the models that are served, and show one."""
+    if context.invoked_subcommand is None:
+        list_models(json=json)
+
+
+@app.command("ls")
+def list_models(json: Json = False) -> None:
+    """List the models, those inside of functions too."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        models = client.models()
+    if json:
+        print_json(models)
+        return
+    rows = [
+        (model.name, model.revision, model.file, model.precision, model.max_batch, ", ".join(model.engines))
+        for model in models
+    ]
+    print_table(
+        ("name", "revision", "file", "precision", "max batch", "engines for"),
+        rows,
+        empty="no models: `gpufn deploy MODEL.onnx`",
+    )
+
+
+@app.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="The model's name, or FUNCTION.PARAMETER.")], json: Json = False
+) -> None:
+    """Show one model: its tensors, shapes and engines."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        model = client.model(name)
+        url = client.url
+    if json:
+        print_json(model)
+        return
+    shapes = [f"{tensor} {shape}" for profile in model.profiles for tensor, shape in profile.inputs.items()]
+    engines = [(device, _engine(engine)) for device, found in model.engines.items() for engine in found]
+    print_fields(
+        [
+            ("name", model.name),
+            ("address", f"{url}/v2/models/{model.name}/infer" if model.name == model.function else ""),
+            ("function", "" if model.name == model.function else f"{model.function}, as {model.parameter}"),
+            ("revision", model.revision),
+            ("file", model.file),
+            ("inputs", _tensors(model.inputs)),
+            ("outputs", _tensors(model.outputs)),
+            ("shapes", "; ".join(shapes)),
+            ("precision", model.precision),
+            ("a run has", _run(model)),
+            *engines,
+        ]
+    )
+
+
+def _run(model: ModelView) -> str:
+    if model.batched:
+        return f"up to {model.max_batch} rows, of several calls"
+    return f"one call: {model.why_alone}" if model.why_alone else "one call"
+
+
+def _tensors(tensors: Iterable[TensorSpec]) -> str:
+    """`x FP32 [?, 3, 224, 224]`; a question mark is a dynamic size."""
+    return ", ".join(
+        f"{tensor.name} {tensor.datatype} [{', '.join('?' if size < 0 else str(size) for size in tensor.shape)}]"
+        for tensor in tensors
+    )
+
+
+def _engine(engine: EngineView) -> str:
+    parts = [f"{engine.backend} {engine.key[:12]}"]
+    if engine.latency:
+        parts.append(f"{duration(engine.latency.p50_s)} a run")
+    if engine.accuracy:
+        parts.append(f"off by {engine.accuracy.rel_l2:.1e} (relative L2)")
+    return ", ".join(parts)

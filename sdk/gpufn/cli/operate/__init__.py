@@ -1,0 +1,1 @@
+"""Commands for operators: nodes, devices and API keys."""

@@ -1,0 +1,70 @@
+"""`gpufn nodes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufn.cli.terminal.output import Json, ago, print_json, print_table, say, size
+from gpufn_core.domain import clock_skew
+
+_UUID_LETTERS = 12  # as of GPU-5a1b7e0c-…, which tells a node's apart
+
+
+def nodes(json: Json = False) -> None:
+    """List the nodes and their devices."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        found = client.nodes()
+    if json:
+        print_json(found)
+        return
+    print_table(
+        ("node", "device", "memory", "in use", "workers", "reported", "state"),
+        [_row(node, device) for node in found for device in node.get("devices", [])],
+        empty="no node reports: does an agent run?",
+    )
+    for node in found:
+        skew_s = node.get("clock_skew_s")
+        if clock_skew.is_skewed(skew_s):
+            say(f"the clock of node {node['node']} is {clock_skew.described(skew_s)}: {clock_skew.REMEDY}")
+
+
+def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
+    metrics = metrics_of(node, device)
+    used = metrics.get("memory_used_bytes")
+    return (
+        node["node"],
+        named(device),
+        size(device.get("memory_bytes")),
+        size(used) if used is not None else "-",
+        len(workers_on(node, device)),
+        ago(node["sent_at"]),
+        state_of(device),
+    )
+
+
+def metrics_of(node: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
+    """How the device is; empty when nobody tells."""
+    return next((each for each in node.get("metrics", []) if each["uuid"] == device["uuid"]), {})
+
+
+def workers_on(node: dict[str, Any], device: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that have a share of a GPU; of a CPU pool, all."""
+    found: list[dict[str, Any]] = node.get("processes", [])
+    if device.get("type") != "gpu":
+        return found
+    return [each for each in found if device["uuid"] in ((each.get("share") or {}).get("gpus") or ())]
+
+
+def state_of(device: dict[str, Any]) -> str:
+    health, reason = device.get("health", "healthy"), device.get("health_reason", "")
+    return f"{health}: {reason}" if reason else str(health)
+
+
+def named(device: dict[str, Any]) -> str:
+    """Its model, and which one of several it is."""
+    if device.get("type") == "gpu":
+        return f"{device.get('kind')}, {device['uuid'][:_UUID_LETTERS]}"
+    cores = f", {device['cores']:g} cores" if device.get("cores") else ""
+    return f"{device.get('kind')}{cores}"

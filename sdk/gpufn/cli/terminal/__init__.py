@@ -1,0 +1,1 @@
+"""Terminal input and output that all commands share."""

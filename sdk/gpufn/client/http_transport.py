@@ -1,0 +1,161 @@
+"""The Transport of every process that is not a worker: `.remote` and its siblings over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from gpufn.call.transport_protocol import MapTarget
+from gpufn.client.call_api import CallApi
+from gpufn.client.views import MapView
+from gpufn.declare.declarations import declared_here
+from gpufn.maps.reader import End
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.encoding import media
+from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
+from gpufn_core.spec.priority import Priority
+
+_CALLER = 5  # the line with `f.remote(x)`, from _calling, behind contextlib, the transport and the Remote
+
+
+class HttpTransport:
+    """`Transport` over HTTP. The first call creates the client."""
+
+    def __init__(self, make_client: Callable[[], CallApi] = CallApi) -> None:
+        self._make = make_client
+        self._client: CallApi | None = None
+        self._pid = 0
+        self._making = threading.Lock()  # a `map` makes its first calls at the same time
+        self._compared: set[str] = set()
+
+    @property
+    def client(self) -> CallApi:
+        with self._making:
+            if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
+                self._client, self._pid = self._make(), os.getpid()
+            return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    @contextlib.contextmanager
+    def _calling(self, function: str) -> Iterator[None]:
+        """The first call of each function warns when the deployed code differs from its file here."""
+        with self._making:
+            is_first = function not in self._compared
+            self._compared.add(function)
+        if is_first and declared_here(function):
+            from gpufn.deploy.deployed_code import difference  # noqa: PLC0415
+
+            if warning := difference(self.client, function):
+                warnings.warn(warning, DeployedCodeDiffers, stacklevel=_CALLER)
+        with _told_to_deploy(function):
+            yield
+
+    def call(
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
+    ) -> tuple[str, bytes]:
+        with self._calling(function):
+            answer = self.client.invoke_raw(
+                _path(function, method),
+                body,
+                content_type,
+                accept=media.NATIVE,
+                timeout_s=timeout_s,
+                priority=priority,
+            )
+        return answer.content_type, answer.body
+
+    def stream(
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
+    ) -> Iterator[tuple[str, bytes]]:
+        with self._calling(function):
+            yield from self.client.stream_raw(
+                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+            )
+
+    def submit(
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
+    ) -> str:
+        with self._calling(function):
+            return self.client.submit(
+                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+            ).id
+
+    def status(self, invocation: str) -> InvocationState:
+        return self.client.invocation(invocation).state
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        answer = self.client.result_raw(invocation, timeout_s=timeout_s)
+        return answer.content_type, answer.body
+
+    def cancel(self, invocation: str) -> bool:
+        return self.client.cancel(invocation)
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        with self._calling(target.function):
+            return self.client.send_items(
+                _path(target.function, target.method), map_id, first, items,
+                content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,
+            )  # fmt: skip
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        return self.client.outcomes_raw(map_id, after)
+
+    def map_status(self, map_id: str) -> MapView:
+        return self.client.map(map_id)
+
+    def cancel_map(self, map_id: str) -> bool:
+        return self.client.cancel_map(map_id)
+
+
+@contextlib.contextmanager
+def _told_to_deploy(function: str) -> Iterator[None]:
+    try:
+        yield
+    except FunctionNotFound as error:
+        if "no function" not in error.message:  # it is there, and has no such method
+            raise
+        raise FunctionNotFound(
+            f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
+            f"and Client().deploy({function.replace('-', '_')}) one of this process"
+        ) from None
+
+
+def _type_of(items: Sequence[bytes]) -> str:
+    """Of a chunk, which is pickled when one of its items is."""
+    from gpufn_core.encoding import values  # noqa: PLC0415
+
+    return media.PICKLED if any(values.call_type(item) == media.PICKLED for item in items) else media.NATIVE
+
+
+def _path(function: str, method: str) -> str:
+    return f"{function}.{method}" if method else function

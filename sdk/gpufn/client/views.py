@@ -1,0 +1,383 @@
+"""What the gateway answers, as typed values (docs/http.md). Fields that a newer gateway adds are ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.metering import Usage
+from gpufn_core.domain.revision import Check, RevisionState, Source
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.protocol.messages import Progress
+from gpufn_core.protocol.records import AttemptRecord, KeyLimits
+from gpufn_core.protocol.reports import NextRevision, Waiting, WorkerCounts
+from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
+from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.schedule import Missed
+
+
+class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A Function, its active spec, and what the controller last knew; `queued` and `running` None mean unknown.
+
+    `env` has the names of its environment variables, and `spec["env"]` the values only where they were requested.
+    """
+
+    name: str
+    active: int
+    serving: int
+    latest: int
+    updated_at: float = 0.0
+    min_workers: int | None = None
+    max_workers: int | None = None
+    spec: dict[str, Any] = {}
+    env: tuple[str, ...] = ()
+    workers: WorkerCounts = WorkerCounts()
+    queued: int | None = None
+    running: int | None = None
+    wanted: int = 0
+    reason: str = ""
+    waiting: Waiting | None = None
+    service_s: float | None = None
+    cold_start_s: float | None = None
+    start_error: ErrorInfo | None = None
+    next: NextRevision | None = None
+    check: Check | None = None  # of the active revision
+    source: Source | None = None  # of the active revision
+    deployed_at: float | None = None  # the active revision
+
+    def __repr__(self) -> str:
+        serving = "" if self.serving == self.active else f", {self.serving} serves"
+        return f"<FunctionView {self.name}@{self.active}{serving}, {self.workers.ready} ready>"
+
+
+class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    created_at: float
+    bundle: str
+    code: str = ""
+    state: str
+    active: bool = False
+    serving: bool = False
+
+
+class MapView(msgspec.Struct, frozen=True, kw_only=True):
+    """A map: how many of its items were accepted, and how many of those have ended. `state` is open, while more may
+    come, or running, ended, cancelled."""
+
+    id: str
+    function: str = ""
+    revision: int = 0
+    state: str = "open"
+    submitted_at: float = 0.0
+    accepted: int = 0
+    ended: int = 0
+
+
+class MapCancellation(MapView, frozen=True, kw_only=True):
+    """`cancelled` is False when all its items had ended."""
+
+    cancelled: bool
+
+
+class Maps(msgspec.Struct, frozen=True):
+    maps: list[MapView]
+
+
+class BuildView(msgspec.Struct, frozen=True, kw_only=True):
+    """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1; `change` grows."""
+
+    id: str
+    device: str
+    state: BuildState
+    stage: BuildStage | None = None
+    progress: float = 0.0
+    detail: str = ""
+    engines: tuple[str, ...] = ()
+    cached: bool = False
+    error: ErrorInfo | None = None
+    created_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    change: int = 0
+    model: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """The model's file and the DeviceKind: `resnet18.onnx on NVIDIA L4`."""
+        files = self.model.get("files") or [{"name": self.model.get("parameter", "model")}]
+        return f"{files[0]['name']} on {self.device}"
+
+
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that was published, and the revisions that use it. `model` is the ONNX file's name."""
+
+    key: str
+    model: str
+    backend: str
+    device: str
+    precision: str
+    size: int
+    accuracy: Accuracy | None = None
+    latency: Latency | None = None
+    built_at: float = 0.0
+    used_by: tuple[str, ...] = ()
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the revision that serves, and its engines by DeviceKind, the best first."""
+
+    name: str
+    function: str
+    revision: int
+    file: str = ""
+    parameter: str = ""
+    precision: str = ""
+    max_batch: int = 1
+    batched: bool | None = None
+    why_alone: str = ""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    profiles: tuple[ShapeProfile, ...] = ()
+    engines: dict[str, tuple[EngineView, ...]] = {}
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines that nothing uses, how many files they alone have, and their bytes."""
+
+    engines: tuple[EngineView, ...] = ()
+    files: int = 0
+    bytes: int = 0
+    dry_run: bool = False
+
+
+class Building(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that was taken and is not active before its builds, which are ids, have succeeded."""
+
+    function: str
+    revision: int
+    state: RevisionState = RevisionState.BUILDING
+    builds: tuple[str, ...] = ()
+
+
+class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision, with its builds; `error` is set when it failed."""
+
+    number: int
+    state: RevisionState
+    active: bool = False
+    check: Check | None = None
+    builds: tuple[BuildView, ...] = ()
+    error: ErrorInfo | None = None
+
+
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there are as many workers as there are: `terms` are the figures that the decision was made from. `classes`
+    has the calls that are queued or run by class, None while unknown."""
+
+    function: str
+    workers: WorkerCounts = WorkerCounts()
+    queued: int | None = None
+    running: int | None = None
+    classes: dict[Priority, int] | None = None
+    wanted: int = 0
+    reason: str = ""
+    terms: dict[str, float] = {}
+    waiting: Waiting | None = None
+    start_error: ErrorInfo | None = None
+    next: NextRevision | None = None
+
+
+class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    state: InvocationState
+    function: str = ""
+    revision: int = 0
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 1
+    priority: Priority = Priority.NORMAL
+    parent: str | None = None  # the invocation that made this one
+    trace: str | None = None  # W3C traceparent
+    progress: Progress | None = None
+    queue_s: float | None = None
+    run_s: float | None = None
+    gpu_s: float = 0.0  # GPU seconds that its attempts are charged
+    error: dict[str, Any] | None = None
+    waiting: Waiting | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    worker: str = ""
+    timings: dict[str, float] = {}
+    place: int | None = None
+    eta_s: float | None = None
+    size: int = 0
+    links: dict[str, str] = {}
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, on one line; nothing when it did not."""
+        return _cause(self.error)
+
+
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted call that failed for good; `size` is its payload's, in bytes."""
+
+    id: str
+    function: str
+    revision: int
+    state: InvocationState
+    submitted_at: float
+    died_at: float
+    method: str = ""
+    content_type: str = ""
+    error: dict[str, Any] | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    size: int = 0
+
+    @property
+    def cause(self) -> str:
+        """On one line."""
+        return _cause(self.error) or self.state.value
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter, and the call that was made of it."""
+
+    letter: str
+    invocation: str
+
+
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
+    state: InvocationState | None = None
+    cancelled: bool = True
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key. `key` is its secret and is there once, in the answer to its creation."""
+
+    id: str
+    scopes: tuple[str, ...] = ()
+    label: str = ""
+    created_at: float | None = None
+    limits: KeyLimits = KeyLimits()
+    key: str | None = None
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """When a function is called by itself. `next_at` is None while it is paused; `invocation` its last call."""
+
+    id: str
+    function: str
+    method: str = ""
+    cron: str | None = None
+    timezone: str = "UTC"
+    missed: Missed = Missed.ONCE
+    arguments: dict[str, Any] = {}
+    priority: Priority | None = None
+    paused: bool = False
+    declared: bool = False
+    created_at: float = 0.0
+    next_at: float | None = None
+    invocation: str | None = None
+
+
+class Schedules(msgspec.Struct, frozen=True):
+    schedules: list[ScheduleView]
+
+
+class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
+    secret: str
+
+
+class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calls of one function took that one API key made on one day of UTC, as 2026-11-21."""
+
+    day: str
+    function: str
+    key: str
+    usage: Usage
+
+
+class Usages(msgspec.Struct, frozen=True):
+    usage: list[UsageView]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A result as it came, and where the time went, in milliseconds by phase."""
+
+    content_type: str
+    body: bytes
+    invocation: str = ""
+    revision: str = ""
+    timings: dict[str, float] = {}
+
+
+class Functions(msgspec.Struct, frozen=True):
+    functions: list[FunctionView]
+
+
+class Revisions(msgspec.Struct, frozen=True):
+    revisions: list[RevisionView]
+
+
+class Calls(msgspec.Struct, frozen=True):
+    calls: list[InvocationView]
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    letters: list[DeadLetterView]
+
+
+class AllReplayed(msgspec.Struct, frozen=True):
+    replayed: list[Replayed]
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    dropped: int
+
+
+class Builds(msgspec.Struct, frozen=True):
+    builds: list[BuildView]
+
+
+class Engines(msgspec.Struct, frozen=True):
+    engines: list[EngineView]
+
+
+class Models(msgspec.Struct, frozen=True):
+    models: list[ModelView]
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    nodes: list[dict[str, Any]]
+
+
+class Keys(msgspec.Struct, frozen=True):
+    keys: list[KeyView]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """RFC 9457, with our members."""
+
+    title: str = ""
+    detail: str = ""
+    status: int = 0
+    code: str = ""
+    retryable: bool = False
+    field: str | None = None
+    error_type: str | None = None
+    error_classes: tuple[str, ...] = ()
+    traceback: str | None = None
+    stage: str | None = None
+    node: str | None = None
+    retry_after_s: float | None = None
+
+
+def _cause(error: dict[str, Any] | None) -> str:
+    if error is None:
+        return ""
+    told = ErrorInfo(str(error.get("code", "")), str(error.get("message", "")), error_type=error.get("error_type"))
+    return (told.summary.splitlines() or [told.code])[0]

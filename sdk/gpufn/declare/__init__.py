@@ -1,0 +1,1 @@
+"""Declaring functions: the decorator, its options, and the schema of a signature."""

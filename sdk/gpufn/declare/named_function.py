@@ -1,0 +1,47 @@
+"""A deployed function that is known by its name only: its code is not here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn
+
+from gpufn.call.remote import Remote
+from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.function_spec import function_name
+
+_ANY_ARGUMENTS = inspect.Signature(
+    [
+        inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+        inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+    ]
+)
+
+
+class NamedFunction(Remote[..., Any, Any]):
+    """The remote side of a function, or of a class's method, that is deployed as `name` or `name.method`.
+
+    Nothing is looked up before a call: that raises FunctionNotFound, or InvalidInput for wrong arguments.
+    """
+
+    _kind = None
+
+    def __init__(self, name: str, *, pickle: bool = False) -> None:
+        self._may_pickle = pickle
+        if not isinstance(name, str) or not name.strip("_."):
+            raise InvalidInput(f"from_name takes the name of a deployed function, not {name!r}")
+        base, _, self._method_name = name.partition(".")
+        self._function_name = function_name(base)
+
+    @property
+    def name(self) -> str:
+        """As deployed."""
+        return f"{self._function_name}.{self._method_name}".rstrip(".")
+
+    def _signature(self) -> inspect.Signature:
+        return _ANY_ARGUMENTS
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InvalidInput(f"{self.name} is known by its name only and cannot run here: use .remote(...)")
+
+    def __repr__(self) -> str:
+        return f"<NamedFunction {self.name}>"

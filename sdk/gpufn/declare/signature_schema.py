@@ -1,0 +1,208 @@
+"""Type hints → MethodSpec: the JSON Schema that the gateway checks requests against, and OpenAPI shows.
+
+A hint that JSON Schema cannot say (an array, a class of the user's, a name that cannot be resolved) allows anything.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection
+from pathlib import PurePath
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from gpufn.call.remote import kind_of
+from gpufn.declare.hint_adapters import StandIn, readable
+from gpufn.declare.hooks import hooks
+from gpufn.declare.type_hints import resolved, signature_of
+from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.spec.function_spec import Batch, MethodSpec
+
+_REF = "#/$defs/{name}"
+_LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_BYTES = (bytes, bytearray, memoryview)
+# What a generator's hint may be; the first argument is the type of its items.
+_ITEMS = (
+    collections.abc.Iterator,
+    collections.abc.Iterable,
+    collections.abc.Generator,
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncGenerator,
+)
+
+
+def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> tuple[MethodSpec, ...]:
+    """One MethodSpec per callable of `raw`, a function or a class. No caller gives a parameter that is in `models`."""
+    if not isinstance(raw, type):
+        return (_method("", raw, skip=0, batched=batch is not None, models=models),)
+    found = []
+    for name, function in hooks(raw, "method").items():
+        try:
+            found.append(_method(name, function, skip=1, batched=batch is not None))
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{name}: {error.message}") from error
+    return tuple(found)
+
+
+def _method(
+    name: str, function: Callable[..., Any], *, skip: int, batched: bool, models: Collection[str] = ()
+) -> MethodSpec:
+    signature = signature_of(function)
+    parameters = [p for p in list(signature.parameters.values())[skip:] if p.name not in models]
+    hints = {p.name: resolved(p.annotation, function) for p in parameters}
+    if batched:
+        for parameter in parameters:
+            hints[parameter.name] = _element(parameter, hints[parameter.name])
+    return MethodSpec(
+        name=name,
+        kind=kind_of(function),
+        parameters=_parameters_schema(parameters, hints),
+        returns=_returns_schema(resolved(signature.return_annotation, function), function, batched),
+        raw_parameter=_raw_parameter(parameters, hints),
+        doc=inspect.getdoc(function) or "",
+    )
+
+
+def _element(parameter: inspect.Parameter, hint: Any) -> Any:
+    """What one call brings, when calls are gathered into a list."""
+    if parameter.kind is parameter.VAR_KEYWORD or parameter.default is not parameter.empty:
+        raise InvalidSpec(
+            f"with batch=..., {parameter.name} is a list with one value per call, so it can have no default "
+            "and be no **keywords"
+        )
+    if hint is Any or hint in _LISTS or hint is typing.List:  # noqa: UP006
+        return Any
+    if get_origin(hint) in _LISTS:
+        return get_args(hint)[0]
+    raise InvalidSpec(f"with batch=..., {parameter.name} is a list with one value per call: write list[{_text(hint)}]")
+
+
+def _parameters_schema(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    others: Any = False
+    for parameter in parameters:
+        hint = hints[parameter.name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            others = schema_of(hint, definitions) or True
+            continue
+        if parameter.default is None and hint is not Any:
+            hint = _or_none(hint)
+        schema = schema_of(hint, definitions)
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif (default := _default(parameter.default)) is not _NO_JSON:
+            schema = {**schema, "default": default}
+        properties[parameter.name] = schema
+    schema = {"type": "object", "properties": properties, "additionalProperties": others}
+    if required:
+        schema["required"] = required
+    return schema | ({"$defs": definitions} if definitions else {})
+
+
+def _returns_schema(hint: Any, function: Callable[..., Any], batched: bool) -> dict[str, Any]:
+    if kind_of(function).streams:
+        item = get_args(hint)[0] if get_origin(hint) in _ITEMS and get_args(hint) else Any
+        hint = Any if item is Any else types.GenericAlias(list, (item,))
+    elif batched:
+        hint = get_args(hint)[0] if get_origin(hint) in _LISTS else Any
+    definitions: dict[str, Any] = {}
+    schema = schema_of(hint, definitions)
+    return schema | ({"$defs": definitions} if definitions else {})
+
+
+def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of `hint`; named parts go to `definitions`, under `#/$defs/`. `{}` allows anything."""
+    if hint is Any or hint is inspect.Parameter.empty:
+        return {}
+
+    def custom(kind: type) -> dict[str, Any]:
+        if isinstance(kind, StandIn):
+            return _stand_in_schema(kind, definitions)
+        if isinstance(kind, type) and issubclass(kind, PurePath):
+            return {"type": "string", "format": "path"}
+        return _pydantic_schema(kind, definitions)
+
+    try:
+        with computed_fields_optional(hint):
+            (schema,), named = msgspec.json.schema_components([readable(hint)], schema_hook=custom, ref_template=_REF)
+    except Exception:  # msgspec, pydantic and the user's own classes raise what they like here
+        return {}
+    flags = flag_schemas(hint)
+    for name, definition in named.items():
+        _define(name, flags.get(name, definition) if "enum" in definition else definition, definitions)
+    return schema
+
+
+def _stand_in_schema(kind: StandIn, definitions: dict[str, Any]) -> dict[str, Any]:
+    if kind.members:
+        schemas = [schema_of(member, definitions) for member in kind.members]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    values = [_default(member.value) for member in kind.classes[0]]  # type: ignore[attr-defined]
+    if any(value is _NO_JSON for value in values):
+        return {}
+    _define(kind.__name__, {"title": kind.__name__, "enum": values}, definitions)
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+def _pydantic_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    pydantic = sys.modules.get("pydantic")  # a model cannot exist before its import
+    if pydantic is None or not isinstance(kind, type) or not issubclass(kind, pydantic.BaseModel):
+        return {}
+    schema = dict(kind.model_json_schema(ref_template="#/$defs/{model}"))  # type: ignore[attr-defined]
+    for name, definition in schema.pop("$defs", {}).items():
+        _define(name, definition, definitions)
+    return schema
+
+
+def _define(name: str, definition: Any, definitions: dict[str, Any]) -> None:
+    if definitions.setdefault(name, definition) != definition:
+        raise InvalidSpec(f"two different types are named {name}; rename one")
+
+
+def _raw_parameter(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> str | None:
+    """The parameter that takes a body as it is: the only required one if that is bytes, else the first of bytes."""
+    takers = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and _takes_bytes(hints[p.name])]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return required[0] if len(required) == 1 and required[0] in takers else next(iter(takers), None)
+
+
+def _takes_bytes(hint: Any) -> bool:
+    if get_origin(hint) is typing.Annotated:
+        return _takes_bytes(get_args(hint)[0])
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_takes_bytes(part) for part in get_args(hint))
+    return hint in _BYTES
+
+
+def _or_none(hint: Any) -> Any:
+    try:
+        return hint | None
+    except TypeError:
+        return typing.Union[hint, None]  # noqa: UP007
+
+
+_NO_JSON: Any = object()
+
+
+def _default(value: Any) -> Any:
+    try:
+        plain = msgspec.to_builtins(value)
+        json.dumps(plain, allow_nan=False)
+        msgspec.msgpack.encode(plain)  # as which it travels: numbers of 64 bits
+    except (TypeError, ValueError, OverflowError):
+        return _NO_JSON
+    return plain
+
+
+def _text(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

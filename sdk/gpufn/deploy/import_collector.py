@@ -1,0 +1,223 @@
+"""The files of a bundle: the modules of a project that are needed, found by their imports, and what `include` adds."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import importlib.util
+import io
+import os
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import CodeType
+
+import gpufn_core
+from gpufn.deploy import import_guard
+from gpufn_core.errors import InvalidBundle
+from gpufn_core.ids import Digest, digest_of
+
+_OURS = (
+    "gpufn",
+    "gpufn_core",
+    "gpufn_platform",
+    "gpufn_gateway",
+    "gpufn_runtime",
+    "gpufn_builder",
+    "gpufn_local",
+)
+_ALWAYS_LOADED = (*_OURS, "__main__", "cloudpickle", "msgspec")
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first instant that a zip can say
+_INSTALLED = tuple(
+    os.path.join(os.path.realpath(path), "")
+    for path in {
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(str(gpufn_core.__file__)),
+        *(path for name, path in sysconfig.get_paths().items() if "lib" in name),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`modules` are third-party: what the worker's process can have in memory before it reads the bundle."""
+
+    data: bytes
+    files: tuple[str, ...]
+    modules: tuple[str, ...]
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(self.data)
+
+    def contents(self) -> dict[str, bytes]:
+        with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
+            return {name: archive.read(name) for name in self.files}
+
+
+def check_globs(root: Path, globs: Sequence[str]) -> None:
+    """Raises InvalidBundle for what would leave `root`, or is empty."""
+    for glob in globs:
+        parts = PurePosixPath(glob).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise _no_glob(root, glob)
+
+
+def _no_glob(root: Path, glob: str) -> InvalidBundle:
+    return InvalidBundle(f"include={glob!r} is not a glob below {root}: write for example 'data/*'")
+
+
+class Collector:
+    """Follows imports through the project's own modules, whether they were executed yet or not."""
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._roots = [root.resolve() for root in dict.fromkeys(roots)]
+        self._seen: set[str] = set()
+        self._files: dict[str, bytes] = {}
+        self._foreign: set[str] = set()
+
+    def add(self, name: str) -> None:
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        file = self._file_of(name)
+        if file is None:
+            top = name.partition(".")[0]
+            if top in sys.modules and top not in sys.stdlib_module_names and top not in _ALWAYS_LOADED:
+                self._foreign.add(top)
+            return
+        if parent := name.rpartition(".")[0]:
+            self.add(parent)
+        is_package = file.stem == "__init__"
+        arcname = PurePosixPath(*name.split("."), file.name) if is_package else PurePosixPath(*name.split("."))
+        self.put(str(arcname) if is_package else f"{arcname}{''.join(file.suffixes)}", data := file.read_bytes())
+        if file.suffix == ".py":
+            for imported in _imports(data, name if is_package else name.rpartition(".")[0]):
+                self.add(imported)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._files[name] = data
+
+    def put_all(self, contents: Mapping[str, bytes]) -> None:
+        self._files.update(contents)
+
+    def include(self, root: Path, globs: Sequence[str]) -> None:
+        check_globs(root, globs)
+        for glob in globs:
+            try:
+                # With ** as the last part, Pythons before 3.13 find folders only.
+                whole = f"{glob}/*" if PurePosixPath(glob).name == "**" else glob
+                matches = [path for path in root.glob(whole) if path.is_file()]
+            except ValueError as error:  # Pythons before 3.13 know ** as a whole part only
+                raise _no_glob(root, glob) from error
+            if not matches and (root / glob).is_dir():
+                below = str(PurePosixPath(glob, "**"))
+                raise InvalidBundle(f"include={glob!r} is a folder: write {below!r} for all below it")
+            if not matches:
+                raise InvalidBundle(f"include={glob!r} matches no file below {root}")
+            for path in matches:
+                self.put(path.relative_to(root).as_posix(), path.read_bytes())
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        return self._files
+
+    def bundle(self) -> Bundle:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(self._files):
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.external_attr = 0o644 << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, self._files[name])
+        local = {module.partition(".")[0] for module in self._seen if self._file_of(module)}
+        return Bundle(buffer.getvalue(), tuple(sorted(self._files)), tuple(sorted(self._foreign - local)))
+
+    def _file_of(self, name: str) -> Path | None:
+        """The project's file that holds module `name`, if it is the project's."""
+        if import_guard.is_kept(name.partition(".")[0]):
+            return None
+        if (module := sys.modules.get(name)) is not None:
+            file = getattr(module, "__file__", None)
+            return Path(file) if isinstance(file, str) and self._is_local(Path(file)) else None
+        for root in self._roots:
+            base = root.joinpath(*name.split("."))
+            for candidate in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+                if candidate.is_file() and self._is_local(candidate):
+                    return candidate
+        return None
+
+    def _is_local(self, file: Path) -> bool:
+        """Where it lies, or where a link to it does."""
+        path = file.resolve()
+        places = (path, file.absolute())
+        is_own = any(is_below(place, root) for place in places for root in self._roots)
+        return path.is_file() and is_own and not _is_installed(path)
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+    """Every module that the source may import, wherever the statement stands; `from a import b` may mean a module."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                try:
+                    base = importlib.util.resolve_name("." * node.level + base, package)
+                except ImportError:
+                    continue
+            if base:
+                yield from _with_parents(base)
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def imports_of(code: CodeType) -> Iterator[str]:
+    """As `_imports`, of compiled code but not of functions within it; without relative names."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME" and not level.argval:
+            yield from _with_parents(step.argval)
+            yield from (f"{step.argval}.{name}" for name in names.argval or () if name != "*")
+
+
+def _with_parents(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def is_below(path: Path, root: Path) -> bool:
+    """The user's own: not installed, though environments often stand in a project's folder."""
+    return path.is_relative_to(root) and not _is_installed(path)
+
+
+def _is_installed(path: Path) -> bool:
+    """Or ours."""
+    return "site-packages" in path.parts or f"{path}".startswith(_INSTALLED)
+
+
+def import_root(file: Path) -> Path:
+    """Return the folder that the file's imports start from: its own, or the folder above its outermost package."""
+    root = file.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    return root
+
+
+def import_name(file: Path) -> tuple[Path, str]:
+    """Return the file's import root and its module name there."""
+    root = import_root(file)
+    names = list(file.relative_to(root).with_suffix("").parts)
+    if names[-1] == "__init__":
+        names.pop()
+    if not all(name.isidentifier() for name in names):
+        raise InvalidBundle(f"{'.'.join(names)} cannot be imported: use letters, digits and underscores in the name")
+    return root, ".".join(names)

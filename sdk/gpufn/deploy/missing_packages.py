@@ -1,0 +1,168 @@
+"""Stand-ins for packages that a user's file imports and that are not installed here.
+
+A deploy imports the file to read names, options and signatures; the code runs elsewhere. Every attribute of a stand-in
+is a class, so that it can be a base class or a type hint, be called, and be used as a decorator, which returns the
+function as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from abc import ABCMeta
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FunctionType, ModuleType, TracebackType
+from typing import Any
+
+from gpufn.deploy import import_guard
+from gpufn.deploy.import_collector import is_below
+
+_EXCEPTION_ENDS = ("Error", "Exception", "Warning")
+
+
+def missing_package(error: BaseException) -> str | None:
+    """The package whose lack `error` reports; None for one that is installed, Python's own, or the project's, and for
+    any other error."""
+    name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    top, _, rest = name.partition(".")
+    if not top or import_guard.is_kept(top) or top in _finder.names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return top
+    is_namespace = spec.origin is None and spec.submodule_search_locations is not None
+    return name if rest and is_namespace and name not in _finder.names else None
+
+
+def stand_in_for(name: str) -> None:
+    """From now on, `name` and the modules below it can be imported."""
+    _finder.names.add(name)
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
+    importlib.invalidate_caches()
+
+
+def forget_stand_ins() -> None:
+    """Undo every `stand_in_for`."""
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+        del sys.modules[name]
+    _finder.names.clear()
+
+
+def forget_project(root: Path, before: frozenset[str]) -> None:
+    """Remove the project's modules that were imported since `before`, to import them again."""
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and is_below(Path(file).resolve(), root):
+            del sys.modules[name]
+
+
+class _Anything(ABCMeta):
+    """The class of all stand-ins but modules, which are classes themselves."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        made = _anything(name)
+        type.__setattr__(cls, name, made)
+        return made
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        decorated = len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, type))
+        return args[0] if decorated and not isinstance(args[0], _Anything) else _anything(cls.__name__)
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls
+
+    def __setitem__(cls, key: Any, value: Any) -> None:
+        pass
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(cls) -> int:
+        return 0
+
+    def __bool__(cls) -> bool:
+        return True
+
+    def __contains__(cls, item: Any) -> bool:
+        return False
+
+    def __enter__(cls) -> Any:
+        return cls
+
+    def __exit__(cls, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        pass
+
+    def __index__(cls) -> int:
+        return 0
+
+    def __float__(cls) -> float:
+        return 0.0
+
+    def _compared(cls, other: Any) -> bool:
+        return False
+
+    def _combined(cls, *others: Any) -> Any:
+        return cls
+
+    def __or__(cls, other: Any) -> Any:
+        union = type.__or__(cls, other)
+        return cls if union is NotImplemented else union
+
+    def __ror__(cls, other: Any) -> Any:
+        union = type.__ror__(cls, other)
+        return cls if union is NotImplemented else union
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = __and__ = _combined
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _combined
+    __neg__ = __pos__ = __abs__ = __invert__ = __lshift__ = __rshift__ = _combined
+
+
+def _anything(name: str) -> Any:
+    bases = (Exception,) if name.endswith(_EXCEPTION_ENDS) else ()
+    return _Anything(name, bases, {"__module__": __name__})
+
+
+class _Module(ModuleType):
+    __version__ = "0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        made = _anything(name)
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Stands behind all others: it finds what nobody else does, and `names` only."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        parts = fullname.split(".")
+        if not any(".".join(parts[:end]) in self.names for end in range(1, len(parts) + 1)):
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+_finder = _Finder()

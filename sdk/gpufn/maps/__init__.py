@@ -1,0 +1,1 @@
+"""`Function.map`: one function over many items."""

@@ -1,0 +1,1 @@
+"""The objects that the platform stores or reports: revisions, invocations, workers, devices and engines."""

@@ -1,0 +1,120 @@
+"""Functions and Revisions as the platform stores them, and a Revision's states."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.ids import Digest
+from gpufn_core.spec.function_spec import FunctionSpec
+
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+RevisionKey = tuple[str, int]  # function and number
+
+
+class RevisionState(enum.StrEnum):
+    BUILDING = "building"
+    READY = "ready"
+    RETIRED = "retired"
+    FAILED = "failed"
+
+
+class CheckState(enum.StrEnum):
+    PENDING = "pending"
+    PASSED = "passed"
+    FAILED = "failed"
+    UNCHECKED = "unchecked"  # no worker could be started for it
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The start of one worker that a deploy waits for, before calls go to its revision. `reason`: why none started."""
+
+    state: CheckState
+    reason: str = ""
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a deploy came from. `file` is relative to its project; `project` is the name of the project's folder, and
+    `project_id` distinguishes projects of one name. `deployer` is user@host as the client gave it; `key` is the id of
+    the API key. `code` is a digest of the function's own code and of the project's modules that it imports
+    (`gpufn.deploy.deployed_code`): "" where no file declares the function."""
+
+    file: _Name
+    project: _Name
+    project_id: _Name
+    deployer: _Name = ""
+    key: str = ""
+    code: _Name = ""
+
+    def __str__(self) -> str:
+        return f"{self.file or 'a notebook'} of the project {self.project or '/'}"
+
+    def is_same_file(self, other: Source) -> bool:
+        return (self.file, self.project_id) == (other.file, other.project_id)
+
+
+class Revision(msgspec.Struct, frozen=True, kw_only=True):
+    """Immutable Spec, Bundle and Engines, numbered per Function.
+
+    `builds` are the Builds that a BUILDING revision waits for. `engines` is complete when it is READY: the parameter of
+    each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`. A RETIRED one can be neither
+    called nor rolled back to, and goes once nothing runs it; the newest's number stays, with a bundle named "".
+    `check` is None for a deploy without one. A revision whose check failed is FAILED. `source` is None where the
+    client of the deploy did not send it. `code` is the client's digest of the function's own code: a deploy of the same
+    code in another bundle makes no new revision.
+    """
+
+    function: str
+    number: int
+    spec: FunctionSpec
+    bundle: Digest
+    created_at: float  # unix seconds
+    state: RevisionState = RevisionState.READY
+    builds: tuple[str, ...] = ()
+    engines: dict[str, dict[str, tuple[str, ...]]] = {}
+    error: ErrorInfo | None = None
+    retired_at: float | None = None  # unix seconds
+    check: Check | None = None
+    source: Source | None = None
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.function}@{self.number}"
+
+    @property
+    def key(self) -> RevisionKey:
+        return self.function, self.number
+
+    @property
+    def is_checked_first(self) -> bool:
+        """Whether a worker of it has to start before calls go to it."""
+        pending = self.check is not None and self.check.state is CheckState.PENDING
+        return pending and self.state is RevisionState.READY
+
+    @property
+    def device_kinds(self) -> frozenset[str] | None:
+        """The DeviceKinds that there are engines for, of every model; None without models: then any will do."""
+        if not self.spec.models:
+            return None
+        kinds = [self.engines.get(model.parameter, {}).keys() for model in self.spec.models]
+        return frozenset(kinds[0]).intersection(*kinds[1:])
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A named thing that can be invoked.
+
+    `active` is what the user wants to run. `serving` is where calls go: it follows `active` once a worker of the new
+    revision is READY, so a deploy never turns warm calls into cold ones, nor into failures when it cannot start.
+    `min_workers` and `max_workers`, when set (`gpufn scale`), take the place of the spec's.
+    """
+
+    name: str
+    active: int
+    serving: int
+    latest: int
+    updated_at: float  # unix seconds
+    min_workers: int | None = None
+    max_workers: int | None = None

@@ -1,0 +1,1 @@
+"""The encoding of arguments, results and exceptions as bytes."""

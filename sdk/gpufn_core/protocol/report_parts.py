@@ -1,0 +1,84 @@
+"""A ControllerReport in parts that the bus takes, and the readers' side, which joins them. Pure.
+
+    for payload in encode_parts(report, most_bytes): publish(payload)
+    known = Statuses(); known.take(report); known.get("resize")
+
+A reader uses each part as soon as it comes. With the last part of a full report it drops the functions that none of the
+parts named. A part that is lost, or that the bus refuses, changes nothing: the status before it stays until a part
+replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus
+
+PART_BYTES: Final = 256 << 10
+_ENVELOPE_BYTES: Final = 1 << 10  # of a report without its functions
+
+
+def encode_parts(report: ControllerReport, most_bytes: int = PART_BYTES) -> list[bytes]:
+    """Each at most `most_bytes`, unless the status of one function alone is larger. A report of several parts calls
+    itself partial, for readers of an older version."""
+    whole = encode(report)
+    if len(whole) <= most_bytes:
+        return [whole]
+    parts = list(_split(report.functions, most_bytes - _ENVELOPE_BYTES))
+    if report.partial:
+        return [encode(msgspec.structs.replace(report, functions=part)) for part in parts]
+    return [
+        encode(msgspec.structs.replace(report, functions=part, partial=True, part=number, parts=len(parts)))
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def _split(functions: tuple[FunctionStatus, ...], most_bytes: int) -> Iterator[tuple[FunctionStatus, ...]]:
+    part: list[FunctionStatus] = []
+    size = 0
+    for status in functions:
+        length = len(encode(status))
+        if part and size + length > most_bytes:
+            yield tuple(part)
+            part, size = [], 0
+        part.append(status)
+        size += length
+    yield tuple(part)
+
+
+class Statuses:
+    """The last status of each function, joined from reports of one controller at a time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, FunctionStatus] = {}
+        self._report: tuple[int, int] = (0, 0)  # epoch and sequence of the full report whose parts come in
+        self._parts: set[int] = set()
+        self._named: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Statuses [{len(self._known)} functions]>"
+
+    def get(self, function: str) -> FunctionStatus | None:
+        return self._known.get(function)
+
+    def pop(self, function: str) -> None:
+        self._known.pop(function, None)
+
+    def take(self, report: ControllerReport) -> None:
+        told = {status.function: status for status in report.functions}
+        if not report.partial:
+            self._known = told
+            return
+        self._known.update(told)
+        if report.parts > 1 and self._report != (report.epoch, report.sequence):
+            self._report = report.epoch, report.sequence
+            self._parts, self._named = set(), set()
+        self._named.update(told)
+        if report.parts > 1:
+            self._parts.add(report.part)
+            if len(self._parts) == report.parts:
+                self._known = {name: status for name, status in self._known.items() if name in self._named}

@@ -1,0 +1,1 @@
+"""The specification of a function: values that a user chooses, frozen and validated."""

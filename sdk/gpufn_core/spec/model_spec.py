@@ -1,0 +1,192 @@
+"""What the user asks of the builder: a ModelSpec, which is an ONNX model's files and how they shall be compiled.
+
+Frozen values that validate themselves, as in `spec`. `Model`, which users write, becomes a ModelSpec at deploy, when
+its files have digests (`gpufn.declare.model`).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import msgspec
+
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.ids import is_digest
+from gpufn_core.protocol.limits import LARGEST_INTEGER
+from gpufn_core.spec.units import LEAST_PROCESS_BYTES, check_least_bytes
+
+MAX_MODEL_FILES = 2048
+MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
+LARGEST_SIZE = (1 << 31) - 1  # of one dimension
+LONGEST_NAME = 1000  # of an input or output, in characters
+MOST_BATCH = 65_536
+LEAST_BUILD_S = 1
+LONGEST_BUILD_S = 86_400
+PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+
+
+class Precision(enum.StrEnum):
+    """The arithmetic of an engine, the most exact first. Inputs and outputs keep the model's own types."""
+
+    FP32 = "fp32"  # without TF32
+    TF32 = "tf32"  # float32 storage; matrix products may round their factors to 10 bits of mantissa, where a GPU does
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"  # static quantisation, calibrated on the samples
+
+
+# Open Inference Protocol datatype → the element's size in bytes; BYTES elements have a length of their own.
+DATATYPES: dict[str, int] = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
+}  # fmt: skip
+
+
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic.
+
+    `default` is the value of an input that a caller may leave out: its elements, little-endian and row-major.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    default: bytes | None = None
+
+
+class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shapes of one input that an engine accepts, and the one it is tuned for."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise InvalidSpec(f"min {self.min}, opt {self.opt} and max {self.max} differ in their number of dimensions")
+        sizes = zip(self.min, self.opt, self.max, strict=True)
+        if any(not 0 <= low <= best <= high <= LARGEST_SIZE for low, best, high in sizes):
+            raise InvalidSpec(f"a shape range is min <= opt <= max <= {LARGEST_SIZE} in each dimension, not {self}")
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(self.min) and all(
+            low <= size <= high for low, size, high in zip(self.min, shape, self.max, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return f"{list(self.min)} to {list(self.max)}, tuned for {list(self.opt)}"
+
+
+class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ShapeRange for each input with dynamic sizes."""
+
+    inputs: dict[str, ShapeRange]
+
+
+class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far an engine's outputs may be from the reference's; None does not look.
+
+    `max_abs` is the largest difference; `rel_l2` the L2 norm of the difference over that of the reference; `cosine` the
+    least cosine similarity.
+    """
+
+    max_abs: float | None = None
+    rel_l2: float | None = None
+    cosine: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_abs", self.max_abs), ("rel_l2", self.rel_l2)):
+            if value is not None and not value >= 0:
+                raise InvalidSpec(f"tolerance: {name} is 0 or more, not {value:g}")
+        if self.cosine is not None and not -1 <= self.cosine <= 1:
+            raise InvalidSpec(f"tolerance: cosine is from -1 to 1, not {self.cosine:g}")
+
+
+# The presets, by the coarsest arithmetic in an engine; a ModelSpec's own tolerance takes their place.
+TOLERANCES: dict[Precision, Tolerance] = {
+    Precision.FP32: Tolerance(rel_l2=1e-5),
+    Precision.TF32: Tolerance(rel_l2=2e-3),
+    Precision.FP16: Tolerance(rel_l2=5e-3, cosine=0.9995),
+    Precision.BF16: Tolerance(rel_l2=2e-2),
+    Precision.INT8: Tolerance(cosine=0.99),
+}
+
+
+def coarser(one: Precision, other: Precision) -> Precision:
+    """
+    >>> str(coarser(Precision.TF32, Precision.FP16))
+    'fp16'
+    """
+    return max(one, other, key=tuple(Precision).index)
+
+
+def wrong_build_time(seconds: float) -> str | None:
+    """What it should be, of a time that no build may take."""
+    if LEAST_BUILD_S <= seconds <= LONGEST_BUILD_S:
+        return None
+    return f"a number of seconds from {LEAST_BUILD_S} to {LONGEST_BUILD_S}, not {seconds:g}"
+
+
+class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a model, by plain name, as it was uploaded."""
+
+    name: str
+    digest: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\\0"):
+            raise InvalidSpec(f"{self.name[:120]!r} is not a plain file name: a model's files lie in one folder")
+        if not is_digest(self.digest):
+            raise InvalidSpec(f"{self.name}: {self.digest[:80]!r} is not a sha256")
+        if not 0 <= self.size <= LARGEST_INTEGER:
+            raise InvalidSpec(f"{self.name}: a size is not negative and less than 8 EiB, not {self.size}")
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One model of a function. `parameter` is where the function receives the EngineSession.
+
+    `files` holds the ONNX file first, then its external data. `samples` is an .npz or .safetensors file with one array
+    per input, stacked along a new first axis of samples. Without `profiles` they are made from `max_batch` and the
+    samples.
+    """
+
+    parameter: str
+    files: tuple[ModelFile, ...]
+    precision: Precision = Precision.FP32
+    max_batch: int = 1
+    profiles: tuple[ShapeProfile, ...] = ()
+    samples: ModelFile | None = None
+    tolerance: Tolerance | None = None
+    require_gpu: bool = False  # never fall back to an engine on the CPU
+    max_build_s: float = 3600.0
+    memory_limit_bytes: int | None = None  # of each process that compiles
+
+    def __post_init__(self) -> None:
+        if PARAMETER.fullmatch(self.parameter) is None:
+            raise InvalidSpec(f"{self.parameter[:120]!r} is not the name of a parameter")
+        if not self.files:
+            raise InvalidSpec(f"{self.parameter}: a model has at least its ONNX file")
+        if len(self.files) > MAX_MODEL_FILES:
+            raise InvalidSpec(f"{self.parameter}: {len(self.files)} files are more than the {MAX_MODEL_FILES} allowed")
+        names = [file.name for file in self.files]
+        if len(set(names)) < len(names):
+            raise InvalidSpec(f"{self.parameter}: two files have the same name")
+        if not 1 <= self.max_batch <= MOST_BATCH:
+            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to {MOST_BATCH}, not {self.max_batch!r}")
+        if (wrong := wrong_build_time(self.max_build_s)) is not None:
+            raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
+        if self.memory_limit_bytes is not None:
+            if not 0 < self.memory_limit_bytes <= LARGEST_INTEGER:
+                raise InvalidSpec(
+                    f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, "
+                    f"not {self.memory_limit_bytes}"
+                )
+            check_least_bytes("build_memory", self.memory_limit_bytes, LEAST_PROCESS_BYTES, "a process that compiles")
+        if self.precision is Precision.INT8 and self.samples is None:
+            raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
+
+    def accepted(self, arithmetic: Precision) -> Tolerance:
+        """What an engine is held to whose coarsest arithmetic is this."""
+        return self.tolerance or TOLERANCES[arithmetic]

@@ -1,0 +1,70 @@
+"""What one worker takes of a node: Resources, a part of a FunctionSpec. Frozen; validates itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from gpufn_core.domain.device import Share
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.spec.units import LEAST_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
+
+DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_MOST_GPUS = 16
+LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one worker takes of a node.
+
+    `gpu` lists acceptable device names in order of preference, empty for none; a worker has `gpu_count` of one name.
+    `cpu` is in cores and reserves a share of time, not a core of one's own. `memory_bytes`, when given, is both
+    reserved and enforced. Under MPS `vram_bytes` of the GPU's memory are, and `sm_percent` is a ceiling of its
+    multiprocessors. A GPU that is shared is shared with functions of the same `trust_domain` only.
+    """
+
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "cpu": Bounds("cpu", 0.01, 1024),
+        "gpu_count": Bounds("gpu", 1, _MOST_GPUS, is_whole=True),
+        "sm_percent": Bounds("sm", 1, 100, is_whole=True, may_be_none=True),
+    }
+
+    gpu: tuple[str, ...] = ()
+    share: Share = Share.EXCLUSIVE
+    cpu: float = 0.1
+    memory_bytes: int | None = None
+    gpu_count: int = 1
+    vram_bytes: int | None = None
+    sm_percent: int | None = None
+    trust_domain: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.bounds)
+        if self.memory_bytes is not None:
+            check_least_bytes("memory", parse_bytes(self.memory_bytes), LEAST_PROCESS_BYTES, "a Python process")
+        if self.trust_domain and DOMAIN.fullmatch(self.trust_domain) is None:
+            raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
+        if self.share is Share.MPS:
+            self._check_fraction()
+        elif (option := _given(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
+            raise InvalidSpec(f"{option}=... is a limit that only share='mps' has, not share={self.share.value!r}")
+        if self.share is not Share.EXCLUSIVE and self.gpu_count > 1:
+            raise InvalidSpec(
+                f"share={self.share.value!r} is a part of one GPU, and gpu=... asks for {self.gpu_count}: "
+                "several GPUs are exclusive"
+            )
+
+    def _check_fraction(self) -> None:
+        if not self.gpu:
+            raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
+        if self.vram_bytes is None:
+            raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
+        check_least_bytes("vram", parse_bytes(self.vram_bytes), LEAST_VRAM_BYTES, "a CUDA context under MPS")
+
+
+def _given(**options: object) -> str | None:
+    """The first that is not None."""
+    return next((name for name, value in options.items() if value is not None), None)

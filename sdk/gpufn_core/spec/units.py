@@ -1,0 +1,89 @@
+"""Checks of numbers and sizes of memory in options and settings. An invalid value raises InvalidSpec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.protocol.limits import LARGEST_INTEGER
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
+# A worker that has imported nothing else takes 22 MiB; a fork of a template shares a part of them.
+LEAST_PROCESS_BYTES = 16 << 20
+_LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was meant as MiB
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+class Bounds(NamedTuple):
+    """The least and the largest value of a number. `option` is what its users call it."""
+
+    option: str
+    low: float
+    high: float
+    is_whole: bool = False
+    may_be_none: bool = False
+
+    def check(self, value: float | None) -> None:
+        """Raises InvalidSpec."""
+        if value is None and self.may_be_none:
+            return
+        if self.is_whole:
+            check_whole(self.option, value, int(self.low), int(self.high))
+        else:
+            check_number(self.option, value, self.low, self.high)
+
+
+def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
+    """`bounds` by field of `owner`. Raises InvalidSpec."""
+    for field, each in bounds.items():
+        each.check(getattr(owner, field))
+
+
+def parse_bytes(quantity: str | int) -> int:
+    """Bytes of `"2Gi"`, `"500M"` or a number. Raises InvalidSpec.
+
+    >>> parse_bytes("1.5Gi"), parse_bytes("500 MB")
+    (1610612736, 500000000)
+    """
+    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
+        raise InvalidSpec(f"a memory size is a number of bytes or text such as '2Gi', not {quantity!r}")
+    if isinstance(quantity, int):
+        amount = quantity
+    else:
+        match = _QUANTITY.fullmatch(quantity.strip())
+        if match is None:
+            raise InvalidSpec(f"{quantity!r} is not a memory size; write for example '512Mi' or '2Gi'")
+        amount = int(min(float(match[1]) * _UNITS[match[2] or ""], LARGEST_INTEGER + 1))
+    if amount <= 0:
+        raise InvalidSpec(f"a memory size is positive, not {quantity!r}")
+    if amount > LARGEST_INTEGER:
+        raise InvalidSpec(f"a memory size is less than 8 EiB, not {quantity!r}")
+    return amount
+
+
+def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
+    """Refuse a size that is too small to work, and suggest a unit for a number that lacks one. Raises InvalidSpec.
+
+    >>> check_least_bytes("memory", 512, LEAST_PROCESS_BYTES, "a Python process")
+    Traceback (most recent call last):
+    gpufn.errors.InvalidSpec: memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'
+    """
+    if amount >= least:
+        return
+    suggested = amount if least >> 20 <= amount <= _LARGEST_WITHOUT_UNIT else max(512, least >> 20)
+    raise InvalidSpec(
+        f"{option} is {amount:,} bytes, and {needed_by} needs at least {least >> 20} MiB: "
+        f"write {option}='{suggested}Mi'"
+    )
+
+
+def check_number(option: str, value: float | None, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise InvalidSpec(f"{option} is a number from {low:g} to {high:.10g}, not {value!r}")
+
+
+def check_whole(option: str, value: float | None, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidSpec(f"{option} is a whole number from {low} to {high}, not {value!r}")

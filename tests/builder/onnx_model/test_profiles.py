@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gpufn_builder.onnx_model.profiles import Shape, resolve_profiles
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec, ShapeProfile, ShapeRange, TensorSpec
+
+IMAGE = TensorSpec("image", "FP32", (-1, 3, 8, 8))
+TOKENS = TensorSpec("tokens", "INT64", (-1, -1))
+FIXED = TensorSpec("scale", "FP32", (1,))
+
+
+def profile(**ranges: tuple[Shape, Shape, Shape]) -> ShapeProfile:
+    return ShapeProfile({name: ShapeRange(*shapes) for name, shapes in ranges.items()})
+
+
+def resolve(
+    inputs: Sequence[TensorSpec],
+    *given: ShapeProfile,
+    max_batch: int = 1,
+    seen: Mapping[str, Sequence[Shape]] | None = None,
+    batched: bool = True,
+) -> tuple[ShapeProfile, ...]:
+    spec = ModelSpec(
+        parameter="m", files=(ModelFile("m.onnx", "0" * 64, 1),), profiles=tuple(given), max_batch=max_batch
+    )
+    return resolve_profiles(inputs, spec, seen or {}, batched=batched)
+
+
+def test_rows_go_up_to_max_batch_and_the_engine_is_tuned_for_that() -> None:
+    expected = profile(image=((1, 3, 8, 8), (32, 3, 8, 8), (32, 3, 8, 8)))
+    assert resolve([IMAGE, FIXED], max_batch=32) == (expected,)
+
+
+def test_fixed_sizes_need_no_profile() -> None:
+    assert resolve([FIXED]) == ()
+    assert resolve([]) == ()
+
+
+def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None:
+    for given in ((), (profile(scale=((1,), (1,), (1,))),)):
+        with pytest.raises(BuildFailed) as caught:
+            resolve([FIXED], *given, max_batch=8)
+        assert (caught.value.stage, caught.value.node, caught.value.message) == (
+            "ingest",
+            "scale",
+            "max_batch is 8, and the first dimension of scale FP32[1] is fixed: export the model with a dynamic one, "
+            "or leave max_batch out",
+        )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given"),
+    [
+        ([TensorSpec("x", "FP32", (1 << 40, 1 << 40))], ()),
+        ([TensorSpec("x", "FP32", (-1, -1))], (profile(x=((1, 2), (1, 2), (1 << 24, 1 << 24))),)),
+        ([TensorSpec("x", "FP32", (-1, 1 << 30))], ()),
+    ],
+)
+def test_shapes_that_no_array_has_are_refused(inputs: list[TensorSpec], given: tuple[ShapeProfile, ...]) -> None:
+    with pytest.raises(BuildFailed, match=r"^x has up to \d+ elements; 17179869184 are allowed$") as caught:
+        resolve(inputs, *given, max_batch=64 if inputs[0].shape[0] == -1 else 1)
+    assert caught.value.node == "x"
+
+
+def test_other_sizes_come_from_the_samples() -> None:
+    seen = {"tokens": [(1, 40), (1, 7), (1, 9)]}
+    assert resolve([TOKENS], max_batch=4, seen=seen) == (profile(tokens=((1, 7), (4, 9), (4, 40))),)
+
+
+def test_a_first_dimension_that_counts_no_rows_comes_from_the_samples() -> None:
+    audio = TensorSpec("audio", "FP32", (-1,))
+    assert resolve([audio], seen={"audio": [(16_000,)]}, batched=False) == (profile(audio=((16_000,),) * 3),)
+
+
+def test_given_profiles_are_taken_without_the_inputs_that_are_fixed_anyway() -> None:
+    wanted = profile(tokens=((1, 1), (8, 64), (8, 512)))
+    with_fixed = ShapeProfile({**wanted.inputs, "scale": ShapeRange((1,), (1,), (1,))})
+    assert resolve([TOKENS, FIXED], wanted, with_fixed) == (wanted, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (profile(words=((1,), (1,), (1,))), "shapes= names words, and the model's inputs are image, tokens"),
+        (profile(image=((1, 3, 8, 8),) * 3), "shapes= says nothing about tokens, which has dynamic sizes"),
+        (profile(tokens=((1,), (1,), (1,))), "shapes= has 1 dimensions for tokens, which has 2"),
+        (
+            profile(image=((1, 3, 8, 8), (1, 3, 8, 9), (1, 3, 8, 9))),
+            "dimension 3 of image is always 8, and shapes= has 8 to 9 for it",
+        ),
+    ],
+)
+def test_given_profiles_are_held_against_the_model(given: ShapeProfile, message: str) -> None:
+    with pytest.raises(BuildFailed) as caught:
+        resolve([IMAGE, TOKENS], given)
+    assert (caught.value.stage, caught.value.message) == ("ingest", message)
+
+
+def test_samples_outside_the_given_profiles_are_refused() -> None:
+    given = profile(tokens=((1, 1), (1, 8), (1, 16)))
+    with pytest.raises(
+        BuildFailed, match=r"sample 1 has the shape \[1, 17\] for tokens, outside of \[1, 1\] to \[1, 16\]"
+    ):
+        resolve([TOKENS], given, seen={"tokens": [(1, 16), (1, 17)]})
+
+
+def test_a_dynamic_size_that_nothing_tells_about_is_refused() -> None:
+    with pytest.raises(BuildFailed) as caught:
+        resolve([TOKENS], max_batch=8)
+    assert caught.value.node == "tokens"
+    assert caught.value.message == (
+        "dimension 1 of tokens is dynamic, and nothing tells its sizes: give shapes= or samples="
+    )
+
+
+def test_samples_of_more_rows_than_max_batch_say_what_to_give() -> None:
+    with pytest.raises(
+        BuildFailed, match="a sample has 8 rows of image, and max_batch is 4: give max_batch=8 or shapes="
+    ):
+        resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper
+
+from gpufn_builder.checks.cpu_session import CpuSession
+from gpufn_builder.checks.reference import run_reference
+from gpufn_builder.checks.samples import Case, generate
+from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
+from gpufn_builder.onnx_model.normalise import NormalModel, normalise
+from gpufn_builder.onnx_model.profiles import resolve_profiles
+from gpufn_builder.onnx_model.tensors import Arrays
+from gpufn_builder.precision.transform import TransformedModel, transform
+from gpufn_core.domain.engine import BuildStage
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, ShapeProfile, ShapeRange, Tolerance
+from tests.builder import models
+from tests.builder.models import constant, model, node, put, spec_of, value, weights
+
+_TOKENS = ShapeRange((1, 2), (2, 5), (4, 9))
+_HALVES = (Precision.FP16, Precision.BF16)
+
+
+class Prepared:
+    """A model up to the transform, with generated cases that count as given ones."""
+
+    def __init__(self, proto: ModelProto, tmp_path: Path) -> None:
+        put(proto, tmp_path / "upload")
+        self.into = tmp_path / "work"
+        self.into.mkdir()
+        has_tokens = proto.graph.input[0].name == "tokens"
+        profiles = (ShapeProfile({"tokens": _TOKENS, "mask": _TOKENS}),) if has_tokens else ()
+        has_rows = proto.graph.input[0].type.tensor_type.shape.dim[0].HasField("dim_param")
+        spec = spec_of(tmp_path / "upload", max_batch=4 if has_rows else 1, profiles=profiles)
+        self.normal: NormalModel = normalise(ingest(tmp_path / "upload", spec, IngestLimits()), self.into)
+        generated = generate(self.normal.inputs, resolve_profiles(self.normal.inputs, spec, {}), 0)
+        self.cases = [Case(case.name, case.inputs, is_given=True) for case in generated]
+        self.reference: list[Arrays] = run_reference(self.normal, self.cases)
+
+    def into_precision(self, precision: Precision, tolerance: Tolerance | None = None) -> TransformedModel:
+        return transform(
+            self.normal,
+            precision,
+            self.cases,
+            reference=self.reference,
+            tolerance=tolerance or TOLERANCES[precision],
+            into=self.into,
+        )
+
+
+def operators(path: Path) -> list[str]:
+    return [each.op_type for each in onnx.load(path).graph.node]
+
+
+MODELS = [
+    models.mlp, models.cnn, models.encoder, models.texts, models.branching, models.several_outputs, models.over_rows,
+    models.fused,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
+def test_a_model_keeps_its_answers_and_its_types(
+    make: Callable[[], ModelProto], precision: Precision, tmp_path: Path
+) -> None:
+    prepared = Prepared(make(), tmp_path)
+    made = prepared.into_precision(precision)
+    checker.check_model(made.path, full_check=True)
+    before, after = onnx.load(prepared.normal.path).graph, onnx.load(made.path).graph
+    assert [(each.name, each.type) for each in after.input] == [(each.name, each.type) for each in before.input]
+    assert [each.type.tensor_type.elem_type for each in after.output] == [
+        each.type.tensor_type.elem_type for each in before.output
+    ]
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32])
+def test_float32_is_left_as_it_is(precision: Precision, tmp_path: Path) -> None:
+    prepared = Prepared(models.mlp(), tmp_path)
+    made = prepared.into_precision(precision)
+    assert (made.path, made.cpu_path, made.comparison) == (prepared.normal.path, prepared.normal.path, None)
+
+
+@pytest.mark.parametrize("precision", _HALVES)
+def test_a_network_of_products_is_all_in_half_precision(precision: Precision, tmp_path: Path) -> None:
+    made = Prepared(models.cnn(), tmp_path).into_precision(precision)
+    assert operators(made.path) == [
+        "Cast", "Conv", "Relu", "Conv", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax", "Cast",
+    ]  # fmt: skip
+    kinds = {tensor.data_type for tensor in onnx.load(made.path).graph.initializer}
+    assert kinds == {TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.BFLOAT16}
+
+
+def test_the_statistics_of_a_normalisation_stay_in_float32(tmp_path: Path) -> None:
+    found = operators(Prepared(models.encoder(), tmp_path).into_precision(Precision.FP16).path)
+    start = found.index("Pow")
+    assert found[start - 1 : start + 6] == ["Cast", "Pow", "ReduceMean", "Add", "Sqrt", "Cast", "Div"]
+
+
+def test_a_constant_that_fp16_cannot_hold_is_not_clipped_but_told(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Min", "h ceiling", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4), constant("ceiling", 1e9)],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
+    by_name = {tensor.name: tensor for tensor in onnx.load(made.path).graph.initializer}
+    assert by_name["ceiling"].data_type == TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    "ceiling",
+    [
+        [node("Constant", "", "ceiling", value=constant("", 1e9))],
+        [node("Constant", "", "ceiling", value_float=1e9)],
+        [node("Constant", "", "ceiling", value_floats=[1e9, 1e9, 1e9, 1e9])],
+        [node("ConstantOfShape", "shape", "ceiling", value=constant("", [1e9]))],
+    ],
+    ids=["value", "value_float", "value_floats", "ConstantOfShape"],
+)
+def test_what_fp16_cannot_hold_is_found_however_the_graph_says_it(ceiling: list[NodeProto], tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), *ceiling, node("Min", "h ceiling", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4), constant("shape", [4], np.int64)],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
+
+
+def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Add", "h tiny", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4), constant("tiny", 1e-12)],
+    )
+    assert "left in fp32: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).found
+
+
+def test_a_model_that_overflows_half_precision_is_refused_and_named(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Mul", "h big", "scaled"), node("MatMul", "scaled w", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4), constant("big", 1e6)],
+    )
+    with pytest.raises(BuildFailed) as caught:
+        Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert (caught.value.stage, caught.value.node) == ("transform", "y")
+    assert caught.value.message.startswith("in fp16 output y ")
+    assert caught.value.message.endswith("; big cannot be held in fp16")
+
+
+def test_what_is_beyond_the_tolerance_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        BuildFailed, match=r"in fp16 output y is too far from the reference for \w+ shapes: max_abs is "
+    ):
+        Prepared(models.mlp(), tmp_path).into_precision(Precision.FP16, Tolerance(max_abs=1e-9))
+
+
+def test_a_body_of_an_if_gets_what_it_takes_from_around_it_in_float32(tmp_path: Path) -> None:
+    made = Prepared(models.branching(), tmp_path).into_precision(Precision.FP16)
+    assert operators(made.path) == ["Cast", "MatMul", "Cast", "ReduceSum", "Greater", "If"]
+
+
+def test_constants_given_by_nodes_are_rounded_once(tmp_path: Path) -> None:
+    proto = model(
+        [node("Constant", "", "w", value=weights("", 4, 4)), node("MatMul", "x w", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert operators(made.path) == ["Cast", "MatMul", "Cast"]
+
+
+def test_names_of_halves_are_their_own(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "x.fp16"), node("MatMul", "x.fp16 w", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4)],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    checker.check_model(made.path, full_check=True)
+
+
+def test_a_value_that_is_output_and_input_has_both_types(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), node("MatMul", "h w", "y")],
+        [value("x", [1, 4])],
+        [value("h", [1, 4]), value("y", [1, 4])],
+        [weights("w", 4, 4)],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert operators(made.path) == ["Cast", "MatMul", "MatMul", "Cast", "Cast"]
+
+
+def test_bf16_has_a_twin_that_rounds_alike_where_bf16_does_not_run(tmp_path: Path) -> None:
+    prepared = Prepared(models.mlp(), tmp_path)
+    made = prepared.into_precision(Precision.BF16)
+    assert made.path != made.cpu_path
+    with pytest.raises(BuildFailed, match="Could not find an implementation"):
+        CpuSession(made.path, prepared.normal.outputs, BuildStage.TRANSFORM)
+    assert made.comparison is not None
+    assert 1e-4 < made.comparison.worst.rel_l2 < 2e-2
+
+
+def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
+    made = Prepared(models.cnn(), tmp_path).into_precision(Precision.INT8)
+    assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
+    scales = {
+        tensor.name: list(tensor.dims) for tensor in onnx.load(made.path).graph.initializer if "k1" in tensor.name
+    }
+    assert [4] in scales.values()
+
+
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
+    """As exporters have written them for years."""
+    proto = models.cnn()
+    proto.opset_import[0].version = opset
+    made = Prepared(proto, tmp_path).into_precision(Precision.INT8)
+    assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
+
+
+def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Path) -> None:
+    """As layers are tied, and heads of a detector run on several maps."""
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r w", "y")],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [weights("w", 8, 8)],
+    )
+    prepared = Prepared(proto, tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimised
+
+
+def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
+    proto = models.cnn()
+    proto.opset_import[0].version = 8
+    with pytest.raises(BuildFailed, match="int8 needs opset 13, and this model of opset 8 cannot be converted: export"):
+        Prepared(proto, tmp_path).into_precision(Precision.INT8)
+
+
+def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_has(tmp_path: Path) -> None:
+    """It knows nothing of sparse constants."""
+    proto = model(
+        [node("MatMul", "x w", "h"), node("MatMul", "x v", "k"), node("Add", "h k", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("v", 4, 4)],
+    )
+    places = constant("places", [0, 5, 10, 15], np.int64)
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(constant("w", [1, 2, 3, 4]), places, [4, 4]))
+    made = Prepared(proto, tmp_path).into_precision(Precision.BF16)
+    assert made.found == "1 nodes in bf16"
+
+
+def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> None:
+    prepared = Prepared(models.texts(), tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    assert (made.path, made.found) == (prepared.normal.path, "as it is: there is nothing to quantise")
+
+
+def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) -> None:
+    bodies = {
+        name: helper.make_graph([node("Identity", "size", f"{name}_y")], name, [], [value(f"{name}_y", None)])
+        for name in ("then_branch", "else_branch")
+    }
+    proto = model(
+        [
+            node("MatMul", "x w", "h"),
+            node("Shape", "h", "shape"),
+            node("Cast", "shape", "size", to=TensorProto.FLOAT),
+            node("If", "flag", "y", **bodies),
+        ],
+        [value("x", [1, 4])],
+        [value("y", [2]), value("h", [1, 4])],
+        [weights("w", 4, 4), constant("flag", True, bool)],
+    )
+    checker.check_model(Prepared(proto, tmp_path).into_precision(Precision.INT8).path)
+
+
+def test_int8_takes_a_model_that_gives_back_an_input_of_its_products(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "y")],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 4]), value("x", ["N", 8])],
+        [weights("w", 8, 4)],
+    )
+    prepared = Prepared(proto, tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
+    given = np.linspace(-3, 3, 16, dtype=np.float32).reshape(2, 8)
+    outputs = CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY).run({"x": given})
+    assert np.array_equal(outputs["x"], given)
+
+
+def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
+    prepared = Prepared(models.mlp(), tmp_path)
+    prepared.cases = [Case(case.name, case.inputs) for case in prepared.cases]
+    with pytest.raises(BuildFailed, match="int8 is calibrated on samples, and there are none"):
+        prepared.into_precision(Precision.INT8)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
+def test_constants_too_many_for_one_file_lie_beside_it(
+    precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufn_builder.precision.transform._INLINE_BYTES", 64)
+    proto = model([node("MatMul", "x w", "y")], [value("x", [2, 64])], [value("y", [2, 64])], [weights("w", 64, 64)])
+    made = Prepared(proto, tmp_path).into_precision(precision)
+    assert made.path.stat().st_size < 3000
+    assert sum(path.stat().st_size for path in made.path.parent.glob(f"{precision}*")) > 4096

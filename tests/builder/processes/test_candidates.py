@@ -1,0 +1,178 @@
+"""What a candidate's process does to the build that started it: nothing, whatever it does to itself."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpufn_builder import identity
+from gpufn_builder.identity import Target
+from gpufn_builder.processes import output_tail
+from gpufn_builder.processes.candidates import run_candidate
+from gpufn_builder.processes.process import Work, environment
+from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, Told
+from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Tolerance
+from tests.builder import misbehaving
+from tests.e2e.small_disk import small_disk
+
+PROCESS = "tests.builder.misbehaving"
+SPEC = ModelSpec(parameter="net", files=(ModelFile("m.onnx", "a" * 64, 1),))
+
+
+def _request(folder: Path, do: str, memory_limit_bytes: int | None = None) -> CandidateRequest:
+    made = identity.identity(SPEC, Target("cpu", ""), Backend.ORT_CPU, {})
+    made.flags.clear()
+    made.flags["do"] = do
+    return CandidateRequest(
+        identity=made,
+        model="m.onnx",
+        inputs=(),
+        outputs=(),
+        profiles=(),
+        tolerance=Tolerance(),
+        batched=False,
+        cases={},
+        measured="",
+        folder=str(folder / "engine"),
+        caches="",
+        memory_limit_bytes=memory_limit_bytes,
+        measuring=MeasurePlan(),
+    )
+
+
+def _environ() -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    return environment(os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])})
+
+
+def _run(folder: Path, do: str, *, timeout_s: float = 60.0, **limits: int) -> CandidateResult:
+    told: list[Told] = []
+    result = run_candidate(
+        _request(folder, do, **limits), folder, _environ(), timeout_s=timeout_s, on_told=told.append, process=PROCESS
+    )
+    assert told == [Told(BuildStage.COMPILE, 0.25, "as told")]
+    return result
+
+
+def test_what_it_made_comes_back_infinities_included(tmp_path: Path) -> None:
+    assert _run(tmp_path, "end well") == misbehaving.RESULT
+
+
+def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match=r"^the shape is wrong$") as failure:
+        _run(tmp_path, "refuse")
+    assert (failure.value.stage, failure.value.node) == ("compile", "conv1")
+
+
+@pytest.mark.parametrize(
+    ("do", "stage", "message"),
+    [
+        ("raise", "compile", "onnxruntime-cpu ended with code 1: ValueError: not so"),
+        ("crash", "compile", "onnxruntime-cpu was killed by SIGSEGV"),
+        ("leave", "compile", "onnxruntime-cpu ended with code 7: left"),
+        ("leave without a word", "compile", "onnxruntime-cpu ended without a result"),
+        ("be killed", "compile", "onnxruntime-cpu was killed by SIGKILL"),
+        ("crash while measuring", "measure", "onnxruntime-cpu was killed by SIGSEGV"),
+        ("say nonsense", "compile", "onnxruntime-cpu says what nobody understands"),
+        ("say the same for ever", "compile", "onnxruntime-cpu says what nobody understands"),
+        ("fail as the bus does", "compile", "not so"),
+        ("leave nonsense", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave a pipe", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave a link", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave too much", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave somebody behind", "compile", "onnxruntime-cpu ended without a result"),
+    ],
+)
+def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str, stage: str, message: str) -> None:
+    with pytest.raises(BuildFailed) as failure:
+        run_candidate(
+            _request(tmp_path, do), tmp_path, _environ(), timeout_s=60, on_told=lambda told: None, process=PROCESS
+        )
+    assert (failure.value.stage, failure.value.message) == (stage, message)
+
+
+def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_tail, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(BuildFailed, match="onnxruntime-cpu ended with code 1: ValueError: the last words") as failure:
+        _run(tmp_path, "print without end")
+    assert failure.value.log.endswith("ValueError: the last words")
+
+
+def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed) as failure:
+        _run(tmp_path, "raise")
+    assert failure.value.log.startswith("what it said before\nTraceback")
+    assert failure.value.log.endswith("ValueError: not so")
+
+
+def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than the 1,024 MiB that it may use"):
+        _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
+
+
+def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:
+    with small_disk(tmp_path, mebibytes=1) as disk, pytest.raises(BuildFailed) as failure:
+        _run(disk, "fill the disk")
+    said = "the builder's disk is full: make room there and build again"
+    assert (failure.value.stage, failure.value.message) == ("compile", said)
+
+
+def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match=r"onnxruntime-cpu did not end within 3 s") as failure:
+        _run(tmp_path, "hang", timeout_s=3)
+    assert failure.value.stage == "compile"
+    assert not Path(f"/proc/{(tmp_path / 'engine').read_text()}").exists()
+
+
+def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
+    work = Work.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+    begun = threading.Event()
+    ended: list[BuildFailed] = []
+
+    def wait() -> None:
+        try:
+            work.wait(lambda told: begun.set(), CandidateResult, timeout_s=60)
+        except BuildFailed as failure:
+            ended.append(failure)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert begun.wait(30)
+    work.end()
+    thread.join(30)
+    work.end()  # it is over: nothing happens
+    assert [failure.message for failure in ended] == ["it was killed by SIGKILL"]
+
+
+def test_its_environment_has_no_secrets_and_one_gpu_at_most() -> None:
+    given = {"PATH": "/bin", "GPUFN_NATS_URL": "nats://builder:secret@h", "AWS_SECRET_ACCESS_KEY": "x"}
+    assert environment(given) == {
+        "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+    assert environment({}, gpu="GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            work = Work.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+            os.write(writer, b"%d" % work._process.pid)
+        finally:
+            os._exit(0)
+    pidfd = os.pidfd_open(int(os.read(reader, 32)))
+    os.waitpid(parent, 0)
+    try:
+        assert select.select([pidfd], [], [], 30)[0]
+    finally:
+        for descriptor in (pidfd, reader, writer):
+            os.close(descriptor)

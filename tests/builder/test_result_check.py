@@ -1,0 +1,77 @@
+"""Which engines of a build's process are published: those that were asked for, from the build's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn_builder import identity, result_check
+from gpufn_builder.identity import Target
+from gpufn_builder.processes.process_messages import MadeEngine
+from gpufn_core.domain.engine import Accuracy, Backend, EngineManifest
+from gpufn_core.errors import BuildFailed
+from gpufn_core.ids import digest_of
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+
+SPEC = ModelSpec(parameter="net", files=(ModelFile("m.onnx", "a" * 64, 1),))
+ASKED = identity.identity(SPEC, Target("cpu", ""), Backend.ORT_CPU, {})
+FILE = ModelFile("model.onnx", digest_of(b"engine"), 6)
+MANIFEST = EngineManifest(
+    key=ASKED.key, identity=ASKED, model="m.onnx", inputs=(), outputs=(), profiles=(), batched=False, max_batch=1,
+    files=(FILE,), settings={}, accuracy=Accuracy(0.0, 0.0, 1.0), latency=None, built_at=1.0,
+)  # fmt: skip
+
+
+def made_in(folder: Path, **changes: Any) -> MadeEngine:
+    """Its file is there."""
+    engine = folder / "engine"
+    engine.mkdir(parents=True)
+    (engine / "model.onnx").write_bytes(b"engine")
+    return MadeEngine(msgspec.structs.replace(MANIFEST, **changes), str(engine))
+
+
+def test_what_was_asked_for_and_lies_in_the_builds_folder_is_published(tmp_path: Path) -> None:
+    result_check.check(made_in(tmp_path / "build"), [ASKED], tmp_path / "build")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"key": "b" * 64}, "an engine was made that nobody asked for"),
+        ({"identity": msgspec.structs.replace(ASKED, model="b" * 64)}, "an engine was made that nobody asked for"),
+        ({"files": ()}, "an engine was made that has no files"),
+        ({"files": (ModelFile("model.onnx", FILE.digest, 7),)}, "model.onnx of the engine is not there as it was told"),
+        ({"files": (ModelFile("absent", FILE.digest, 6),)}, "absent of the engine is not there as it was told"),
+    ],
+)
+def test_an_engine_that_is_not_as_it_was_asked_for_is_refused(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BuildFailed) as failure:
+        result_check.check(made_in(tmp_path / "build", **changes), [ASKED], tmp_path / "build")
+    assert (failure.value.message, failure.value.stage) == (why, "publish")
+
+
+@pytest.mark.parametrize("how", ["the folder", "a link", "a linked folder", "a circle", "a pipe"])
+def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) -> None:
+    told, secret = made_in(tmp_path / "build"), made_in(tmp_path / "secret")
+    engine = Path(told.folder)
+    (engine / "model.onnx").unlink()
+    match how:
+        case "the folder":
+            told = secret
+        case "a link":
+            (engine / "model.onnx").symlink_to(Path(secret.folder) / "model.onnx")
+        case "a linked folder":
+            engine.rmdir()
+            engine.symlink_to(secret.folder)
+        case "a circle":
+            (engine / "model.onnx").symlink_to("model.onnx")
+        case "a pipe":
+            os.mkfifo(engine / "model.onnx")
+    with pytest.raises(BuildFailed, match=r"model\.onnx of the engine is not there"):
+        result_check.check(told, [ASKED], tmp_path / "build")

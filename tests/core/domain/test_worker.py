@@ -1,0 +1,30 @@
+"""What is said of workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.domain.worker import Exit
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Exit(code=3), "exited with code 3"),
+        (Exit(signal=11), "was killed by SIGSEGV"),
+        (Exit(signal=200), "was killed by signal 200"),
+        (Exit(code=130, signal=2), "was killed by SIGINT, or exited with code 130"),
+        (Exit(code=192, signal=64), "was killed by SIGRTMAX, or exited with code 192"),
+        (Exit(code=137, signal=9, killed_for="it took too long"), "was killed by SIGKILL (it took too long)"),
+        (Exit(out_of_memory=True), "was killed because it used more memory than allowed (memory=... sets it)"),
+        (
+            Exit(signal=9, out_of_memory=True, memory_limit_bytes=96 << 20),
+            "was killed because it used more than its 96 MiB of memory (memory=... sets it)",
+        ),
+        (Exit(signal=9, device_fault="Xid 79"), "was ended because of its GPU: Xid 79"),
+        (Exit(untold="Docker does not answer"), "ended (Docker does not answer)"),
+        (Exit(), "ended"),
+    ],
+)
+def test_how_a_worker_ended_in_a_line(end: Exit, said: str) -> None:
+    assert end.describe() == said

@@ -1,0 +1,113 @@
+"""What a FunctionSpec refuses: what would break an agent or a worker far from here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import msgspec
+import pytest
+
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.protocol.subjects import is_function_name
+from gpufn_core.spec.function_spec import (
+    SPELLED_NAME,
+    Batch,
+    EntryPoint,
+    FunctionSpec,
+    MethodSpec,
+    Retry,
+    function_name,
+    spec_from_json,
+)
+
+
+@hypothesis.given(text=st.text("aZ0_-.é", max_size=44))
+@hypothesis.example("a" * 40)
+@hypothesis.example("a" * 41)
+@hypothesis.example("__A_b-0__")
+def test_a_spelled_name_is_exactly_what_becomes_a_functions_name(text: str) -> None:
+    assert (SPELLED_NAME.fullmatch(text) is not None) == is_function_name(function_name(text))
+
+
+def spec(**options: Any) -> FunctionSpec:
+    return FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), **options)
+
+
+@pytest.mark.parametrize("name", ["num\0py", "-c", "", "a.b", "9lives", "x" * 101, "numpy\n", "a b"])
+def test_what_is_no_modules_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+        spec(modules=("numpy", name))
+
+
+def test_it_is_refused_as_json_too() -> None:
+    data = b'{"name": "f", "entry": {"module": "a", "qualname": "f"}, "methods": [{}], "modules": ["a\\u0000"]}'
+    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+        spec_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"resources": {"gpu": ["L4"], "share": "mps"}}, "share='mps' needs a limit of GPU memory"),
+        ({"resources": {"gpu": ["L4"], "gpu_count": 0}}, "gpu is a whole number from 1 to 16, not 0"),
+        ({"methods": [{"name": "a"}, {"name": "a"}], "is_class": True}, "f: two methods have the same name"),
+        ({"methods": [{"name": "a/../b"}], "is_class": True}, "f: 'a/../b' is not the name of a method"),
+        ({"methods": [{"name": "a" * 101}], "is_class": True}, "is not the name of a method"),
+        ({"methods": [{}], "is_class": True}, "f: '' is not the name of a method"),
+        ({"methods": [{"name": "a"}]}, "f: a function has one method, without a name"),
+        ({"methods": [{}, {}]}, "f: a function has one method, without a name"),
+        ({"methods": [{"parameters": {"maximum": 1 << 64}}]}, "a number in the spec has more than 64 bits"),
+    ],
+)
+def test_a_spec_that_no_decorator_makes_is_refused(fields: dict[str, object], message: str) -> None:
+    given = msgspec.to_builtins(spec()) | fields
+    with pytest.raises(InvalidSpec, match=re.escape(message)):
+        spec_from_json(msgspec.json.encode(given))
+
+
+def test_modules_have_a_number_that_is_too_many() -> None:
+    assert len(spec(modules=tuple(f"m{number}" for number in range(256))).modules) == 256
+    with pytest.raises(InvalidSpec, match="257 modules are more than the 256"):
+        spec(modules=tuple(f"m{number}" for number in range(257)))
+
+
+def test_an_environment_has_a_size_that_is_too_much() -> None:
+    assert spec(env={"A": "x" * 16_000, "B": "x" * 16_000}).env["A"]
+    with pytest.raises(
+        InvalidSpec, match="env holds 33,002 bytes, and 32,768 are allowed: put large values into a file"
+    ):
+        spec(env={"A": "x" * 16_000, "B": "x" * 17_000})
+    with pytest.raises(InvalidSpec, match="env holds 40,001 bytes"):
+        spec(env={"A": "é" * 20_000})
+
+
+@pytest.mark.parametrize("seconds", [0, 31 * 86400, "1h"])
+def test_a_retention_has_bounds(seconds: Any) -> None:
+    assert spec(retention_s=3600.0).retention_s == 3600.0
+    with pytest.raises(InvalidSpec, match="retention is a number from 1 to 2592000"):
+        spec(retention_s=seconds)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"attempts": 0, "on": (IOError,)}, "attempts=0 to try nothing again"),
+        ({"attempts": 1.5}, "retries.attempts is a whole number from 0 to 100, not 1.5"),
+        ({"attempts": 3, "on": IOError}, r"write on=\(OSError,\)"),
+        ({"attempts": 3, "on": "OSError"}, r"write on=\(OSError,\)"),
+        ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number from 0 to 3600, not 7200"),
+    ],
+)
+def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=said):
+        Retry(**policy)
+
+
+@pytest.mark.parametrize(("concurrency", "batch", "slots"), [(8, None, 8), (1, 8, 16), (4, 8, 40), (64, 32, 2080)])
+def test_a_worker_holds_the_calls_of_its_runs_and_one_batch_that_gathers(
+    concurrency: int, batch: int | None, slots: int
+) -> None:
+    assert spec(concurrency=concurrency, batch=Batch(batch) if batch else None).slots == slots

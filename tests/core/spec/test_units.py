@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.errors import InvalidSpec
+from gpufn_core.spec.units import parse_bytes
+
+
+@pytest.mark.parametrize("size", ["1e9", "٣Gi", "-1", ""])
+def test_what_is_no_size_of_memory_is_refused(size: str) -> None:
+    with pytest.raises(InvalidSpec, match="is not a memory size"):
+        parse_bytes(size)

@@ -1,0 +1,78 @@
+"""Folders of the platform that nobody else may look into."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.errors import PlatformError
+from gpufn_core.home import Home
+
+
+def mode(path: Path) -> str:
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+@pytest.fixture
+def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home too deep for sockets: its run folder is elsewhere, where anybody may make one."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return Home(tmp_path / ("x" * 66))
+
+
+def test_its_folders_are_for_their_owner_only(tmp_path: Path) -> None:
+    home = Home(tmp_path / "h")
+    home.logs.mkdir(parents=True)
+    home.logs.chmod(0o755)
+    home.ensure()
+    folders = (home.run, home.logs, home.root / "cache")
+    assert [mode(folder) for folder in folders] == ["0o700"] * 3
+
+
+def test_a_run_folder_elsewhere_is_made_and_found_again(deep: Home) -> None:
+    assert deep.run.parent != deep.root
+    deep.ensure()
+    deep.ensure()
+    assert mode(deep.run) == "0o700"
+
+
+def test_a_run_folder_elsewhere_that_is_a_link_is_refused(deep: Home, tmp_path: Path) -> None:
+    deep.run.symlink_to(tmp_path)
+    with pytest.raises(PlatformError, match="is a link or no folder"):
+        deep.ensure()
+
+
+def test_a_run_folder_elsewhere_that_others_may_write_to_is_refused(deep: Home) -> None:
+    deep.run.mkdir()
+    deep.run.chmod(0o777)
+    with pytest.raises(PlatformError, match="others may write to it"):
+        deep.ensure()
+
+
+def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep.run.mkdir(mode=0o700)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(PlatformError, match=f"belongs to the user {me}"):
+        deep.ensure()
+
+
+def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
+    deep.ensure()
+    folders = [deep.run / "w", deep.claim_parcels() / "kept"]
+    for folder in folders:
+        folder.mkdir()
+    deep.forget_running()
+    assert [folder.parent.exists() for folder in folders] == [False, False]
+    assert deep.logs.exists()
+
+
+def test_a_run_folder_of_its_own_stays(tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = Home(tmp_path_factory.mktemp("h"))
+    assert home.run.is_relative_to(home.root)
+    home.ensure()
+    home.forget_running()
+    assert home.run.exists()

@@ -1,0 +1,72 @@
+"""Folders that somebody else has filled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.remove_folder import remove_tree
+
+_DEEP = """
+import os, sys
+os.chdir(sys.argv[1])
+for _ in range(1500):
+    os.mkdir("d" * 50)
+    os.chdir("d" * 50)
+    open("file", "w").close()
+"""
+
+
+def test_a_folder_goes_however_deep_it_is(tmp_path: Path) -> None:
+    """Deeper than Python's stack, than a path may be long, and than there are files to open."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", _DEEP, folder], check=True)
+    assert remove_tree(folder) is None
+    assert not folder.exists()
+
+
+def test_what_links_point_to_stays(tmp_path: Path) -> None:
+    others, folder = tmp_path / "others", tmp_path / "w"
+    (others / "inner").mkdir(parents=True)
+    (others / "file").write_text("x")
+    (folder / "a" / "b").mkdir(parents=True)
+    for where in (folder, folder / "a", folder / "a" / "b"):
+        (where / "to-a-folder").symlink_to(others)
+        (where / "to-a-file").symlink_to(others / "file")
+    os.mkfifo(folder / "a" / "fifo")
+    assert remove_tree(folder) is None
+    assert not folder.exists()
+    assert sorted(os.listdir(others)) == ["file", "inner"]
+
+
+def test_what_is_not_there_is_removed_and_what_is_no_folder_is_not(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("x")
+    link.symlink_to(tmp_path)
+    assert remove_tree(tmp_path / "nothing") is None
+    for path in (file, link):
+        assert isinstance(remove_tree(path), OSError)
+        assert path.exists()
+
+
+def test_what_cannot_be_removed_is_told_and_does_not_keep_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "w"
+    for name in ("a", "b", "c"):
+        (folder / name).mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def busy(path: str, **options: int) -> None:
+        if path == "b":
+            raise OSError(16, "Device or resource busy", path)
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    assert str(remove_tree(folder)) == "[Errno 16] Device or resource busy: 'b'"
+    assert os.listdir(folder) == ["b"]

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.errors import Conflict, Forbidden, InvalidInput, Unauthorized
+from gpufn_gateway.auth.access import Access, NotProtected, Principal, new_key
+
+GOOD = b'{"texts":["a"]}'
+URL = "/v1/functions/embed/invoke"
+
+
+def give_key(gateway: Any, *scopes: str) -> str:
+    key, secret = new_key("test", scopes, 0.0)
+    gateway.access.put(key)
+    return f"Bearer {secret}"
+
+
+async def test_with_keys_every_route_needs_one(gateway: Any, problem: Any) -> None:
+    key = give_key(gateway, "admin")
+    for path in ("/v1/functions", "/v1/nodes", "/v1/keys", "/metrics", "/openapi.json", "/v1/nothing"):
+        assert problem(await gateway.get(path)) == (401, "unauthorized"), path
+    answer = await gateway.post(URL, GOOD)
+    assert (problem(answer), answer.headers["www-authenticate"]) == ((401, "unauthorized"), "Bearer")
+    assert (await gateway.post(URL, GOOD, authorization=key)).status_code == 200
+    for path in ("/", "/healthz", "/readyz"):
+        assert (await gateway.get(path)).status_code == 200
+
+
+async def test_a_wrong_key_is_told_nothing(gateway: Any, problem: Any) -> None:
+    good = give_key(gateway, "admin")
+    wrong = [
+        "Bearer",
+        "Bearer x",
+        "Basic YTpi",
+        good[:-1],
+        good + "x",
+        good.replace("gpufn_", "gpufn_0"),
+        "Bearer gpufn__",
+    ]
+    for authorization in wrong:
+        assert problem(await gateway.post(URL, GOOD, authorization=authorization)) == (401, "unauthorized")
+    assert gateway.queue.calls == []
+
+
+@pytest.mark.parametrize(
+    ("scopes", "invoke", "read", "deploy", "keys"),
+    [
+        (("admin",), 200, 200, 422, 200),
+        (("invoke:embed",), 200, 403, 403, 403),
+        (("invoke:*",), 200, 403, 403, 403),
+        (("invoke:other",), 403, 403, 403, 403),
+        (("read",), 403, 200, 403, 403),
+        (("deploy",), 403, 200, 422, 403),
+        (("invoke:embed", "read"), 200, 200, 403, 403),
+    ],
+)
+async def test_scopes_decide(
+    gateway: Any, *, scopes: tuple[str, ...], invoke: int, read: int, deploy: int, keys: int
+) -> None:
+    key = give_key(gateway, *scopes)
+    assert (await gateway.post(URL, GOOD, authorization=key)).status_code == invoke
+    assert (await gateway.post("/v1/functions/EMBED/invoke", GOOD, authorization=key)).status_code == invoke
+    assert (await gateway.get("/v1/functions", authorization=key)).status_code == read
+    assert (await gateway.post("/v1/functions", b"{}", authorization=key)).status_code == deploy
+    assert (await gateway.get("/v1/keys", authorization=key)).status_code == keys
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_served"),
+    [
+        ("127.0.0.1:8090", None, True),
+        ("localhost:8090", None, True),
+        ("[::1]:8090", None, True),
+        ("127.8.8.8", None, True),
+        ("localhost:8090", "http://localhost:8090", True),
+        ("evil.example", None, False),
+        ("localhost.evil.example:8090", None, False),
+        ("127.0.0.1.nip.io", None, False),
+        ("", None, False),
+        ("[::1].evil.com", None, False),
+        ("localhost:80:evil", None, False),
+        ("localhost:", None, True),
+        ("localhost:evil", None, False),
+        ("[localhost]", None, False),
+        ("::1", None, False),
+        ("192.168.1.1:8090", None, False),
+        ("localhost:8090", "http://evil.example", False),
+        ("localhost:8090", "http://localhost:3000", False),
+        ("localhost:8090", "null", False),
+        ("localhost:8090", "", False),
+        ("evil.example", "http://evil.example", False),
+    ],
+)
+async def test_without_keys_only_this_machine_and_no_web_page_is_served(
+    gateway: Any, connection: Any, host: str, origin: str | None, is_served: bool
+) -> None:
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+    for method, path in (("POST", URL), ("GET", "/v1/functions"), ("DELETE", "/v1/nothing"), ("PUT", "/v1/nothing")):
+        client = connection(path, GOOD, **headers)
+        client.scope["method"] = method
+        await client.start(gateway.app)
+        assert (client.sent[0]["status"] != 403) is is_served, (method, client.body)
+
+
+def test_beyond_loopback_a_key_is_needed_to_start() -> None:
+    access = Access(loopback=False)
+    with pytest.raises(NotProtected, match=r"refusing to listen on 0\.0\.0\.0 without an API key"):
+        access.check_protected("0.0.0.0")
+    with pytest.raises(Unauthorized):
+        access.authenticate({b"host": b"localhost"})
+    key, secret = new_key("", ("admin",), 0.0)
+    access.put(key)
+    access.check_protected("0.0.0.0")
+    assert access.authenticate({b"authorization": f"bearer {secret}".encode()}).id == key.id
+    access.remove(key.id)
+    with pytest.raises(Unauthorized):
+        access.authenticate({b"authorization": f"bearer {secret}".encode()})
+
+
+@pytest.mark.parametrize(
+    ("loopback", "others", "said"),
+    [
+        (False, [], "listens on the network, where nothing is served without a key"),
+        (False, [("read",)], "the last key with the scope admin"),
+        (False, [("read",), ("admin",)], None),
+        (True, [("invoke:*", "deploy")], "the last key with the scope admin"),
+        (True, [], None),
+    ],
+)
+def test_the_last_key_that_may_make_others_stays_unless_none_is_needed(
+    loopback: bool, others: list[tuple[str, ...]], said: str | None
+) -> None:
+    access = Access(loopback=loopback)
+    boss, _ = new_key("", ("admin",), 0.0)
+    for key in (boss, *(new_key("", scopes, 1.0)[0] for scopes in others)):
+        access.put(key)
+    if said is None:
+        access.check_removal(boss.id)
+        return
+    with pytest.raises(Conflict, match=said) as refused:
+        access.check_removal(boss.id)
+    assert "make another" in refused.value.message
+
+
+async def test_over_http_too_the_last_key_stays_where_the_gateway_listens_on_the_network(
+    make: Any, clock: Any, problem: Any
+) -> None:
+    gateway = make.Gateway(clock, loopback=False)
+    key, secret = new_key("", ("admin",), 0.0)
+    gateway.access.put(key)
+    async with gateway.client(authorization=f"Bearer {secret}") as client:
+        answer = await client.delete(f"/v1/keys/{key.id}")
+    assert problem(answer) == (409, "conflict")
+
+
+def test_the_secret_is_not_stored() -> None:
+    key, secret = new_key("laptop", ("read", "read"), 5.0)
+    assert secret not in repr(key)
+    assert (key.scopes, key.label, key.created_at) == (("read",), "laptop", 5.0)
+    assert secret.startswith(f"gpufn_{key.id}_")
+
+
+@pytest.mark.parametrize("scopes", [(), ("root",), ("invoke:",), ("invoke:A b",), ("invoke:../x",), ("read:x",)])
+def test_scopes_must_be_known(scopes: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        new_key("", scopes, 0.0)
+    assert caught.value.field == "scopes"
+
+
+def test_a_principal_may_what_its_scopes_say() -> None:
+    with pytest.raises(Forbidden, match="'invoke:b'"):
+        Principal("k", frozenset({"invoke:a"})).need_invoke("b")
+    with pytest.raises(Forbidden, match="'deploy'"):
+        Principal("k", frozenset({"read"})).need("deploy")

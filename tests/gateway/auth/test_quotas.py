@@ -1,0 +1,168 @@
+"""What a key has used of its limits, as tables and as properties; time is an argument."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn_core.domain.metering import Usage
+from gpufn_core.errors import InvalidInput
+from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.protocol.reports import KeyUse
+from gpufn_gateway.auth.quotas import Bucket, Use, check, count_again_at
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        (KeyLimits(rate=0), "limits.rate"),
+        (KeyLimits(rate=-1), "limits.rate"),
+        (KeyLimits(rate=math.nan), "limits.rate"),
+        (KeyLimits(rate=math.inf), "limits.rate"),
+        (KeyLimits(rate=1e-310), "limits.rate"),
+        (KeyLimits(rate=1, burst=0), "limits.burst"),
+        (KeyLimits(burst=5), "limits.burst"),
+        (KeyLimits(concurrency=-3), "limits.concurrency"),
+        (KeyLimits(queued=0), "limits.queued"),
+        (KeyLimits(queued=10**7), "limits.queued"),
+        (KeyLimits(gpu_s=0), "limits.gpu_s"),
+        (KeyLimits(run_s=-math.inf), "limits.run_s"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limits: KeyLimits, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check(limits)
+    assert caught.value.field == field
+
+
+def test_limits_that_do_are_not() -> None:
+    check(KeyLimits())
+    check(KeyLimits(rate=0.01, burst=1, concurrency=1, queued=1_000_000))
+
+
+def test_the_least_rate_that_is_taken_is_told_and_held() -> None:
+    limits = KeyLimits(rate=1e-6, burst=1_000_000)
+    check(limits)
+    use = Use("k", limits, 0.0)
+    assert use.admit(0.0) is None
+    assert use.headers(0.0) == [
+        (b"ratelimit-policy", b'"rate";q=1000000;w=1000000000000'),
+        (b"ratelimit", b'"rate";r=999999;t=1000000'),
+    ]
+
+
+@given(
+    st.floats(0.1, 100.0),
+    st.integers(1, 50),
+    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=100),
+)
+def test_a_bucket_lets_pass_its_burst_and_its_rate_and_no_more(rate: float, burst: int, pauses: list[float]) -> None:
+    bucket = Bucket(rate, burst, 0.0)
+    now, passed = 0.0, 0
+    for pause in pauses:
+        now += pause
+        while bucket.take(now):
+            passed += 1
+        assert passed <= burst + rate * now + 1e-6
+        wait_s = bucket.wait_s(now)
+        assert 0 < wait_s <= 1 / rate + 1e-9
+        assert not bucket.take(now + wait_s * 0.99 - 1e-6)
+    assert passed >= min(burst, 1) + math.floor(min(rate * now, burst - 1))
+
+
+def test_a_refused_call_hears_when_there_is_one_again() -> None:
+    use = Use("k", KeyLimits(rate=0.5), 10.0)
+    assert use.admit(10.0) is None
+    refusal = use.admit(11.0)
+    assert refusal is not None
+    assert refusal == ("This key may make one call in 2 s.", 1.0)
+    assert use.admit(12.0) is None
+
+
+def test_what_other_gateways_let_pass_is_taken_out() -> None:
+    use = Use("k", KeyLimits(rate=10, concurrency=3), 0.0)
+    use.heard("gw2", KeyUse("k", admitted=25, running=2), 0.0)
+    refusal = use.admit(0.0)
+    assert refusal is not None
+    assert math.isclose(refusal.retry_after_s, 1.6)
+    assert use.admit(1.6) is None
+    assert use.begin(1.6) is None
+    assert use.begin(1.6) is not None
+    assert use.begin(5.0) is None  # it has said nothing for long: it is gone, or has none
+
+
+def test_calls_at_a_time_are_counted_until_they_end() -> None:
+    use = Use("k", KeyLimits(concurrency=2), 0.0)
+    assert (use.begin(0.0), use.begin(0.0)) == (None, None)
+    refusal = use.begin(0.0)
+    assert refusal is not None
+    assert refusal == ("This key may have 2 calls at a time.", 1.0)
+    for _ in range(50):
+        use.end(40.0)
+        assert use.begin(0.0) is None
+    later = use.begin(0.0)
+    assert later is not None
+    assert 19 < later.retry_after_s <= 20  # two places, of calls that take 40 s each
+
+
+def test_submitted_calls_are_never_more_than_counted() -> None:
+    use = Use("k", KeyLimits(queued=3), 0.0)
+    assert use.needs_count(-1.0)
+    use.counted(1, 0, 0.0)
+    assert not use.needs_count(-0.5)
+    assert (use.queue(1), use.queue(1)) == (None, None)
+    assert use.queue(1) == "This key may have 3 submitted calls that have not ended, and has 3."
+    assert use.is_full
+    assert use.needs_count(count_again_at(0.0))
+    use.stored(1)
+    use.counted(1, use.storing, 0.1)  # one may be stored, and counted, or not
+    assert use.queue(10) is None  # a chunk is not taken apart
+    assert use.queue(1) is not None
+    assert not Use("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
+
+
+def test_the_seconds_of_a_day_are_there_again_on_the_next() -> None:
+    use = Use("k", KeyLimits(run_s=100, gpu_s=10), 0.0)
+    assert use.admit(0.0) is None  # nothing is known yet
+    use.spent(Usage(calls=3, run_s=99.0, gpu_s=9.0), day_ends=50.0)
+    assert use.admit(1.0) is None
+    use.spent(Usage(calls=4, run_s=99.0, gpu_s=12.5), day_ends=50.0)
+    assert use.admit(2.0) == ("This key may take 10 GPU seconds per day (UTC).", 48.0)
+    assert dict(use.headers(2.0))[b"ratelimit"] == b'"run-seconds";r=1;t=48, "gpu-seconds";r=0;t=48'
+    assert use.admit(50.0) is None
+    assert dict(use.headers(50.0))[b"ratelimit"] == b'"run-seconds";r=100, "gpu-seconds";r=10'
+
+
+def test_a_gateway_tells_what_is_new_and_that_there_is_nothing_once() -> None:
+    use = Use("k", KeyLimits(rate=5, concurrency=5), 0.0)
+    assert use.tell() is None
+    use.admit(0.0)
+    use.begin(0.0)
+    assert use.tell() == KeyUse("k", 1, 1)
+    assert use.tell() == KeyUse("k", 0, 1)
+    use.end(1.0)
+    assert use.tell() == KeyUse("k", 0, 0)
+    assert use.tell() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "policy", "state"),
+    [
+        (KeyLimits(rate=50), b'"rate";q=50;w=1', b'"rate";r=49;t=1'),
+        (KeyLimits(rate=0.5, burst=3), b'"rate";q=3;w=6', b'"rate";r=2;t=2'),
+        (
+            KeyLimits(rate=2, concurrency=8),
+            b'"rate";q=2;w=1, "concurrency";q=8;qu="concurrent-requests"',
+            b'"rate";r=1;t=1, "concurrency";r=7',
+        ),
+    ],
+)
+def test_the_header_fields_of_the_draft(limits: KeyLimits, policy: bytes, state: bytes) -> None:
+    use = Use("k", limits, 0.0)
+    use.admit(0.0)
+    use.begin(0.0)
+    assert use.headers(0.0) == [(b"ratelimit-policy", policy), (b"ratelimit", state)]
+    assert Use("k", KeyLimits(queued=1), 0.0).headers(0.0) == []

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.revision import Revision, RevisionState
+from gpufn_core.errors import BuildFailed, NoCapacity
+from gpufn_core.ids import Digest
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, device_kinds, settled
+
+MODELS = tuple(ModelSpec(parameter=name, files=(ModelFile(f"{name}.onnx", "0" * 64, 1),)) for name in ("a", "b"))
+SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), models=MODELS)
+REVISION = Revision(
+    function="f", number=3, spec=SPEC, bundle=Digest("0" * 64), created_at=100.0, state=RevisionState.BUILDING,
+    builds=("1", "2"),
+)  # fmt: skip
+
+
+def gpus(node: str, *kinds: str) -> NodeReport:
+    devices = [Device(f"{node}-{number}", DeviceType.GPU, kind, 1 << 30) for number, kind in enumerate(kinds)]
+    return NodeReport(node, 0.0, (Device(node, DeviceType.CPU, "cpu", 1 << 30, cores=4), *devices))
+
+
+NODES = [gpus("n1", "NVIDIA L4", "NVIDIA L4"), gpus("n2", "NVIDIA A100", "NVIDIA H200")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kinds"),
+    [
+        ((), ("cpu",)),
+        (("L4",), ("NVIDIA L4",)),
+        (("H200", "l4"), ("NVIDIA H200", "NVIDIA L4")),
+        (("any",), ("NVIDIA A100", "NVIDIA H200", "NVIDIA L4")),
+    ],
+)
+def test_an_engine_is_built_for_each_kind_where_the_function_can_run(
+    gpu: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
+    assert device_kinds(Resources(gpu=gpu), NODES) == kinds
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "why"),
+    [
+        (("B200", "T4"), NODES, "B200 or T4, and the live nodes have NVIDIA A100, NVIDIA H200, NVIDIA L4"),
+        (("any",), [gpus("n3")], "any GPU, and the live nodes have no GPU"),
+    ],
+)
+def test_without_a_device_to_build_for_there_is_no_build(
+    gpu: tuple[str, ...], nodes: list[NodeReport], why: str
+) -> None:
+    with pytest.raises(NoCapacity, match=why):
+        device_kinds(Resources(gpu=gpu), nodes)
+    assert device_kinds(Resources(), []) == ("cpu",)  # a builder may come later
+
+
+def build(number: str, state: BuildState, **fields: Any) -> Build:
+    return Build(id=number, model=MODELS[int(number) - 1], device="cpu", created_at=0.0, state=state, **fields)
+
+
+OK = BuildState.SUCCEEDED
+
+
+@pytest.mark.parametrize("state", [BuildState.PENDING, BuildState.BUILDING])
+def test_a_revision_is_being_built_until_all_its_builds_have_ended(state: BuildState) -> None:
+    builds = {"1": build("1", OK, engines=("k1",)), "2": build("2", state)}
+    assert settled(REVISION, builds, 100.0) is None
+
+
+def test_a_revision_whose_builds_succeeded_is_ready_and_has_their_engines() -> None:
+    builds = {"1": build("1", OK, engines=("k1", "k2")), "2": build("2", OK, engines=("k3",))}
+    after = settled(REVISION, builds, 1e9)
+    assert after is not None
+    assert (after.state, after.engines) == (RevisionState.READY, {"a": {"cpu": ("k1", "k2")}, "b": {"cpu": ("k3",)}})
+
+
+@pytest.mark.parametrize(
+    ("ended", "message"),
+    [
+        (build("2", BuildState.FAILED, error=BuildFailed("it is 2x off", stage="verify", node="y").info()),
+         "b.onnx for cpu: it is 2x off"),
+        (build("2", BuildState.CANCELLED), "b.onnx for cpu: the build was cancelled"),
+    ],
+)  # fmt: skip
+def test_one_build_that_failed_fails_its_revision_at_once(ended: Build, message: str) -> None:
+    after = settled(REVISION, {"1": build("1", BuildState.BUILDING), "2": ended}, 100.0)
+    assert after is not None
+    assert after.error is not None
+    assert (after.state, after.error.code, after.error.message) == (RevisionState.FAILED, "build_failed", message)
+    assert (after.error.stage, after.error.node) == (("verify", "y") if ended.error else (None, None))
+
+
+def test_a_build_that_is_not_heard_of_is_waited_for_and_then_missed() -> None:
+    builds = {"1": build("1", OK, engines=("k1",))}
+    assert settled(REVISION, builds, 100.0 + RECORDED_WITHIN_S - 1) is None
+    after = settled(REVISION, builds, 100.0 + RECORDED_WITHIN_S)
+    assert after is not None
+    assert after.error is not None
+    assert (after.state, after.error.message) == (
+        RevisionState.FAILED, "a build of this revision is gone: deploy again",
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a request's headers ask of its call."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.errors import GpufnError
+from gpufn_core.spec.priority import Priority
+from gpufn_gateway.calls.call_headers import Asked, asked
+
+NOW = 1000.0
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_what_is_not_asked_for_is_left_open() -> None:
+    assert asked({}, NOW) == Asked(None, None, None, "")
+
+
+def test_each_header_is_read() -> None:
+    headers = {
+        b"x-gpufn-timeout": b"2.5",
+        b"x-gpufn-deadline": b"1060",
+        b"x-gpufn-priority": b"hi",
+        b"traceparent": TRACE.encode(),
+    }
+    assert asked(headers, NOW) == Asked(2.5, 1060.0, Priority.HI, TRACE)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "code"),
+    [
+        *((b"x-gpufn-timeout", value, "invalid_input") for value in (b"0", b"-1", b"nan", b"inf", b"soon", b"604801")),
+        (b"x-gpufn-deadline", b"soon", "invalid_input"),
+        (b"x-gpufn-deadline", b"nan", "invalid_input"),
+        (b"x-gpufn-deadline", b"605801", "invalid_input"),
+        (b"x-gpufn-deadline", b"1000", "deadline_passed"),
+        (b"x-gpufn-deadline", b"-inf", "deadline_passed"),
+        (b"x-gpufn-priority", b"HI", "invalid_input"),
+        (b"x-gpufn-priority", b"\xff", "invalid_input"),
+    ],
+)
+def test_what_cannot_be_is_refused(header: bytes, value: bytes, code: str) -> None:
+    with pytest.raises(GpufnError) as refused:
+        asked({header: value}, NOW)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("trace", [b"", b"nonsense", TRACE.upper().encode(), TRACE.encode() + b"\n"])
+def test_a_trace_that_is_none_is_left_out(trace: bytes) -> None:
+    assert asked({b"traceparent": trace}, NOW).trace == ""
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline", "left_s"),
+    [
+        (None, None, None),
+        (30.0, None, 30.0),
+        (None, 1010.0, 6.0),
+        (30.0, 1010.0, 6.0),
+        (2.0, 1010.0, 2.0),
+        (30.0, 1001.0, -3.0),
+    ],
+)
+def test_a_timeout_begins_when_the_body_is_there_and_a_deadline_does_not_wait_for_it(
+    timeout_s: float | None, deadline: float | None, left_s: float | None
+) -> None:
+    assert Asked(timeout_s, deadline, None, "").left_s(now=1004.0) == left_s

@@ -1,0 +1,256 @@
+"""The gateway's parcels: large bodies of calls, and what becomes of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn_core.encoding import media
+from gpufn_core.errors import ArtifactUnavailable, CapacityError, PayloadTooLarge
+from gpufn_gateway.calls import call_bodies
+from gpufn_gateway.calls.call_bodies import CallBodies
+from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone
+from gpufn_gateway.http.responses import OWN, send_result
+from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+
+LARGE = b"x" * LEAST_BYTES
+
+
+def parcels_in(root: Path, name: str = "gw-1", *, limit: int = 1 << 30, reaches_all: bool = True) -> GatewayParcels:
+    parcels = GatewayParcels(root, name, budget=BodyBudget(limit), reaches_all=lambda: reaches_all)
+    parcels.open()
+    return parcels
+
+
+def bodies_of(parcels: GatewayParcels) -> CallBodies:
+    budget = BodyBudget(1 << 30)
+    inline = BodyReader(LEAST_BYTES + 1, 30, what="a call's arguments", budget=budget)
+    large = BodyReader(4 * LEAST_BYTES, 30, what="a call's arguments", budget=budget)
+    return CallBodies(inline, large, parcels)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()} - {"lock"}
+
+
+class Client:
+    def __init__(self, *parts: bytes, leaves: bool = False) -> None:
+        self.headers = {b"content-length": b"%d" % sum(map(len, parts))}
+        self._parts = list(parts)
+        self._leaves = leaves
+
+    async def receive(self) -> dict[str, object]:
+        if not self._parts:
+            return {"type": "http.disconnect"}
+        part = self._parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(self._parts) or self._leaves}
+
+
+@pytest.mark.parametrize("reaches_all", [True, False])
+async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_come(
+    tmp_path: Path, reaches_all: bool
+) -> None:
+    bodies = bodies_of(parcels_in(tmp_path, reaches_all=reaches_all))
+    for receive in (bodies.read, functools.partial(bodies.take, function="f")):
+        for may_be_parcel in (True, False):
+            with pytest.raises(PayloadTooLarge) as refused:
+                await receive({}, Client(LARGE, LARGE).receive, may_be_parcel=may_be_parcel)
+            assert "send Content-Length" in refused.value.message
+
+
+async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path)
+    bodies = bodies_of(parcels)
+    client = Client(LARGE, LARGE)
+    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert body.data == b""
+    assert body.parcel is not None
+    assert body.size == 2 * LEAST_BYTES
+    assert (tmp_path / "gw-1" / body.parcel.name).read_bytes() == LARGE + LARGE
+    bodies.discard(body)
+    assert body.parcel.name not in files_in(tmp_path / "gw-1")
+    parcels.rest()
+    parcels.rest()
+    assert files_in(tmp_path / "gw-1") == set()
+
+
+async def test_the_memory_of_a_call_that_ended_is_written_again_for_the_same_function_only(tmp_path: Path) -> None:
+    """A function may have kept a way to the file of its input that the kernel does not count: O_PATH."""
+    parcels = parcels_in(tmp_path)
+
+    def inode_of(function: str) -> int:
+        parcel = parcels.keep(LARGE, function=function)
+        found = (tmp_path / "gw-1" / parcel.name).stat().st_ino
+        parcels.discard(parcel)
+        return found
+
+    first = inode_of("mine")
+    assert inode_of("mine") == first
+    assert inode_of("theirs") != first
+    parcels.rest()
+    assert inode_of("mine") == first, "a body came lately"
+    parcels.rest()
+    parcels.rest()
+    assert files_in(tmp_path / "gw-1") == set()
+
+
+async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -> None:
+    bodies = bodies_of(parcels_in(tmp_path))
+    for client, may_be_parcel in ((Client(b"small"), True), (Client(LARGE), False)):
+        body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=may_be_parcel)
+        assert body.parcel is None
+        assert body.data
+    assert bodies.wrap(LARGE, function="f", may_be_parcel=False).data == LARGE
+    assert bodies.wrap(LARGE, function="f", may_be_parcel=True).data == b""
+
+
+async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(tmp_path: Path) -> None:
+    bodies = bodies_of(parcels_in(tmp_path, reaches_all=False))
+    client = Client(LARGE)
+    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert (body.data, body.by_reference) == (LARGE, False)
+    client = Client(LARGE, b"more")
+    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert body.parcel is not None
+    assert body.by_reference
+    assert bytes(bodies.view(body)) == LARGE + b"more"
+    bodies.discard(body)
+    assert bodies.wrap(LARGE + b"more", function="f", may_be_parcel=True) == (LARGE + b"more", None, True)
+
+
+async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_bodies, "RECORD_BYTES", 100)
+    bodies = bodies_of(parcels_in(tmp_path))
+    for size, by_reference in ((100, False), (101, True)):
+        client = Client(b"x" * size)
+        body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=False, is_queued=True)
+        assert (body.size, body.by_reference) == (size, by_reference)
+
+
+async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path, limit=2 * LEAST_BYTES)
+    client = Client(LARGE, leaves=True)
+    with pytest.raises(ClientGone):
+        await bodies_of(parcels).take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert files_in(tmp_path / "gw-1") == set()
+    parcels.keep(LARGE + LARGE, function="f")  # and its bytes are free
+
+
+async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path, limit=LEAST_BYTES)
+    first = parcels.keep(LARGE, function="f")
+    with pytest.raises(CapacityError):
+        parcels.keep(LARGE, function="f")
+    with pytest.raises(CapacityError):
+        await parcels.receive(Client(LARGE).receive, LEAST_BYTES, function="f")
+    parcels.discard(first)
+    parcels.discard(await parcels.receive(Client(LARGE).receive, LEAST_BYTES, function="f"))
+
+
+@pytest.fixture
+def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
+    """A gateway whose calls' results are parcels; what they are is in `gateway.result`."""
+    parcels = parcels_in(tmp_path)
+    gateway = make.Gateway(clock, parcels=parcels)
+    gateway.deploy(make.spec())
+    gateway.report(make.status())
+
+    def answer(call: Any) -> None:
+        content_type, body = gateway.result
+        call.reply(content_type=content_type, parcel=Parcels(tmp_path / parcels.folder).write([body]))
+
+    gateway.queue.answer = answer
+    yield gateway
+    assert files_in(tmp_path / parcels.folder) == set(), "who takes a result removes it"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * LEAST_BYTES, 5 << 20])
+async def test_a_result_in_a_parcel_is_the_answer(answering: Any, size: int) -> None:
+    answering.result = "image/png", os.urandom(size)
+    answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
+    assert answer.content == answering.result[1]
+    assert (answer.headers["content-type"], answer.headers["content-length"]) == ("image/png", str(size))
+
+
+async def test_a_result_in_a_parcel_is_a_stream_of_one_too(answering: Any, connection: Any) -> None:
+    text = msgspec.json.encode("x" * LEAST_BYTES)
+    answering.result = "application/json", text
+    events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
+    await events.start(answering.app)
+    assert events.body == b'event: item\nid: 0\ndata: %b\n\nevent: end\ndata: {"items":1}\n\n' % text
+    records = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="application/vnd.gpufn.items")
+    await records.start(answering.app)
+    kind, name, size = media.RECORD.unpack_from(records.body)
+    assert (kind, records.body[media.RECORD.size + name :][:size]) == (media.RecordKind.ITEM, text)
+
+
+async def test_a_parcel_that_is_gone_is_a_problem_of_its_call(
+    answering: Any, connection: Any, problem: Any, tmp_path: Path
+) -> None:
+    answering.queue.answer = lambda call: call.reply(parcel="0" * 26)
+    answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
+    assert problem(answer) == (503, "artifact_unavailable")
+    events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
+    await events.start(answering.app)
+    assert events.body.startswith(b"event: error\n")
+    assert b"artifact_unavailable" in events.body
+
+
+async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path)
+    theirs = Parcels(tmp_path / "w-1")
+    name = theirs.write([bytes(4 << 20)])
+    ours = theirs.hand_on(name, Parcels(tmp_path / parcels.folder))
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if "body" in message:
+            os.truncate(tmp_path / "w-1" / name, 1)
+
+    with pytest.raises(ArtifactUnavailable, match="cut short"):
+        await send_result(send, OWN, "image/png", parcels.take(ours), [])
+    assert sent[-1]["more_body"], "who waits for the rest sees that it does not come"
+
+
+def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    dead = tmp_path / "gw-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / ("0" * 26)).write_bytes(b"left")
+    living = parcels_in(tmp_path, "gw-living")
+    kept = living.keep(LARGE, function="f")
+    mine = parcels_in(tmp_path, "gw-mine")
+    assert not dead.exists()
+    assert kept.name in files_in(tmp_path / "gw-living")
+    mine.close()
+    assert not (tmp_path / "gw-mine").exists()
+
+
+def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tmp_path: Path) -> None:
+    """A gateway that died between the two, or a result that came while its folder was removed."""
+    for name in ("gw-begun", "gw-left"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "gw-left" / ("0" * 26)).write_bytes(b"result")
+    os.utime(tmp_path / "gw-left", (0, 0))
+    parcels_in(tmp_path).close()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["gw-begun"]
+
+
+def test_results_that_came_for_nobody_are_swept(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path)
+    kept = parcels.keep(LARGE, function="f")
+    folder = tmp_path / "gw-1"
+    stray, fresh = folder / ("0" * 26), folder / ("1" * 26)
+    for path in (stray, fresh):
+        path.write_bytes(b"result")
+    for path in (stray, folder / kept.name):
+        os.utime(path, (0, 0))
+    parcels.sweep()
+    assert files_in(folder) == {kept.name, fresh.name}

@@ -1,0 +1,84 @@
+"""Who goes when the host's memory for parked workers is wanted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn_gateway.controller.decide.host_memory import HostMemory, Parked
+
+PARKED = st.builds(
+    Parked,
+    worker=st.sampled_from([f"w{number}" for number in range(8)]),
+    bytes=st.integers(1, 1 << 34),
+    uses=st.integers(1, 1000),
+    saved_s=st.floats(0.1, 1000),
+)
+
+
+def memory(*held: Parked) -> HostMemory:
+    made = HostMemory()
+    for parked in held:
+        made.hold(parked)
+    return made
+
+
+def test_what_is_large_rarely_used_or_quickly_started_goes_first() -> None:
+    usual = Parked("usual", 100, uses=10, saved_s=10)
+    assert memory(usual, Parked("large", 1000, uses=10, saved_s=10)).victims(1) == ["large"]
+    assert memory(usual, Parked("rare", 100, uses=1, saved_s=10)).victims(1) == ["rare"]
+    assert memory(usual, Parked("quick", 100, uses=10, saved_s=1)).victims(1) == ["quick"]
+
+
+def test_one_that_was_once_used_often_goes_when_others_have_come_and_gone() -> None:
+    held = memory(Parked("old", 100, uses=5))
+    for number in range(20):
+        held.hold(Parked(f"new{number}", 100))
+        (victim,) = held.victims(100)
+        held.evict(victim)
+        held.release(victim)
+        if victim == "old":
+            break
+    assert number == 5
+
+
+def test_what_is_told_again_keeps_its_worth_and_has_its_new_size() -> None:
+    held = memory(Parked("a", 100, saved_s=1), Parked("b", 100, saved_s=2))
+    held.evict("b")
+    held.hold(Parked("a", 70, saved_s=1))
+    assert (held.used, held.victims(1)) == (170, ["a"])
+
+
+@given(st.lists(PARKED, max_size=20), st.integers(0, 1 << 36))
+def test_as_many_go_as_are_needed_and_none_of_them_is_worth_more_than_one_that_stays(
+    told: list[Parked], wanted: int
+) -> None:
+    held = memory(*told)
+    sizes = {parked.worker: parked.bytes for parked in told}
+    victims = held.victims(wanted)
+    freed = sum(sizes[worker] for worker in victims)
+    assert freed >= min(wanted, held.used)
+    assert not victims or freed - sizes[victims[-1]] < wanted
+    staying = [held.worth(worker) for worker in sizes if worker not in victims]
+    assert all(held.worth(worker) <= min(staying) for worker in victims if staying)
+
+
+@given(st.lists(st.tuples(PARKED, st.booleans()), max_size=40), st.integers(1 << 34, 1 << 36))
+def test_with_a_budget_what_is_held_never_exceeds_it_and_worth_never_falls(
+    told: list[tuple[Parked, bool]], budget: int
+) -> None:
+    held, floor = HostMemory(), 0.0
+    for parked, is_resumed in told:
+        held.release(parked.worker)
+        for victim in held.victims(held.used + parked.bytes - budget):
+            held.evict(victim)
+            floor = max(floor, held.worth(victim))
+            held.release(victim)
+        held.hold(parked)
+        assert held.used <= budget
+        assert held.worth(parked.worker) >= floor
+        if is_resumed:
+            held.release(parked.worker)
+    for parked, _ in told:
+        held.release(parked.worker)
+    assert held.used == 0

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.limits import Limits
+from gpufn_gateway.controller.placement.gpus import has_kind
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
+from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, Used
+from tests.gateway.controller.simulation import GIB, cpu, gpu, node
+from tests.gateway.controller.told import why_no_room
+
+
+def lease(
+    worker: str,
+    on: str,
+    memory_bytes: int = GIB,
+    cores: float = 0.1,
+    *,
+    gpu: str | None = None,
+    mode: Share = Share.TIME,
+) -> Lease:
+    return Lease(worker, on, DeviceShare("cpu", cores, memory_bytes, (gpu,) if gpu else (), mode))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "fits"),
+    [("L4", "NVIDIA L4", True), ("l4", "NVIDIA L4", True), ("any", "AMD X", True), ("A100", "NVIDIA L4", False),
+     ("NVIDIA H200", "NVIDIA H200 NVL", True)],
+)  # fmt: skip
+def test_a_gpu_is_named_by_any_part_of_its_name(wanted: str, kind: str, fits: bool) -> None:
+    assert has_kind(gpu("g", kind), wanted) is fits
+
+
+def test_the_share_holds_what_was_asked_for_or_128_mib() -> None:
+    found = place(Resources(), [node()], LeaseBook())
+    assert isinstance(found, Placement)
+    assert found.share == DeviceShare("cpu", 0.1, 128 << 20)
+
+
+def test_the_first_kind_that_has_room_is_taken() -> None:
+    nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4")), node("b", cpu(), gpu("g2", "NVIDIA A100"))]
+    wants = Resources(gpu=("A100", "L4"))
+    taken = [lease("w", "b", gpu="g2", mode=Share.EXCLUSIVE)]
+    chosen = [place(wants, nodes, LeaseBook(leases)) for leases in ([], taken)]
+    assert [found.share.gpus for found in chosen if isinstance(found, Placement)] == [("g2",), ("g1",)]
+
+
+def test_an_exclusive_gpu_has_one_worker_and_a_time_shared_one_several() -> None:
+    nodes = [node("a", cpu(), gpu("g"))]
+    shared = LeaseBook([lease("w", "a", gpu="g")])
+    alone = LeaseBook([lease("w", "a", gpu="g", mode=Share.EXCLUSIVE)])
+    exclusive, timed = Resources(gpu=("L4",)), Resources(gpu=("L4",), share=Share.TIME)
+    fits = [
+        isinstance(place(wants, nodes, book), Placement) for wants in (exclusive, timed) for book in (shared, alone)
+    ]
+    assert fits == [False, False, True, False]
+
+
+def test_time_shared_workers_go_together_while_a_turn_is_free() -> None:
+    nodes = [node("a", cpu(), gpu("g1"), gpu("g2"))]
+    found = place(Resources(gpu=("any",), share=Share.TIME), nodes, LeaseBook([lease("w", "a", gpu="g2")]))
+    assert isinstance(found, Placement)
+    assert found.share.gpus == ("g2",)
+
+
+def test_the_tightest_fit_leaves_the_largest_hole() -> None:
+    nodes = [node("big", cpu(8, 64 * GIB)), node("small", cpu(8, 8 * GIB))]
+    found = place(Resources(memory_bytes=4 * GIB), nodes, LeaseBook())
+    assert isinstance(found, Placement)
+    assert found.node == "small"
+
+
+def test_a_function_without_a_gpu_leaves_the_nodes_with_gpus_to_others() -> None:
+    nodes = [node("a", cpu(2, 4 * GIB), gpu("g")), node("b", cpu(2, 64 * GIB))]
+    found = place(Resources(), nodes, LeaseBook())
+    assert isinstance(found, Placement)
+    assert found.node == "b"
+
+
+def test_cores_are_promised_eight_times_over_but_on_a_free_node_first() -> None:
+    nodes = [node("a", cpu(1, 8 * GIB)), node("b", cpu(1, 64 * GIB))]
+    book = LeaseBook()
+    chosen = []
+    for number in range(17):
+        found = place(Resources(cpu=1.0), nodes, book)
+        if isinstance(found, Placement):
+            book.grant(f"w{number}", found.node, found.share)
+            chosen.append(found.node)
+    assert chosen == ["a", "b"] + ["a"] * 7 + ["b"] * 7
+
+
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        (Resources(cpu=4.0), "a: needs 4 cores, it has 2"),
+        (Resources(cpu=2.0), "a: needs 2 cores, 1.5 are free"),
+        (Resources(memory_bytes=9 * GIB), "a: needs 9.0 GiB of memory, 7.0 GiB are free"),
+        (Resources(gpu=("H200",)), "a: it has no H200 GPU"),
+        (Resources(gpu=("L4",)), "a: its L4 GPU is in use"),
+    ],
+)
+def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
+    book = LeaseBook([lease("w", "a", GIB, 0.5, gpu="g", mode=Share.EXCLUSIVE)])
+    found = why_no_room(resources, [node("a", cpu(), gpu("g"))], book, Limits(cpu_oversubscription=1.0))
+    assert found == text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "engine_kinds", "placed"),
+    [
+        (("any",), {"NVIDIA L4"}, ("g1",)),
+        (("A100", "L4"), {"NVIDIA L4"}, ("g1",)),
+        (("A100", "L4"), {"NVIDIA L4", "NVIDIA A100"}, ("g2",)),
+        (
+            ("any",),
+            {"NVIDIA H200"},
+            "a: there is no engine for NVIDIA A100 or NVIDIA L4: deploy again to have one built",
+        ),
+        (("L4",), set(), "a: there is no engine for NVIDIA L4: deploy again to have one built"),
+        ((), {"cpu"}, ()),
+        ((), {"NVIDIA L4"}, "a: there is no engine for the CPU"),
+    ],
+)
+def test_a_worker_with_models_goes_where_they_have_engines(
+    wanted: tuple[str, ...], engine_kinds: set[str], placed: str | tuple[str, ...]
+) -> None:
+    nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
+    wants, kinds = Resources(gpu=wanted), frozenset(engine_kinds)
+    found = place(wants, nodes, LeaseBook(), engine_kinds=kinds)
+    if isinstance(found, Placement):
+        assert found.share.gpus == placed
+    else:
+        assert why_no_room(wants, nodes, LeaseBook(), engine_kinds=kinds) == placed
+
+
+def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
+    nodes = [
+        NodeReport("a", 0.0, (cpu(),), container_trouble="Docker at unix:///x does not answer"),
+        NodeReport("b", 0.0, (cpu(8, 64 * GIB),)),
+    ]
+    tight = place(Resources(), nodes, LeaseBook())
+    told = why_no_room(Resources(), nodes[:1], LeaseBook(), in_container=True)
+    found = place(Resources(), nodes, LeaseBook(), in_container=True)
+    assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
+    assert told == "a: it starts no containers: Docker at unix:///x does not answer"
+
+
+def test_a_worker_goes_to_no_node_that_starts_none() -> None:
+    ill = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason="too many open files")
+    nodes = [node("a", ill, gpu("g1")), node("b", cpu(8, 64 * GIB), gpu("g2"))]
+    for wanted in (Resources(), Resources(gpu=("any",))):
+        found, told = place(wanted, nodes, LeaseBook()), why_no_room(wanted, nodes[:1], LeaseBook())
+        assert isinstance(found, Placement)
+        assert found.node == "b"
+        assert told == "a: it starts no workers: too many open files"
+
+
+@pytest.mark.parametrize(
+    ("wants", "of_any_size"),
+    [
+        (Resources(cpu=99.0), False),
+        (Resources(gpu=("H200",)), True),
+        (Resources(gpu=("L4",), memory_bytes=9 * GIB), False),
+    ],
+)
+def test_no_room_says_whether_a_smaller_request_would_have_some(wants: Resources, of_any_size: bool) -> None:
+    assert place(wants, [node("a", cpu(), gpu("g"))], LeaseBook()) == NoRoom(of_any_size)
+
+
+def test_no_nodes_is_no_room() -> None:
+    assert why_no_room(Resources(), [], LeaseBook()) == "no node is up"
+
+
+def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
+    book = LeaseBook([lease("w1", "a", 10, 0.5, gpu="g", mode=Share.EXCLUSIVE), lease("w2", "a", 5, 0.25)])
+    assert book.used("a") == Used(0.75, 15, {"g": GpuUse(Share.EXCLUSIVE)})
+    trial = book.copy()
+    trial.release("w1")
+    assert (trial.used("a"), book.used("a").memory_bytes) == (Used(0.25, 5, {}), 15)
+    book.grant("w2", "b", lease("w2", "b", 7).share)
+    assert (book.used("a").memory_bytes, book.used("b").memory_bytes) == (10, 7)
+    book.release("w2")
+    book.release("w2")
+    assert repr(book) == "<LeaseBook [1 leases on 1 nodes]>"
+
+
+def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
+    """Each step works on a copy, and what it had noted about a node with leases was computed again in the next one."""
+    book = LeaseBook([lease("w1", "a", 10, 0.5)])
+    assert book.copy().used("a") is book.copy().used("a")
+    trial = book.copy()
+    trial.release("w1")
+    assert trial.used("a") is not book.used("a")

@@ -1,0 +1,62 @@
+"""What is told while the bus does not store what the controller decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.protocol.reports import FunctionStatus, WaitReason
+from gpufn_gateway.controller.decide.plan import plan
+from gpufn_gateway.controller.decide.status import undecided
+from gpufn_gateway.controller.state.world import World
+from gpufn_gateway.controller.store_health import TOLD_FOR_S, WHY, Store
+from tests.gateway.controller.simulation import assignment
+from tests.gateway.controller.told import world
+
+NOW = 101.0
+
+
+def reason(status: FunctionStatus) -> WaitReason | None:
+    return None if status.waiting is None else status.waiting.reason
+
+
+def called(workers: int = 0) -> World:
+    made = world(workers)
+    made.on_depths({("f", 1): 1}, NOW, NOW)
+    made.store.failed(NOW)
+    return made
+
+
+def test_what_could_not_be_stored_is_doubted_until_something_is_and_not_for_ever() -> None:
+    store = Store()
+    assert not store.is_stuck(NOW)
+    store.failed(NOW)
+    assert [store.is_stuck(NOW + after) for after in (0.0, TOLD_FOR_S, TOLD_FOR_S + 0.1)] == [True, True, False]
+    store.worked()
+    assert not store.is_stuck(NOW)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [(None, WaitReason.STORE), (0, WaitReason.STORE), (7, WaitReason.STARTING)]
+)
+def test_a_call_waits_for_the_store_unless_a_worker_is_starting_that_was_stored(
+    version: int | None, expected: WaitReason
+) -> None:
+    made = called()
+    if version is not None:
+        made.on_assignment("w", assignment("w"), NOW)
+        made.workers["w"].version = version
+    assert reason(plan(made, NOW).statuses["f"]) is expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "calls", "expected"),
+    [(0, 1, WaitReason.STORE), (0, 0, None), (1, 1, None), (0, None, WaitReason.STORE)],
+)
+def test_while_nobody_can_lead_every_function_is_told_of_and_those_without_a_worker_wait(
+    workers: int, calls: int | None, expected: WaitReason | None
+) -> None:
+    made = called(workers)
+    made.on_depths(None if calls is None else {("f", 1): calls}, NOW, NOW)
+    status = undecided(made, NOW)["f"]
+    assert (status.workers.ready, reason(status)) == (workers, expected)
+    assert status.reason == f"the last decision stands: {WHY}"

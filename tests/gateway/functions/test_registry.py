@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.revision import Function
+from gpufn_core.errors import ErrorInfo, FunctionNotFound, PlatformError, RevisionNotFound
+from gpufn_core.protocol.codec import encode
+from gpufn_gateway.functions.registry import COMES_WITHIN_S, CONTROLLER_FRESH_S
+from gpufn_platform.bus.storage.key_value import Entry
+
+CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
+BROKEN = ErrorInfo(
+    "function_raised", "No module named 'torch'", error_type="ModuleNotFoundError", traceback="Traceback ..."
+)
+
+
+def record(name: str, serving: int, *, latest: int = 1) -> bytes:
+    return encode(Function(name=name, active=serving, serving=serving, latest=latest, updated_at=0.0))
+
+
+def test_a_name_is_looked_up_once(gateway: Any) -> None:
+    assert gateway.registry.resolve("embed") is gateway.registry.resolve("embed")
+    assert gateway.registry.resolve("EMBED").name == "embed"
+
+
+def test_a_new_serving_revision_takes_over_at_once(gateway: Any, make: Any) -> None:
+    assert gateway.registry.resolve("embed").number == 1
+    gateway.deploy(make.spec(), 2)
+    assert gateway.registry.resolve("embed").number == 2
+
+
+def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
+    gateway.registry.on_function("new", Entry("new", record("new", 4), 60))
+    with pytest.raises(PlatformError, match="new@4 is not known here yet") as caught:
+        gateway.registry.resolve("new")
+    assert caught.value.retryable
+
+
+def test_a_revision_that_never_comes_is_lost_and_who_calls_is_told_what_to_do(gateway: Any, make: Any) -> None:
+    gateway.registry.on_function("two", Entry("two", record("two", 1), 60))
+    gateway.clock.now += COMES_WITHIN_S + 1
+    with pytest.raises(RevisionNotFound, match="record of two@1 is lost: deploy two again") as caught:
+        gateway.registry.resolve("two")
+    assert not caught.value.retryable
+    gateway.deploy(make.spec("two"), 2)
+    assert gateway.registry.resolve("two").number == 2
+
+
+def test_a_deleted_function_is_gone_and_told(gateway: Any) -> None:
+    told: list[str] = []
+    gateway.registry.on_deleted.append(told.append)
+    gateway.registry.resolve("embed")
+    gateway.registry.on_function("embed", None)
+    gateway.registry.on_function("embed", None)
+    with pytest.raises(FunctionNotFound):
+        gateway.registry.resolve("embed")
+    assert (told, gateway.registry.status("embed")) == (["embed"], None)
+
+
+def test_spellings_do_not_fill_the_memory(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn_gateway.functions.registry._MAX_SPELLINGS", 2)
+    for name in ("embed", "EMBED", "_embed", "Embed", "eMbed"):
+        assert gateway.registry.resolve(name).name == "embed"
+    assert len(gateway.registry._targets) <= 2
+
+
+def test_a_controller_is_heard_whose_bus_has_begun_anew_and_counts_from_one(gateway: Any, make: Any) -> None:
+    gateway.report(make.status("a", ready=2), epoch=70_000)
+    gateway.clock.now += CONTROLLER_FRESH_S + 1
+    gateway.report(make.status("a", ready=0), epoch=3)
+    assert gateway.registry.hears_controller()
+    gateway.report(make.status("a", ready=1), epoch=2)
+    assert gateway.registry.status("a").workers.ready == 0
+
+
+def test_reports_replace_or_add(gateway: Any, make: Any) -> None:
+    gateway.report(make.status("a"), make.status("b"))
+    gateway.report(make.status("b", ready=3), partial=True)
+    assert [gateway.registry.status(name).workers.ready for name in ("a", "b")] == [1, 3]
+    gateway.report(make.status("b", ready=2))
+    assert gateway.registry.status("a") is None
+
+
+def test_a_controller_that_leads_no_more_is_not_heard(gateway: Any, make: Any) -> None:
+    gateway.report(make.status("a", ready=2), epoch=7)
+    gateway.report(make.status("a", ready=0), epoch=6)
+    assert gateway.registry.status("a").workers.ready == 2
+
+
+def test_ready_workers_are_unknown_without_fresh_news_of_the_serving_revision(gateway: Any, make: Any) -> None:
+    function = gateway.registry.functions["embed"]
+    assert gateway.registry.ready_workers(function) == 1
+    gateway.report(make.status(serving=2))
+    assert gateway.registry.ready_workers(function) is None
+    gateway.report(make.status(ready=0))
+    assert gateway.registry.ready_workers(function) == 0
+    gateway.clock.now += 6
+    assert gateway.registry.ready_workers(function) is None
+
+
+def test_an_open_circuit_ends_the_calls_that_wait(gateway: Any, make: Any) -> None:
+    gateway.report(make.status(ready=1, start_error=BROKEN))
+    assert gateway.queue.failed == []
+    gateway.report(make.status(ready=0, start_error=BROKEN))
+    ((function, number, error),) = gateway.queue.failed
+    assert (function, number, error.message) == (
+        "embed",
+        1,
+        CANNOT_START,
+    )
+
+
+async def test_an_open_circuit_refuses_new_calls(gateway: Any, make: Any, problem: Any) -> None:
+    gateway.report(make.status(ready=0, start_error=BROKEN))
+    answer = await gateway.post("/v1/functions/embed/invoke", b'{"texts":[]}')
+    assert problem(answer) == (503, "function_start_failed")
+    assert (answer.headers["retry-after"], gateway.queue.calls) == ("15", [])
+    assert answer.json()["detail"] == CANNOT_START
+
+
+def test_readiness_names_what_is_missing(make: Any) -> None:
+    gateway = make.Gateway(make.Clock())
+    registry = gateway.registry
+    reasons = [registry.why_not_ready()]
+    registry.loaded = True
+    reasons.append(registry.why_not_ready())
+    gateway.report()
+    reasons.append(registry.why_not_ready())
+    gateway.hear_node()
+    reasons.append(registry.why_not_ready())
+    gateway.clock.now += 6
+    reasons.append(registry.why_not_ready())
+    assert reasons == [
+        "the functions are not loaded yet",
+        "no controller has reported for 5 seconds",
+        "no agent has reported: is one running?",
+        None,
+        "no controller has reported for 5 seconds",
+    ]

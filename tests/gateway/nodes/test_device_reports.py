@@ -1,0 +1,98 @@
+"""How nodes' GPUs are, at `/v1/nodes` and for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
+from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.protocol.reports import DeviceReport, NodeReport, ProcessReport
+from gpufn_gateway.nodes.device_reports import _COUNTERS, _GAUGES
+from gpufn_gateway.settings import GatewaySettings
+from gpufn_platform.process.settings import InvalidSetting
+
+L4 = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30)
+HOT = Device("GPU-2", DeviceType.GPU, "NVIDIA L4", 24 << 30, health=Health.DEGRADED, health_reason="it is hot")
+REPORT = NodeReport(
+    "n1", 1.0, (L4, HOT), links=(DeviceLink("GPU-1", "GPU-2", LinkKind.NVLINK),), facts=NodeFacts(mps=MpsLevel.V2)
+)
+METRICS = DeviceMetrics(
+    uuid="GPU-1", utilisation=0.5, memory_used_bytes=1 << 30, energy_j=5000.0, rows_pending=False,
+    clock_limits=("power",), xids={"13": 2}, processes=(GpuProcess(7, 1 << 20),),
+)  # fmt: skip
+
+
+def _told(gateway: Any) -> None:
+    gateway.registry.take_node_report(REPORT)
+    gateway.registry.device_reports.take(DeviceReport("n1", 1.0, (METRICS,)))
+
+
+async def _samples(gateway: Any) -> dict[str, float]:
+    lines = (await gateway.get("/metrics")).text.splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
+    _told(gateway)
+    (node,) = (await gateway.get("/v1/nodes")).json()["nodes"]
+    assert node["devices"][1] == {
+        "uuid": "GPU-2", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30, "health": "degraded",
+        "health_reason": "it is hot",
+    }  # fmt: skip
+    assert (node["links"], node["facts"]) == ([["GPU-1", "GPU-2", 5]], {"mps": "v2"})
+    (metrics,) = node["metrics"]
+    assert (metrics["uuid"], metrics["utilisation"], metrics["processes"]) == ("GPU-1", 0.5, [[7, 1 << 20, None]])
+    gateway.clock.now += 11
+    gateway.registry.take_node_report(REPORT)
+    assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
+
+
+async def test_how_busy_a_worker_kept_its_gpus_is_told_where_the_driver_tells_it(gateway: Any) -> None:
+    busy, unknown = (
+        ProcessReport(worker, "f", 2, 7, 0.0, gpus_busy=measured) for worker, measured in (("w-1", 1.5), ("w-2", None))
+    )
+    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(busy, unknown)))
+    told = {name: value for name, value in (await _samples(gateway)).items() if "gpus_busy" in name}
+    assert told == {'gpufn_worker_gpus_busy{function="f",node="n1",revision="2",worker="w-1"}': 1.5}
+
+
+async def test_what_a_worker_holds_of_each_gpu_is_told(gateway: Any) -> None:
+    process = ProcessReport("w-1", "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9})
+    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(process,)))
+    told = {name: value for name, value in (await _samples(gateway)).items() if "gpu_bytes" in name}
+    assert told == {'gpufn_worker_gpu_bytes{function="f",gpu="GPU-1",node="n1",revision="2",worker="w-1"}': 9}
+
+
+async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
+    _told(gateway)
+    samples = await _samples(gateway)
+    labels = 'gpu="GPU-1",kind="NVIDIA L4",node="n1"'
+    told = {
+        f"gpufn_gpu_utilisation{{{labels}}}": 0.5,
+        f"gpufn_gpu_memory_used_bytes{{{labels}}}": 2.0**30,
+        f"gpufn_gpu_energy_j_total{{{labels}}}": 5000.0,
+        f"gpufn_gpu_rows_pending{{{labels}}}": 0.0,
+        f'gpufn_gpu_clock_limited{{by="power",{labels}}}': 1.0,
+        f'gpufn_gpu_xids_total{{{labels},xid="13"}}': 2.0,
+        f'gpufn_gpu_health{{{labels},state="healthy"}}': 1.0,
+        f'gpufn_gpu_health{{{labels},state="degraded"}}': 0.0,
+        'gpufn_gpu_health{gpu="GPU-2",kind="NVIDIA L4",node="n1",state="degraded"}': 1.0,
+    }
+    assert {name: samples.get(name) for name in told} == told
+    assert not [name for name in samples if name.startswith("gpufn_gpu_power_w")]  # unknown is not zero
+
+
+def test_there_is_a_metric_for_everything_that_a_gpu_says() -> None:
+    told_otherwise = {"uuid", "clock_limits", "xids", "processes"}
+    assert set(_GAUGES) | set(_COUNTERS) == set(DeviceMetrics.__struct_fields__) - told_otherwise
+    assert len(_GAUGES) + len(_COUNTERS) + 3 > 20
+
+
+@pytest.mark.parametrize(("text", "means"), [("yes", True), ("1", True), ("False", False), ("", False)])
+def test_sharing_across_domains_is_the_operators_word(text: str, means: bool) -> None:
+    assert GatewaySettings.from_env({"GPUFN_SHARE_ACROSS_DOMAINS": text}).share_across_domains is means
+    with pytest.raises(InvalidSetting, match="GPUFN_SHARE_ACROSS_DOMAINS='perhaps': write yes or no"):
+        GatewaySettings.from_env({"GPUFN_SHARE_ACROSS_DOMAINS": "perhaps"})

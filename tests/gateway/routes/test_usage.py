@@ -1,0 +1,111 @@
+"""`GET /v1/usage` over the records of all nodes, and the metric beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.metering import Usage, UsageKey, days
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport
+from tests.gateway.whole import DIGEST, gateway_on
+
+_ROWS = {
+    ("2026-11-20", "f", "platform", "a"): Usage(1, 0, 1.0, 0.5),
+    ("2026-11-20", "f", "platform", "b.example"): Usage(2, 1, 3.0, 1.5),
+    ("2026-11-20", "g", "k1", "a"): Usage(1, 0, 1.0),
+    ("2026-11-21", "f", "k1", "a"): Usage(5, 0, 5.0, 5.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        (
+            "since=2026-11-20&until=2026-11-21",
+            [
+                ("2026-11-20", "f", "platform", 3, 2.0),
+                ("2026-11-20", "g", "k1", 1, 0.0),
+                ("2026-11-21", "f", "k1", 5, 5.0),
+            ],
+        ),
+        ("since=2026-11-20&until=2026-11-21&function=f&key=k1", [("2026-11-21", "f", "k1", 5, 5.0)]),
+        ("since=2026-11-21&until=2026-11-21", [("2026-11-21", "f", "k1", 5, 5.0)]),
+        ("since=2026-11-22&until=2026-11-21", []),
+        ("since=9999-12-31&until=0001-01-01", []),
+    ],
+)
+async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
+    nats: Any, query: str, told: list[tuple[object, ...]]
+) -> None:
+    async with gateway_on(nats) as gateway:
+        for (*which, node), usage in _ROWS.items():
+            await gateway.buckets.usage.put(UsageKey(*which).record(node), encode(usage))
+        rows = (await gateway.http.get(f"/v1/usage?{query}")).json()["usage"]
+    assert [
+        (row["day"], row["function"], row["key"], row["usage"]["calls"], row["usage"]["gpu_s"]) for row in rows
+    ] == told
+
+
+async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_function_is_told(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("not-called"), DIGEST)
+        deleted = UsageKey("2026-10-01", "was-deleted", "platform").record("a")
+        await gateway.buckets.usage.put(deleted, encode(Usage(1, 0, 1.0)))
+        days_of_it = "since=2026-10-01&until=2026-10-01"
+        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=was_deleted")
+        none_yet = await gateway.http.get(f"/v1/usage?{days_of_it}&function=not_called")
+        unknown = await gateway.http.get(f"/v1/usage?{days_of_it}&function=mistyped")
+        no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=a/b")
+    assert [row["function"] for row in found.json()["usage"]] == ["was-deleted"]
+    assert none_yet.json() == {"usage": []}
+    assert (problem(unknown), problem(no_name)) == ((404, "function_not_found"), (422, "invalid_input"))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("since=yesterday", "are days"),
+        ("since=2020-01-01&until=2026-01-01", "at most 366 days"),
+        ("since=0001-01-01&until=9999-12-31", "at most 366 days"),
+        ("since=2025-01-01&until=2026-01-02", "at most 366 days"),
+        ("since=2026-02-30", "are days"),
+        ("since=12026-01-01", "are days"),
+        ("since=-0001-01-01", "are days"),
+        ("since=", "are days"),
+        ("until=9999-12-31T00:00", "are days"),
+    ],
+)
+async def test_days_that_are_none_or_too_many_are_refused(nats: Any, query: str, said: str) -> None:
+    async with gateway_on(nats) as gateway:
+        answer = await gateway.http.get(f"/v1/usage?{query}")
+    assert (answer.status_code, said in answer.json()["detail"]) == (422, True)
+
+
+def test_the_days_of_millennia_are_not_made_before_they_are_counted() -> None:
+    assert next(days("0001-01-01", "9999-12-31")) == "0001-01-01"
+    assert list(days("9999-12-30", "9999-12-31")) == ["9999-12-30", "9999-12-31"]
+
+
+async def test_attempts_of_every_call_are_counted_by_node_and_function(gateway: Any) -> None:
+    for each in (
+        (RevisionTraffic("f", 3, 2, 2, 1, 4.0, 1.5), RevisionTraffic("cpu", 1, 2, 2, 0, 4.0)),
+        (RevisionTraffic("f", 3, 3, 3, 1, 5.0, 2.0),),
+        (),
+        (RevisionTraffic("f", 4, 1, 1, 0, 1.0, 0.5),),
+    ):
+        gateway.registry.take_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=each))
+    text = (await gateway.get("/metrics")).text
+    told = dict(line.rsplit(" ", 1) for line in text.splitlines() if '{function="f",node="a"}' in line)
+    assert told == {
+        'gpufn_attempts_total{function="f",node="a"}': "4.0",
+        'gpufn_attempts_failed_total{function="f",node="a"}': "1.0",
+        'gpufn_attempts_seconds_total{function="f",node="a"}': "6.0",
+        'gpufn_gpu_seconds_total{function="f",node="a"}': "2.5",
+    }
+    assert 'gpufn_attempts_total{function="cpu",node="a"} 2.0' in text
+    gateway.telemetry.forget("f")
+    assert 'function="f"' not in (await gateway.get("/metrics")).text

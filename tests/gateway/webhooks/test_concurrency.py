@@ -1,0 +1,63 @@
+"""One that does not answer gets a few tries at a time, and all the hands again once it answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_gateway.webhooks.concurrency import AGAIN_AFTER_S, APART_S, MOST, SLOW_S, Receivers
+
+A, B = "a.example", "b.example"
+
+
+def _slow(now: float = SLOW_S, tries: int = MOST) -> Receivers:
+    receivers = Receivers()
+    for _ in range(tries):
+        assert receivers.begin(A, 0.0) == 0
+    assert receivers.begin(A, now) == AGAIN_AFTER_S
+    return receivers
+
+
+def test_one_that_answers_soon_gets_as_many_as_there_are() -> None:
+    receivers = Receivers()
+    for number in range(100 * MOST):
+        assert receivers.begin(A, now=number / 1e6) == 0
+    for _ in range(MOST - 1):  # a few that hang tell nothing of the others
+        assert receivers.begin(B, 0.0) == 0
+    assert receivers.begin(B, 600.0) == 0
+
+
+def test_a_slow_one_keeps_nobody_else_from_being_tried() -> None:
+    assert _slow().begin(B, SLOW_S) == 0
+
+
+def test_a_slow_one_stays_slow_while_its_tries_fail_late() -> None:
+    receivers = _slow(tries=3 * MOST)
+    for _ in range(2 * MOST):
+        receivers.end(A, 0.0, now=15.0)
+    assert receivers.begin(A, 15.0) > 0
+    receivers.end(A, 0.0, now=15.0)
+    assert receivers.begin(A, 15.0) == 0  # one of the few
+    assert receivers.begin(A, 15.0) > 0
+
+
+def test_one_that_answers_soon_again_gets_all_again() -> None:
+    receivers = _slow()
+    receivers.end(A, 0.0, now=15.0)
+    assert receivers.begin(A, 15.0) == 0
+    receivers.end(A, 15.0, now=15.1)
+    assert [receivers.begin(A, 15.1) for _ in range(10 * MOST)] == [0.0] * 10 * MOST
+
+
+def test_what_is_put_off_comes_back_one_after_the_other_and_not_at_once() -> None:
+    receivers = _slow()
+    delays = [receivers.begin(A, SLOW_S) for _ in range(3)]
+    assert delays == pytest.approx([AGAIN_AFTER_S + number * APART_S for number in (1, 2, 3)])
+    assert receivers.begin(A, SLOW_S + 60) == AGAIN_AFTER_S
+
+
+def test_one_that_nobody_waits_for_is_forgotten() -> None:
+    receivers = Receivers()
+    for now in range(100):
+        assert receivers.begin(f"{now}.example", now) == 0
+        receivers.end(f"{now}.example", now, now + 15.0)
+    assert not receivers._receivers

@@ -1,0 +1,160 @@
+"""One POST to a receiver on loopback: where it may go, and what bounds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpufn_gateway.webhooks import sender as post
+from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.sender import AddressRefused, NotReached, Post
+from tests.gateway.webhooks.receiver import OK, receiving, redirect
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+
+
+@contextlib.asynccontextmanager
+async def posting(*allowed: str) -> AsyncIterator[Post]:
+    made = Post(Addresses(allowed))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_receiver_gets_the_body_and_the_headers_under_its_own_name() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        assert await sender.send(receiver.url("/a?b=c", "localhost"), {"webhook-id": "1"}, b"{}") == 200
+        request = receiver.requests.get_nowait()
+        assert (request.path, request.body) == ("/a?b=c", b"{}")
+        assert (request.headers["host"], request.headers["webhook-id"]) == (f"localhost:{receiver.port}", "1")
+
+
+async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> None:
+    async with receiving() as receiver, posting() as sender:
+        for host in ("localhost", "127.0.0.1"):
+            with pytest.raises(AddressRefused, match=rf"no webhook is sent to {host}: .* is a loopback address"):
+                await sender.send(receiver.url(host=host), {}, b"{}")
+        assert receiver.requests.empty()
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str] | Exception]) -> None:
+    """What the DNS says of names."""
+
+    async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        found = answers[host]
+        if isinstance(found, Exception):
+            raise found
+        return [(0, 0, 0, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+
+
+async def test_of_several_addresses_the_next_is_tried_when_nobody_listens_at_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with receiving() as receiver, posting("127.0.0.0/8") as sender:
+        resolving(monkeypatch, {"two.test": ["10.0.0.1", "127.9.9.9", "127.0.0.1"]})
+        assert await sender.send(receiver.url(host="two.test"), {}, b"{}") == 200
+        assert receiver.requests.qsize() == 1
+
+
+async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with receiving() as receiver, posting("127.0.0.0/8") as sender:
+        resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})
+        with pytest.raises(NotReached):
+            await sender.send(receiver.url(host="two.test"), {}, b"{}")
+        with pytest.raises(NotReached, match=r"none\.test has no address"):
+            await sender.send(receiver.url(host="none.test"), {}, b"{}")
+        with pytest.raises(AddressRefused, match=r"no webhook is sent to in\.test: 10\.0\.0\.1 is a private"):
+            await sender.send(receiver.url(host="in.test"), {}, b"{}")
+
+
+async def test_a_name_that_the_dns_does_not_know_or_that_is_none_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with posting() as sender:
+        resolving(monkeypatch, {"away.test": socket.gaierror(-3, "Temporary failure in name resolution")})
+        with pytest.raises(NotReached, match="Temporary failure"):
+            await sender.send("https://away.test/", {}, b"{}")
+        monkeypatch.undo()
+        for host in ("a..test", "a" * 64 + ".test"):
+            with pytest.raises(NotReached, match="is no name"):
+                await sender.send(f"https://{host}/", {}, b"{}")
+
+
+@pytest.mark.parametrize("to", ["http://[::1", "http://{}:99999/", "/caf\xe9", "//user@{}/", "/a b", "http://{}:x/"])
+async def test_a_redirect_to_what_is_no_address_is_an_answer_as_any(to: str) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        moved = redirect("LOCATION").replace(b"LOCATION", to.format(f"127.0.0.1:{receiver.port}").encode("latin-1"))
+        receiver.answers = lambda _: moved
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert receiver.requests.qsize() == 1
+
+
+async def test_a_redirect_to_the_same_host_is_followed_and_keeps_the_body() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda request: OK if request.path == "/new" else redirect("/new", 308)
+        assert await sender.send(receiver.url("/old"), {}, b"told") == 200
+        assert [receiver.requests.get_nowait()[::2] for _ in range(2)] == [("/old", b"told"), ("/new", b"told")]
+
+
+async def test_a_redirect_to_another_host_is_not_followed() -> None:
+    async with receiving() as receiver, receiving() as other, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect(other.url())
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        receiver.answers = lambda _: redirect(receiver.url(host="localhost"))
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert (receiver.requests.qsize(), other.requests.qsize()) == (2, 0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+async def test_a_redirect_that_would_drop_the_body_is_not_followed(status: int) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect("/new", status)
+        assert await sender.send(receiver.url(), {}, b"{}") == status
+        assert receiver.requests.qsize() == 1
+
+
+async def test_redirects_in_a_circle_end() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect("/again")
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert receiver.requests.qsize() == 3
+
+
+async def test_an_endless_answer_is_not_read_to_its_end() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n" + bytes(1 << 20)
+        assert await sender.send(receiver.url(), {}, b"{}") == 200
+
+
+async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "_TIMEOUT_S", 0.05)
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: None
+        with pytest.raises(NotReached, match="no answer within"):
+            await sender.send(receiver.url(), {}, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "host"), [(b"what?\r\n\r\n", "127.0.0.1"), (OK, "name.that.does.not.exist.invalid")]
+)
+async def test_what_does_not_speak_http_or_does_not_exist_is_not_reached(answer: bytes, host: str) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: answer
+        with pytest.raises(NotReached):
+            await sender.send(receiver.url(host=host), {}, b"{}")
+
+
+async def test_a_port_on_which_nobody_listens_is_not_reached() -> None:
+    async with receiving() as receiver:
+        gone = receiver.url()
+    async with posting(*LOOPBACK) as sender:
+        with pytest.raises(NotReached):
+            await sender.send(gone, {}, b"{}")

@@ -1,0 +1,76 @@
+"""A nats-server on a disk that gets full, as far as its log and the disk tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpufn_local.disk_full import StoreWatch
+
+_FAILED = "[ERR] JetStream failed to store a msg on stream 'x': write x/1.blk: no space left on device\n"
+_MIB = 1 << 20
+
+
+class _Store:
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "nats.log"
+        self.log.write_text("[INF] Server is ready\n")
+        self.total, self.free = 1024 * _MIB, 1024 * _MIB
+        self.said: list[str] = []
+        self.watch = StoreWatch(folder, self.log, self.said.append, usage=lambda _: (self.total, 0, self.free))
+
+    def write(self, text: str) -> None:
+        with self.log.open("a") as log:
+            log.write(text)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> _Store:
+    return _Store(tmp_path)
+
+
+def test_a_server_whose_writes_failed_starts_again_once_there_is_room_and_both_are_said_once(store: _Store) -> None:
+    assert not store.watch.must_restart()
+    store.free = 0
+    store.write(_FAILED)
+    assert [store.watch.must_restart() for _ in range(3)] == [False, False, False]
+    assert [" is full: " in line for line in store.said] == [True]
+    store.free = 16 * _MIB
+    assert store.watch.must_restart()
+    store.watch.started()
+    assert not store.watch.must_restart()
+    assert [" has room again" in line for line in store.said] == [False, True]
+
+
+def test_a_disk_that_is_full_while_nothing_is_written_is_no_reason_to_restart(store: _Store) -> None:
+    store.free = 0
+    assert not store.watch.must_restart()
+    store.free = 16 * _MIB
+    assert not store.watch.must_restart()
+    assert store.said == []
+
+
+def test_a_tenth_of_a_small_disk_is_room(store: _Store) -> None:
+    store.total, store.free = 4 * _MIB, 300 << 10
+    store.write(_FAILED)
+    assert not store.watch.must_restart()
+    store.free = 500 << 10
+    assert store.watch.must_restart()
+
+
+def test_a_line_that_was_half_written_is_read_when_it_is_whole(store: _Store) -> None:
+    store.write(_FAILED[:-12])
+    assert not store.watch.must_restart()
+    store.write(_FAILED[-12:])
+    assert store.watch.must_restart()
+
+
+def test_what_the_log_says_of_an_earlier_start_is_over(tmp_path: Path) -> None:
+    (tmp_path / "nats.log").write_text(_FAILED)
+    watch = StoreWatch(tmp_path, tmp_path / "nats.log", lambda text: None)
+    assert not watch.must_restart()
+
+
+def test_a_log_that_is_not_there_yet_says_nothing(tmp_path: Path) -> None:
+    assert not StoreWatch(tmp_path, tmp_path / "nats.log", lambda text: None).must_restart()

@@ -1,0 +1,24 @@
+"""A platform whose record is damaged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.home import Home
+from gpufn_local.instance_lock import Instance, claimed, untold
+
+
+@pytest.mark.parametrize("damaged", [None, b"", b"\xff{", b"[1]", b'{"pid": 4194305'])
+def test_a_platform_whose_record_cannot_be_read_is_not_said_to_be_down(damaged: bytes | None, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with claimed(home):
+        if damaged is not None:
+            home.up_file.write_bytes(damaged)
+        assert Instance.running(home) is None
+        error = untold(home)
+        assert error is not None
+        assert f"(pid {os.getpid()})" in error.message
+    assert untold(home) is None

@@ -1,0 +1,234 @@
+"""`gpufn up` and `gpufn down`: the real platform on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpufn_core.errors import Conflict, InvalidInput
+from gpufn_core.home import Home
+from gpufn_local.nats_process import Leftover
+from gpufn_local.up import _free_port, _told_of_disk, _without_password
+
+
+def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpufn", *arguments],
+        env={name: value for name, value in os.environ.items() if name != "GPUFN_URL"} | {"GPUFN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _end(pidfds: dict[str, int]) -> list[str]:
+    """The names of those that do not end."""
+    staying = []
+    for name, pidfd in pidfds.items():
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(20_000):
+            staying.append(name)
+        os.close(pidfd)
+    return staying
+
+
+def _first_worker(home: Path) -> int:
+    """Its pid, once a worker runs."""
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        for path in (Home(home).run / "w").glob("*/process.json"):
+            return int(json.loads(path.read_bytes())["process"]["pid"])
+        time.sleep(0.05)
+    pytest.fail("no worker was started")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A GPUFN_HOME. What `up` started there ends with the test, also with one that fails."""
+    yield tmp_path
+    record = tmp_path / "up.json"
+    if not record.exists():
+        return
+    up = json.loads(record.read_bytes())
+    pidfds = {}
+    for name, pid in {"up": up["pid"], **up["pids"]}.items():
+        with contextlib.suppress(ProcessLookupError):
+            pidfds[name] = os.pidfd_open(pid)
+            if not _is_of(pid, tmp_path):  # the process has ended, and its pid may be another's by now
+                os.close(pidfds.pop(name))
+    for pidfd in pidfds.values():
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    assert _end(pidfds) == []
+
+
+def _is_of(pid: int, home: Path) -> bool:
+    try:
+        started_with = [Path(f"/proc/{pid}/{file}").read_bytes() for file in ("environ", "cmdline")]
+    except OSError:
+        return False
+    return any(os.fsencode(home) in each for each in started_with)
+
+
+@pytest.mark.e2e
+def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(home: Path) -> None:
+    started = _gpufn(home, "up", "--detach", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    record = json.loads((home / "up.json").read_bytes())
+    try:
+        assert started.stdout.startswith(f"gpufn is up at {record['url']}\n")
+        assert httpx.get(f"{record['url']}/readyz").status_code == 200
+        assert sorted(record["pids"]) == ["agent", "builder", "gateway", "nats", "runner"]
+        assert "@" not in record["nats_url"]
+        assert _gpufn(home, "ls").returncode == 0  # found through up.json
+
+        again = _gpufn(home, "up", "--detach", "--port", "0")
+        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is up already at http://")) == (1, True)
+        pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
+    finally:
+        stopped = _gpufn(home, "down")
+    assert (stopped.returncode, stopped.stdout) == (0, f"stopped {record['url']}\n")
+    assert _end(pidfds) == []
+    assert not (home / "up.json").exists()
+
+
+_RUNS_FOR_LONG = """
+import time
+from gpufn import gpu_function
+
+@gpu_function
+def slow() -> None:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.e2e
+def test_a_killed_up_leaves_nothing_behind_and_can_start_again(home: Path) -> None:
+    (app := home / "app.py").write_text(_RUNS_FOR_LONG)
+    assert _gpufn(home, "up", "--detach", "--port", "0").returncode == 0
+    record = json.loads((home / "up.json").read_bytes())
+    pidfds = {name: os.pidfd_open(pid) for name, pid in record["pids"].items()}
+    assert _gpufn(home, "deploy", str(app)).returncode == 0
+    assert _gpufn(home, "submit", "slow").returncode == 0
+    pidfds["worker"] = os.pidfd_open(_first_worker(home))
+    os.kill(record["pid"], signal.SIGKILL)
+    assert _end(pidfds) == []
+    again = _gpufn(home, "up", "--detach", "--port", "0")
+    _gpufn(home, "down")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.e2e
+def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(home: Path) -> None:
+    """It was stopped, so that it could not act on the signal that its supervisor's end sends it."""
+    for command in (("up", "--detach", "--port", "0"), ("down",)):
+        assert _gpufn(home, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up the second time
+        record = json.loads((home / "up.json").read_bytes())
+        left = os.pidfd_open(record["pids"]["nats"])
+        signal.pidfd_send_signal(left, signal.SIGSTOP)
+        os.kill(record["pid"], signal.SIGKILL)
+        others = {name: os.pidfd_open(pid) for name, pid in record["pids"].items() if name != "nats"}
+        assert _end(others) == []
+        recovered = _gpufn(home, *command)
+        assert (recovered.returncode, recovered.stderr) == (0, "")
+        assert _end({"nats": left}) == []
+    ended = f"stopped nats-server (pid {record['pids']['nats']}), which an earlier `gpufn up` left in {home}\n"
+    assert recovered.stdout == ended
+    assert _gpufn(home, "down").stdout == f"gpufn is not running in {home}\n"
+
+
+@pytest.mark.e2e
+def test_a_process_that_cannot_start_ends_up_with_its_own_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_LOG_LEVEL", "SHOUTING")
+    ended = _gpufn(home, "up", "--detach", "--port", "0")
+    assert ended.returncode == 1
+    assert re.fullmatch(r"gpufn: gateway cannot start: .*SHOUTING.*\n", ended.stderr)
+    assert Leftover.find(home / "nats") is None
+    assert not (home / "up.json").exists()
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tuple[str, ...]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        server = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(rf"gpufn: no NATS server answers at {server} \(Connection refused\)\n", ended.stderr), (
+        ended.stderr
+    )
+    assert not (tmp_path / "up.json").exists()
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nats", "foo"), "--nats: 'foo' is not a NATS server's address: write for example nats://HOST:4222"),
+        (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
+        (("--nats", "nats://a:b@h:99999"), "--nats: 'nats://h:99999' is not a NATS server's address: .+"),
+        (("--host", ""), "--host: '' is not an address of this machine"),
+        (("--host", "192.0.2.1"), r"--host: cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"),
+    ],
+)
+def test_an_address_that_is_none_is_one_line_before_anything_starts(
+    tmp_path: Path, options: tuple[str, str], said: str, detach: tuple[str, ...]
+) -> None:
+    ended = _gpufn(tmp_path, "up", "--port", "0", *options, *detach)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(f"gpufn: {said}\n", ended.stderr), ended.stderr
+    assert not (tmp_path / "logs" / "gateway.log").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
+    ended = _gpufn(Path("/proc/x"), "up", "--port", "0", *options)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(r"gpufn: cannot write /proc/x.*: .+\n", ended.stderr)
+
+
+def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), _told_of_disk(Home(tmp_path)):
+        raise BrokenPipeError
+
+
+def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=f"port {port} on 127.0.0.1 is taken: stop what listens there, or choose"):
+            _free_port("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"cannot listen on 192\.0\.2\.1:8090: Cannot assign requested address"):
+        _free_port("192.0.2.1", 8090)
+
+
+def test_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*arguments: object, **options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(InvalidInput, match=r"'nosuch' is not an address of this machine"):
+        _free_port("nosuch", 0)
+
+
+def test_a_shown_address_has_no_password() -> None:
+    assert _without_password("nats://admin:s3cret@127.0.0.1:4222") == "nats://127.0.0.1:4222"
+    cluster = "nats://admin:s3cret@10.0.0.1:4222, nats://admin:s3cret@10.0.0.2:4222"
+    assert _without_password(cluster) == "nats://10.0.0.1:4222,nats://10.0.0.2:4222"

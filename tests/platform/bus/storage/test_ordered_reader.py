@@ -1,0 +1,307 @@
+"""A stream that is read in order, as fast as its reader takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import Message
+from gpufn_platform.bus.storage import ordered_reader, streams
+from gpufn_platform.bus.storage.async_reader import Follower
+from gpufn_platform.bus.storage.ordered_reader import Feed, StoredMessage
+
+
+async def test_a_reader_of_large_messages_is_sent_few_ahead(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_reader, "_WINDOW_BYTES", 64 << 10)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("large")
+    stored = [await bus.publish_stored(subject, b"x" * (16 << 10)) for _ in range(200)]
+    start = stored[0].seq
+    waiting: list[StoredMessage] = []
+    most = 0
+
+    def on_message(message: StoredMessage, pending: int) -> None:
+        nonlocal most
+        waiting.append(message)
+        if message.seq > start + 64:  # how large they are is known by now
+            most = max(most, len(waiting))
+
+    reader = await Feed.open(bus, subjects.LOGS, subject, on_message, pytest.fail, since_seq=start)
+    for _ in range(200):
+        while not waiting:
+            await bus.flush()
+        waiting.pop(0)
+        reader.take()
+    reader.close()
+    assert 0 < most <= 4
+
+
+async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: Any, connect: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("some")
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower:
+        assert await follower.some(0.01) == []
+        assert await follower.is_drained()
+        stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(600)]
+        found: list[StoredMessage] = []
+        while len(found) < 600:
+            found += await follower.some(5.0)
+        assert [message.seq for message in found] == [each.seq for each in stored]
+        assert await follower.is_drained()
+
+
+async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_removed(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As results are whose retention ends before a slow reader comes to them."""
+    monkeypatch.setattr(ordered_reader, "_HEARTBEAT_S", 1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("removed")
+    stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(300)]
+    async with Follower(bus, subjects.LOGS, subject, stored[0].seq) as follower:
+        found = await follower.some(5.0)
+        await streams.purge(bus, subjects.LOGS, subject)
+        while not await follower.is_drained():
+            found += await follower.some(5.0)
+        assert 0 < len(found) < 300
+        more = await bus.publish_stored(subject, b"and on")
+        while not (last := await follower.some(5.0)):
+            pass
+        assert [message.seq for message in last] == [more.seq]
+
+
+async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_was_all(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject, newest_seq = subjects.logs("meanwhile"), ordered_reader.last_seq
+    first = await bus.publish_stored(subject, b"")
+    async with Follower(bus, subjects.LOGS, subject, first.seq) as follower:
+        while not await follower.some(5.0):
+            pass
+
+        async def slowly(*which: Any) -> int:
+            await bus.publish_stored(subject, b"")
+            found = await newest_seq(*which)
+            while not follower._ready:
+                await bus.flush()
+            return found
+
+        monkeypatch.setattr("gpufn_platform.bus.storage.async_reader.last_seq", slowly)
+        assert not await follower.is_drained()
+
+
+def _mislead(bus: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """So often it asks for messages where nobody listens; which subjects were meant."""
+    publish, misled = bus.publish, list[str]()
+
+    def mislead(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to and len(misled) < times:
+            misled.append(to)
+            to = "nobody.listens.here"
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", mislead)
+    return misled
+
+
+async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster it may be on another node than ours, whose interest comes to be known here after the consumer is
+    made."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("found")
+    await bus.publish_stored(subject, b"there")
+    misled = _mislead(bus, monkeypatch, 3)
+    found = await ordered_reader.collect(bus, subjects.LOGS, subject)
+    assert [message.payload for message in found] == [b"there"]
+    assert len(misled) == 3
+
+
+async def test_a_consumer_that_is_not_found_at_all_is_told(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_reader, "_FOUND_WITHIN_S", 0.1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("lost")
+    await bus.publish_stored(subject, b"there")
+    _mislead(bus, monkeypatch, 1000)
+    with pytest.raises(BusUnavailable, match="503"):
+        await ordered_reader.collect(bus, subjects.LOGS, subject)
+
+
+async def test_a_follower_whose_feed_is_lost_as_it_begins_opens_another(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("brief")
+    await bus.publish_stored(subject, b"there")
+    publish, broke = bus.publish, list[str]()
+
+    def breaks(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to and not broke:
+            broke.append(to)
+            raise BusUnavailable("The connection broke.")
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", breaks)
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower:
+        async with asyncio.timeout(30):
+            assert (await follower.next()).payload == b"there"
+    assert len(broke) == 1
+
+
+async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nats: Any, connect: Any) -> None:
+    follower = Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
+
+    class Breaks:
+        """For it cannot ask for more."""
+
+        def take(self) -> None:
+            follower._on_lost("the connection broke")
+
+    follower._feed = cast("Feed", Breaks())
+    came = [StoredMessage("s", seq, b"", {}, 0.0) for seq in (1, 2)]
+    for message in came:
+        follower._on_message(message, 0)
+    assert await follower.some(30) == came
+
+
+async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_waits(nats: Any, connect: Any) -> None:
+    """Each one that is given up leaves the server another consumer, which makes it slower still."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("slow")
+    await bus.publish_stored(subject, b"there")
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower, asyncio.timeout(30):
+        found: list[StoredMessage] = []
+        while not found:
+            found = await follower.some(0.0)
+    assert [message.payload for message in found] == [b"there"]
+
+
+def _requests(bus: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests for messages, as they are sent."""
+    publish, sent = bus.publish, list[dict[str, Any]]()
+
+    def record(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to:
+            sent.append(json.loads(payload))
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", record)
+    return sent
+
+
+async def test_a_collection_ends_at_once_when_what_was_to_come_is_removed(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for a heartbeat, which comes after five seconds."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("removed-early")
+    for _ in range(3):
+        await bus.publish_stored(subject, b"there")
+    js, requests = bus.js, _requests(bus, monkeypatch)
+
+    async def removed(to: str, *more: Any) -> Any:
+        answer = await js(to, *more)
+        if ".CREATE." in to:
+            assert answer["num_pending"] == 1  # the newest of its subject
+            await streams.purge(bus, subjects.LOGS, subject)
+        return answer
+
+    monkeypatch.setattr(bus, "js", removed)
+    assert await ordered_reader.collect(bus, subjects.LOGS, subject) == []
+    assert requests == [{"batch": ordered_reader._FIRST_WINDOW, "no_wait": True}]
+
+
+async def test_a_collection_asks_for_no_more_than_is_there(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("batches")
+    stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(3 * ordered_reader._FIRST_WINDOW)]
+    requests = _requests(bus, monkeypatch)
+    found = await ordered_reader.collect(bus, subjects.LOGS, subject, since_seq=stored[0].seq)
+    assert [message.seq for message in found] == [each.seq for each in stored]
+    assert all(request["no_wait"] for request in requests)
+    assert sum(request["batch"] for request in requests[:-1]) < len(stored)
+
+
+async def test_a_collection_asks_again_while_the_node_of_its_consumer_is_behind(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node says that nothing is there, and the stream's leader knows better."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("behind")
+    await bus.publish_stored(subject, b"there")
+    publish, subscribe, handlers, behind = bus.publish, bus.subscribe, dict[str, Any](), list[str]()
+
+    def keep(to: str, handler: Any, **more: Any) -> Any:
+        handlers[to] = handler
+        return subscribe(to, handler, **more)
+
+    def nothing_yet(to: str, payload: bytes, *, reply: str = "", **more: Any) -> None:
+        if ".MSG.NEXT." in to and len(behind) < 3:
+            behind.append(to)
+            none = Message(reply, "", b"", None, 404, "No Messages")
+            asyncio.get_running_loop().call_soon(handlers[reply], none)
+        else:
+            publish(to, payload, reply=reply, **more)
+
+    monkeypatch.setattr(bus, "subscribe", keep)
+    monkeypatch.setattr(bus, "publish", nothing_yet)
+    found = await ordered_reader.collect(bus, subjects.LOGS, subject)
+    assert [message.payload for message in found] == [b"there"]
+    assert len(behind) == 3
+
+
+async def test_a_collection_whose_node_stays_behind_breaks_off(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_reader, "_CATCH_UP_S", 0.1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("stays-behind")
+    await bus.publish_stored(subject, b"there")
+    publish = bus.publish
+
+    def of_another_consumer(to: str, payload: bytes, **more: Any) -> None:
+        publish(to.replace(".NEXT.GPUFN_LOGS.feed", ".NEXT.GPUFN_LOGS.empty"), payload, **more)
+
+    js = bus.js
+
+    async def made(to: str, body: Any = None, *more: Any) -> Any:
+        answer = await js(to, body, *more)
+        if ".CREATE." in to:  # another one, of a subject that has no message
+            other = {key: value for key, value in body["config"].items() if key != "filter_subject"}
+            name = other["name"].replace("feed", "empty")
+            other |= {"name": name, "filter_subject": subjects.logs("empty")}
+            await js(
+                f"CONSUMER.CREATE.{subjects.LOGS}.{name}.{subjects.logs('empty')}",
+                {"stream_name": subjects.LOGS, "config": other, "action": "create"},
+            )
+        return answer
+
+    monkeypatch.setattr(bus, "js", made)
+    monkeypatch.setattr(bus, "publish", of_another_consumer)
+    with pytest.raises(BusUnavailable, match="what was to come was removed"):
+        await ordered_reader.collect(bus, subjects.LOGS, subject)

@@ -1,0 +1,115 @@
+"""A real nats-server for every module, and `async def` tests: each runs in a loop of its own, with a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn_local.nats_process import EmbeddedServer
+from gpufn_platform.bus.connection import Bus
+
+_TEST_TIMEOUT_S = 60
+
+
+class Connect:
+    """`await connect(server)`: a Bus that is closed after the test."""
+
+    def __init__(self) -> None:
+        self.open: list[Bus] = []
+
+    async def __call__(self, server: EmbeddedServer, role: str = "admin", *, ping_interval_s: float = 5.0) -> Bus:
+        bus = await Bus.connect(server.url_for(role), name=role, ping_interval_s=ping_interval_s)
+        self.open.append(bus)
+        return bus
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+    async def scenario() -> None:
+        try:
+            async with asyncio.timeout(_TEST_TIMEOUT_S):
+                await pyfuncitem.obj(**arguments)
+        finally:
+            if isinstance(connect := arguments.get("connect"), Connect):
+                for bus in connect.open:
+                    await bus.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+    return True
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Iterator[Crash]:
+    """A server of the test's own, to be killed and started again."""
+    crash = Crash(tmp_path)
+    yield crash
+    crash.server.stop()
+
+
+class Crash:
+    def __init__(self, directory: Path) -> None:
+        self.server = EmbeddedServer.start(directory)
+
+    async def restart(self, *buses: Bus, kill: bool = True) -> None:
+        """Take the server away under its clients, start it again, and return once they are back."""
+        if kill:
+            self.server.kill()
+        else:
+            self.server.stop()
+        async for _ in polls():
+            if not any(bus.connected for bus in buses):
+                break
+        self.server = EmbeddedServer.start(self.server.directory)
+        async for _ in polls():
+            if all(bus.connected for bus in buses):
+                break
+
+
+@pytest.fixture
+def connect() -> Connect:
+    return Connect()
+
+
+def lead_astray(bus: Bus, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Direct reads go somewhere else: to nobody, or to one that has nothing of it."""
+    publish = bus.publish
+
+    def astray(subject: str, payload: bytes, **more: Any) -> None:
+        publish(to if ".DIRECT.GET." in subject else subject, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", astray)
+
+
+async def polls() -> AsyncIterator[None]:
+    while True:
+        await asyncio.sleep(0.001)
+        yield
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], object]:
+    """`await until(condition)`; the test's time limit ends a condition that never holds."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        async for _ in polls():
+            if condition():
+                return
+
+    return wait

@@ -1,0 +1,58 @@
+"""What every process of a node reads from its environment."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, size, yes_or_no
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("GPU_Box-7.example.org", "gpu-box-7"),
+        ("x" * 60, "x" * 40),
+        ("x" * 39 + "_y", "x" * 39),
+        ("...", "local"),
+    ],
+)
+def test_a_node_is_named_after_its_host(host: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert node_name({}) == name
+    assert node_name({"GPUFN_NODE": name}) == name, "one process tells it another"
+
+
+@pytest.mark.parametrize("name", ["A node", "gpu.box", "x" * 41, "*"])
+def test_a_name_that_is_no_token_of_a_subject_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"GPUFN_NODE=.* is not a node's name: use 1 to 40 of a to z, 0 to 9 and"):
+        node_name({"GPUFN_NODE": name})
+
+
+def test_the_bus_is_named() -> None:
+    assert bus_url({"GPUFN_NATS_URL": "nats://h"}) == "nats://h"
+    with pytest.raises(InvalidSetting, match="GPUFN_NATS_URL is not set: give the bus's address"):
+        bus_url({"GPUFN_NATS_URL": ""})
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL: 'h:1' is not a NATS server's address"):
+        bus_url({"GPUFN_NATS_URL": "h:1"})
+
+
+@pytest.mark.parametrize(("text", "means"), [("yes", True), ("Yes", True), ("true", True), ("1", True), ("on", True)])
+def test_yes_has_several_words_and_so_has_no(text: str, means: bool) -> None:
+    assert yes_or_no("GPUFN_X", text) is means
+    opposite = {"yes": "no", "Yes": "No", "true": "FALSE", "1": "0", "on": "off"}[text]
+    assert yes_or_no("GPUFN_X", opposite) is not means
+
+
+def test_what_is_neither_yes_nor_no_names_the_variable() -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        yes_or_no("GPUFN_X", "perhaps")
+    assert str(raised.value) == "GPUFN_X='perhaps': write yes or no."
+
+
+def test_a_size_is_a_number_of_bytes_or_a_quantity() -> None:
+    assert (size("GPUFN_X", "1000"), size("GPUFN_X", "64Mi"), size("GPUFN_X", " 2 GB")) == (1000, 64 << 20, 2 * 10**9)
+    with pytest.raises(InvalidSetting) as raised:
+        size("GPUFN_X", "much")
+    assert str(raised.value) == "GPUFN_X: 'much' is not a memory size; write for example '512Mi' or '2Gi'."

@@ -1,0 +1,67 @@
+"""Who submits many rings often enough that none waits unheard, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.revision import Revision
+from gpufn_core.errors import BusUnavailable
+from gpufn_core.ids import digest_of, new_map_id
+from gpufn_core.protocol import subjects
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.priority import Priority, QueueKind
+from gpufn_platform.bus.storage import streams
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.queue import call_records, map_log, wakeups
+from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.caller import Caller
+
+NORMAL = QueueKind(Priority.NORMAL, is_sync=False)
+LOW = QueueKind(Priority.LOW, is_sync=False)
+
+
+async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    heard: asyncio.Queue[tuple[str, QueueKind | None]] = asyncio.Queue()
+    bus.subscribe(
+        subjects.DOORBELLS, lambda message: heard.put_nowait((message.subject, wakeups.queue_of(message.payload)))
+    )
+    ringer = wakeups.Ringer(bus)
+    for _ in range(100):
+        ringer.ring("f", NORMAL)
+    ringer.ring("f", LOW)
+    ringer.ring("g", NORMAL)
+    f, g = subjects.doorbell("f"), subjects.doorbell("g")
+    assert [await heard.get() for _ in range(4)] == [(f, NORMAL), (f, LOW), (g, NORMAL), (f, NORMAL)]
+    wakeups.ring(bus, "end", NORMAL)
+    assert await heard.get() == (subjects.doorbell("end"), NORMAL)
+
+
+async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_rung(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    publish = bus.publish
+
+    def deaf(subject: str, payload: bytes, **fields: Any) -> None:
+        if subject == subjects.doorbell("deaf"):
+            raise BusUnavailable("The message bus has stopped reading what is sent to it.")
+        publish(subject, payload, **fields)
+
+    monkeypatch.setattr(bus, "publish", deaf)
+    spec = FunctionSpec(name="deaf", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), priority=Priority.LOW)
+    revision = Revision(function="deaf", number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+    record = await call_records.submit(bus, CallRequest(revision, "", "", b"{}", accept="", deadline=0.0), now=1.0)
+    assert await call_records.read(bus, record.id) == (record, b"")
+    items = map_log.Items((b"1", b"2"), "", "")
+    logged = await map_log.append(bus, None, new_map_id(), map_log.Target(revision, ""), items, now=1.0, closes=True)
+    assert logged.entry.accepted == 2
+    caller = Caller(bus, name="deaf", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(CallRequest(revision, "", "", b"{}", "", 1e10))
+    assert caller.pending == 1
+    call.cancel()

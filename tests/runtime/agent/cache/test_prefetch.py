@@ -1,0 +1,80 @@
+"""What is removed from a node's cache, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.ids import digest_of
+from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_platform.bus.storage.key_value import Entry
+from gpufn_runtime.agent.cache.prefetch import Preparation
+
+
+class Bucket:
+    async def watch(self, on_change: Callable[[str, Entry | None], None]) -> None:
+        self.on_change = on_change
+
+
+class Bundles:
+    """`meanwhile` happens while those that nothing uses are being removed, which may take seconds."""
+
+    meanwhile: Callable[[], None]
+
+    def find(self, digest: str) -> Path:
+        return Path(digest)
+
+    async def keep(self, digests: Container[str]) -> None:
+        self.meanwhile()
+
+
+class Engines:
+    def __init__(self) -> None:
+        self.kept: asyncio.Future[set[str]] = asyncio.get_running_loop().create_future()
+
+    async def keep(self, keys: set[str]) -> None:
+        self.kept.set_result(keys)
+
+
+async def kept_engines() -> set[str]:
+    """With one function that was there, and one that is deployed while the cache is being cleared."""
+    functions, revisions, bundles, engines = Bucket(), Bucket(), Bundles(), Engines()
+
+    def deploy(name: str) -> None:
+        spec = FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
+        revision = Revision(
+            function=name,
+            number=1,
+            spec=spec,
+            bundle=digest_of(b""),
+            created_at=1.0,
+            engines={"model": {"cpu": (f"engine of {name}",)}},
+        )
+        function = Function(name=name, active=1, serving=1, latest=1, updated_at=1.0)
+        revisions.on_change(f"{name}.1", Entry(f"{name}.1", encode(revision), 1))
+        functions.on_change(name, Entry(name, encode(function), 1))
+
+    stubs: dict[str, Any] = {"functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines}
+    preparation = Preparation(
+        **stubs, gpu_kinds=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
+    )
+    await preparation.watch()
+    deploy("there-before")
+    bundles.meanwhile = lambda: deploy("new")
+    task = asyncio.create_task(preparation.run())
+    try:
+        async with asyncio.timeout(30):
+            return await engines.kept
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
+    """Its worker was being launched, and lost its engine."""
+    assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}

@@ -1,0 +1,122 @@
+"""Assignments against workers, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.worker import Assignment, Desired
+from gpufn_runtime.agent.decide.fleet import Fleet, Phase, WorkerRecord
+from gpufn_runtime.agent.decide.reconcile import Found, at_start, on_change, when_overdue
+
+
+def assignment(epoch: int = 3, desired: Desired = Desired.RUN, worker: str = "w-1") -> Assignment:
+    share = DeviceShare("cpu", 1.0, 1 << 20)
+    return Assignment(
+        worker=worker, node="n", function="f", revision=1, share=share, epoch=epoch, created_at=1.0, desired=desired
+    )
+
+
+def record(phase: Phase) -> WorkerRecord:
+    return WorkerRecord("w-1", "f", 1, assignment(), phase)
+
+
+RUN, DRAIN, OLD = assignment(), assignment(desired=Desired.DRAIN), assignment(epoch=2, desired=Desired.DRAIN)
+PARK = assignment(desired=Desired.PARK)
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "has_ended", "action"),
+    [
+        (None, RUN, False, "Launch"),
+        (None, RUN, True, "Forget"),
+        (None, DRAIN, False, "Forget"),
+        (None, PARK, False, "Forget"),
+        (None, OLD, False, "Refuse"),
+        (None, None, False, "NoneType"),
+        (Phase.LAUNCHING, RUN, False, "NoneType"),
+        (Phase.LAUNCHING, DRAIN, False, "Drain"),
+        (Phase.LAUNCHING, OLD, False, "Refuse"),
+        (Phase.LAUNCHING, None, False, "Stop"),
+        (Phase.RUNNING, RUN, False, "NoneType"),
+        (Phase.RUNNING, DRAIN, False, "Drain"),
+        (Phase.RUNNING, PARK, False, "NoneType"),
+        (Phase.RUNNING, OLD, False, "Refuse"),
+        (Phase.RUNNING, None, False, "Stop"),
+        (Phase.GONE, RUN, False, "NoneType"),
+        (Phase.GONE, DRAIN, False, "NoneType"),
+        (Phase.GONE, None, False, "NoneType"),
+    ],
+)
+def test_a_change_of_an_assignment(
+    known: Phase | None, wanted: Assignment | None, has_ended: bool, action: str
+) -> None:
+    found = on_change(record(known) if known else None, wanted, newest_epoch=3, has_ended=has_ended)
+    assert type(found).__name__ == action
+
+
+@pytest.mark.parametrize(
+    ("phase", "drain_by", "asked_at", "killed", "action"),
+    [
+        (Phase.RUNNING, None, None, False, "NoneType"),
+        (Phase.RUNNING, 101.0, None, False, "NoneType"),
+        (Phase.RUNNING, 100.0, None, False, "Stop"),
+        (Phase.RUNNING, 90.0, 96.0, False, "NoneType"),
+        (Phase.RUNNING, None, 95.0, False, "Kill"),
+        (Phase.RUNNING, None, 95.0, True, "NoneType"),
+        (Phase.LAUNCHING, 90.0, 90.0, False, "NoneType"),
+        (Phase.GONE, 90.0, 90.0, False, "NoneType"),
+    ],
+)
+def test_a_worker_that_should_be_gone_by_100(
+    phase: Phase, drain_by: float | None, asked_at: float | None, killed: bool, action: str
+) -> None:
+    worker = record(phase)
+    worker.drain_by, worker.asked_to_end_at, worker.killed = drain_by, asked_at, killed
+    assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
+
+
+@pytest.mark.parametrize(
+    ("phase", "over_at", "asked_at", "killed", "action"),
+    [
+        (Phase.RUNNING, None, None, False, "NoneType"),
+        (Phase.RUNNING, 96.0, None, False, "NoneType"),
+        (Phase.RUNNING, 95.0, None, False, "Kill"),
+        (Phase.RUNNING, 95.0, 99.0, False, "Kill"),
+        (Phase.RUNNING, 95.0, None, True, "NoneType"),
+        (Phase.LAUNCHING, 90.0, None, False, "NoneType"),
+        (Phase.GONE, 90.0, None, False, "NoneType"),
+    ],
+)
+def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
+    phase: Phase, over_at: float | None, asked_at: float | None, killed: bool, action: str
+) -> None:
+    worker = record(phase)
+    worker.given_up_at, worker.asked_to_end_at, worker.killed = over_at, asked_at, killed
+    assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
+
+
+@pytest.mark.parametrize(
+    ("found", "is_assigned", "actions"),
+    [
+        (Found("w-1", True), True, ["Adopt"]),
+        (Found("w-1", True), False, ["Adopt"]),
+        (Found("w-1", False), True, ["Bury"]),
+        (Found("w-1", False), False, ["Sweep"]),
+        (Found("w-1", False, was_begun=False), True, []),
+        (Found("w-1", False, was_begun=False), False, ["Sweep"]),
+    ],
+)
+def test_a_folder_that_was_there_before_us(found: Found, is_assigned: bool, actions: list[str]) -> None:
+    assigned = {"w-1": RUN} if is_assigned else {}
+    assert [type(action).__name__ for action in at_start([found], assigned)] == actions
+
+
+def test_the_newest_epoch_is_that_of_what_is_assigned_now() -> None:
+    fleet = Fleet()
+    assert fleet.newest_epoch == 0
+    fleet.add(assignment(epoch=7))
+    fleet.add(assignment(epoch=5, worker="w-2"))
+    assert fleet.newest_epoch == 7
+    fleet.forget("w-1")
+    assert (fleet.newest_epoch, fleet.has_ended("w-1"), fleet.has_ended("w-2")) == (5, True, False)

@@ -1,0 +1,88 @@
+"""Which templates are worth having, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_runtime.agent.decide.template_choice import EMPTY, ModuleSet, Preload, Use, closest, worth_having
+
+
+def sets(*texts: str) -> list[ModuleSet]:
+    return [frozenset(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("uses", "limit", "refused", "wanted"),
+    [
+        ([], 4, [], []),
+        (["numpy"], 4, [], ["", "numpy"]),
+        ([""], 4, [], [""]),
+        (["numpy"], 0, [], []),
+        (["a", "b", "c", "d"], 3, [], ["", "d", "c"]),
+        (["numpy", "numpy torch"], 4, [], ["", "numpy torch", "numpy"]),
+        (["numpy torch", "numpy"], 4, [], ["", "numpy", "numpy torch"]),
+        (["numpy torch", "numpy"], 2, [], ["", "numpy torch"]),
+        (["a", "b"], 4, ["b"], ["", "a"]),
+        (["a"], 4, [""], ["a"]),
+    ],
+)
+def test_the_sets_used_last_get_templates(uses: list[str], limit: int, refused: list[str], wanted: list[str]) -> None:
+    """`uses` from the oldest to the newest."""
+    used = [Use(modules, at) for at, modules in enumerate(sets(*uses))]
+    assert worth_having(used, limit, map(Preload, sets(*refused))) == [Preload(modules) for modules in sets(*wanted)]
+
+
+@pytest.mark.parametrize(
+    ("templates", "modules", "chosen"),
+    [
+        (["", "numpy", "numpy torch"], "", ""),
+        (["", "numpy", "numpy torch"], "numpy", "numpy"),
+        (["", "numpy torch"], "numpy", "numpy torch"),
+        (["", "numpy"], "torch", ""),
+        (["", "numpy", "numpy pandas"], "numpy torch", "numpy"),
+        (["numpy"], "torch", None),
+        ([], "", None),
+    ],
+)
+def test_a_worker_forks_from_the_template_that_leaves_least_to_import(
+    templates: list[str], modules: str, chosen: str | None
+) -> None:
+    expected = None if chosen is None else frozenset(chosen.split())
+    assert closest(sets(*templates), frozenset(modules.split())) == expected
+
+
+def test_the_empty_set_is_a_set_like_any_other() -> None:
+    assert closest(sets(""), frozenset()) == frozenset()
+
+
+ENV = {"HF_HOME": "/data"}
+WITH_ENV = frozenset(ENV.items())
+TORCH = frozenset({"torch"})
+
+
+@pytest.mark.parametrize(
+    ("modules", "env", "used_env", "suits"),
+    [
+        (TORCH, WITH_ENV, ENV, True),
+        (TORCH, frozenset(), ENV, False),
+        (TORCH, WITH_ENV, {}, False),
+        (TORCH, WITH_ENV, {**ENV, "TOKEN": "secret"}, False),
+        (TORCH, frozenset({("HF_HOME", "/else")}), ENV, False),
+        (frozenset(), frozenset(), ENV, True),
+    ],
+)
+def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
+    modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
+) -> None:
+    assert Preload(modules, env).suits(used_env) == suits
+
+
+def test_what_is_imported_with_other_variables_is_another_template() -> None:
+    uses = [Use(TORCH, 1, ENV), Use(frozenset({"numpy", "torch"}), 2), Use(frozenset(), 3, ENV)]
+    wanted = [EMPTY, Preload(frozenset({"numpy", "torch"})), Preload(TORCH, WITH_ENV)]
+    assert worth_having(uses, 3) == wanted
+
+
+def test_variables_are_not_written_into_logs() -> None:
+    preload = Preload(TORCH, frozenset({("TOKEN", "secret")}))
+    assert (str(preload), "secret" in f"{preload!r}{Use(TORCH, 1, {'TOKEN': 'secret'})!r}") == ("torch", False)

@@ -1,0 +1,106 @@
+"""A folder that was mounted before its worker was known takes the place of the worker's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.errors import PlatformError
+from gpufn_runtime.agent.launchers.containers import container_folder
+
+UID = os.getuid()
+
+
+def test_it_takes_what_is_there_and_the_place(tmp_path: Path) -> None:
+    mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
+    container_folder.make(mounted, UID)
+    seen_by_the_container = os.open(mounted, os.O_RDONLY)
+    worker.mkdir()
+    (worker / "config.json").write_text("{}")
+    with socket.socket(socket.AF_UNIX) as runner:
+        runner.bind(os.fspath(worker / "s"))
+        runner.listen()
+        container_folder.take_place(mounted, worker, UID)
+        assert sorted(os.listdir(seen_by_the_container)) == sorted(os.listdir(worker)) == ["config.json", "s"]
+        with socket.socket(socket.AF_UNIX) as inside:
+            inside.connect(os.fspath(worker / "s"))  # it listens still
+    os.close(seen_by_the_container)
+    assert not mounted.exists()
+
+
+def test_the_worker_s_folder_need_not_be_there(tmp_path: Path) -> None:
+    container_folder.make(tmp_path / "c-1", UID)
+    container_folder.take_place(tmp_path / "c-1", tmp_path / "w-1", UID)
+    assert (tmp_path / "w-1").is_dir()
+
+
+def test_what_comes_while_it_moves_is_moved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
+    container_folder.make(mounted, UID)
+    worker.mkdir()
+    rename, late = os.rename, [worker / "s"]
+
+    def rename_after_the_runner(source: Path, target: Path) -> None:
+        if source == mounted and late:
+            late.pop().write_text("")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_after_the_runner)
+    container_folder.take_place(mounted, worker, UID)
+    assert os.listdir(worker) == ["s"]
+
+
+def test_what_a_container_that_died_was_given_is_given_to_the_next_one(tmp_path: Path) -> None:
+    bundle, worker = tmp_path / "bundle", tmp_path / "w-1"
+    bundle.mkdir()
+    (bundle / "app.py").write_text("")
+    worker.mkdir()
+    (worker / "config.json").write_text("{}")
+    for name in ("c-1", "c-2"):
+        mounted = tmp_path / name
+        container_folder.make(mounted, UID)
+        container_folder.furnish(mounted, UID, os.fspath(bundle), {"net": (os.fspath(bundle),)})
+        container_folder.take_place(mounted, worker, UID)
+        assert sorted(os.listdir(worker)) == ["bundle", "config.json", "engines"]
+        assert os.listdir(worker / "bundle") == ["app.py"]
+
+
+def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
+    container_folder.make(mounted, UID)
+    worker.mkdir()
+    rename = os.rename
+
+    def rename_after_the_runner(source: Path, target: Path) -> None:
+        if source == mounted:
+            (worker / "s").write_text("")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_after_the_runner)
+    with pytest.raises(PlatformError, match="something keeps writing to it"):
+        container_folder.take_place(mounted, worker, UID)
+
+
+def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) -> None:
+    bundle, engine = tmp_path / "bundle", tmp_path / "engines" / "k1"
+    (bundle / "package").mkdir(parents=True)
+    (bundle / "package" / "app.py").write_text("x = 1")
+    engine.mkdir(parents=True)
+    (engine / "plan").write_bytes(b"plan")
+    mounted = tmp_path / "c-1"
+    container_folder.make(mounted, UID)
+    container_folder.furnish(mounted, UID, os.fspath(bundle), {"net": (os.fspath(engine),)})
+    assert (mounted / "bundle" / "package" / "app.py").samefile(bundle / "package" / "app.py")
+    assert (mounted / "engines" / "k1" / "plan").samefile(engine / "plan")
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in mounted.rglob("*") if path.is_dir()}
+    assert set(modes.values()) == {"0o755"}
+    assert oct(mounted.stat().st_mode & 0o777) == "0o700"
+
+
+def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
+    container_folder.make(tmp_path / "c-1", UID)
+    with pytest.raises(PlatformError, match="Cannot give c-1 its files"):
+        container_folder.furnish(tmp_path / "c-1", UID, "", {"net": (os.fspath(tmp_path / "k1" / "x"),)})

@@ -1,0 +1,130 @@
+"""What a container is made with, without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, inside, sandbox
+from gpufn_runtime.agent.mps.base import Mounts
+
+
+def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
+    folder, parcels = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
+    return sandbox(limits, uid=1_900_000_001, folder=folder, parcels=parcels, packages=["/src/gpufn"], modules=modules)
+
+
+def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
+    host = made(Limits(256 << 20, 0.5)).host_config
+    assert {
+        name: host[name]
+        for name in (
+            "network_mode",
+            "cap_drop",
+            "security_opt",
+            "read_only",
+            "pids_limit",
+            "device_requests",
+            "ipc_mode",
+        )
+    } == {
+        "network_mode": "none",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "read_only": True,
+        "pids_limit": 1024,
+        "device_requests": None,
+        "ipc_mode": "private",
+    }
+    assert (host["mem_limit"], host["memswap_limit"], host["cpu_shares"]) == (256 << 20, 256 << 20, 5120)
+
+
+def test_only_its_parcels_are_mounted_to_be_written() -> None:
+    host = made(Limits(256 << 20, 0.5)).host_config
+    assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in host["mounts"]} == {
+        ("/node/run/c/c-1", "/gpufn/worker", True),
+        ("/dev/shm/home/c-1", "/gpufn/parcels", False),
+        ("/src/gpufn", "/gpufn/lib/gpufn", True),
+    }
+    assert host["tmpfs"] == {"/tmp": f"rw,nosuid,nodev,size={128 << 20},mode=1777"}
+
+
+@pytest.mark.parametrize(
+    ("mps", "mounted"),
+    [
+        (Mounts("/run/p", 7), {("/run/p", "/gpufn/mps", False)}),
+        (Mounts("/run/p", 7, "/dev/shm/m"), {("/run/p", "/gpufn/mps", False), ("/dev/shm/m", "/dev/shm", False)}),
+    ],
+)
+def test_who_shares_a_gpu_has_what_makes_it_a_client(mps: Mounts, mounted: set[tuple[str, str, bool]]) -> None:
+    without, mounts = (made(Limits(1 << 30, 1.0, mps=each)).host_config["mounts"] for each in (None, mps))
+    added = [mount for mount in mounts if mount not in without]
+    assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in added} == mounted
+
+
+@pytest.mark.parametrize(
+    ("limits", "what", "value"),
+    [
+        (Limits(1 << 30, 1.0, egress=True), "network_mode", "bridge"),
+        (Limits(1 << 30, 0.0001), "cpu_shares", 2),
+        (Limits(1 << 30, 0.1), "cpu_shares", 1024),
+        (Limits(1 << 30, 99.0), "cpu_shares", 262_144),
+        (
+            Limits(1 << 30, 1.0, gpus=("GPU-1", "GPU-2")),
+            "device_requests",
+            [
+                {
+                    "Driver": "nvidia",
+                    "DeviceIDs": ["GPU-1", "GPU-2"],
+                    "Capabilities": [["gpu", "compute", "utility"]],
+                }
+            ],
+        ),
+    ],
+)
+def test_what_was_asked_for_is_given(limits: Limits, what: str, value: Any) -> None:
+    assert made(limits).host_config[what] == value
+
+
+def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
+    assert made(Limits(1 << 30, 1.0)).container_config["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
+    environment = made(Limits(1 << 30, 1.0, gpus=("GPU-1",))).container_config["environment"]
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_they_always_do() -> None:
+    env = {"HF_HOME": "/data", "OMP_NUM_THREADS": "1", "HOME": "/data/mine"}
+    reserved = {"PATH": "/mine", "PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "NVIDIA_GDS": "enabled"}
+    without = made(Limits(1 << 30, 1.0)).container_config["environment"]
+    environment = made(Limits(1 << 30, 1.0, env=frozenset((env | reserved).items()))).container_config["environment"]
+    assert environment == without | env
+
+
+def test_it_imports_what_its_worker_will_need() -> None:
+    config = made(Limits(1 << 30, 1.0), modules=("torch", "numpy")).container_config
+    assert config["entrypoint"][-3:] == ["--contained", "numpy", "torch"]
+    assert config["user"] == "1900000001:1900000001"
+
+
+def test_a_worker_is_told_where_things_are_inside() -> None:
+    config = WorkerConfig(
+        worker="w-1",
+        function="f",
+        revision=1,
+        spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
+        bundle_dir="/node/cache/bundles/abc",
+        socket="/node/run/w/w-1/s",
+        parcels="/dev/shm/home/w-1",
+        launched_at=1.0,
+        engines={"net": ("/node/cache/engines/k1", "/node/cache/engines/k2")},
+        memory_limit_bytes=1 << 30,
+        open_files=1024,
+    )
+    told = inside(config)
+    assert (told.bundle_dir, told.socket, told.parcels) == ("/gpufn/worker/bundle", "/gpufn/worker/s", "/gpufn/parcels")
+    assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
+    assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)

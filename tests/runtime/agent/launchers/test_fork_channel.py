@@ -1,0 +1,32 @@
+"""The connection of a container's process to its agent, of which it says one line."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+
+from gpufn_core.protocol.launch import TemplateReady
+from gpufn_runtime.agent.launchers.fork_channel import Control
+
+MIB = 1 << 20
+
+
+def test_what_a_container_says_after_it_is_ready_is_not_kept(tmp_path: Path) -> None:
+    """A module that its image has could fill the agent's memory."""
+
+    async def run() -> TemplateReady:
+        control = Control(tmp_path / "a")
+        control.data_received(msgspec.json.encode(TemplateReady(("numpy",))) + b"\n")
+        for _ in range(32):
+            control.data_received(bytes(MIB))
+        return await control.ready()
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(run()).modules == ("numpy",)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,276 @@
+"""Workers forked from templates, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_runtime.agent.decide.template_choice import Use
+from gpufn_runtime.agent.launchers.process import ProcessLauncher
+from gpufn_runtime.agent.launchers.template import StandbyLauncher
+
+
+def environment_of(pid: int) -> list[str]:
+    """What the process was started with; a fork has its parent's."""
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+async def settled(node: Any) -> None:
+    """The templates for what is deployed are made."""
+    await node.until(lambda: any(report.templates for report in node.reports))
+    await node.launcher.settled()
+
+
+def test_a_worker_is_forked_from_the_empty_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign(gpu="GPU-7")
+        event = await node.event(worker, "started")
+        assert event.cold_start.standby is True
+        assert '"CUDA_VISIBLE_DEVICES": "GPU-7"' in await node.line("ENV ")
+        assert await node.line("CWD ") == f"CWD {node.home.worker(worker)}"
+        assert os.getpgid(await node.pid(worker)) == await node.pid(worker)
+
+    on_node(run)
+
+
+def test_a_forked_worker_is_reaped_with_its_exit_code(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 5")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign()
+        event = await node.event(worker, "exited")
+        assert (event.exit.code, event.exit.tail.splitlines()[-1]) == (5, "last words")
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_forked_workers_outlive_templates_and_agent(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("chatty")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign()
+        pid = await node.pid(worker)
+        await node.line("still here")
+        await node.vanish()
+        node.lines.clear()
+        node.reports.clear()
+        await node.start(templates=0)
+        await node.line("still here")
+        os.kill(pid, signal.SIGKILL)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() in ("was killed by SIGKILL", "ended")
+
+    on_node(run)
+
+
+def test_a_revision_gets_a_template_for_its_modules(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("numpy", "json"))
+        await node.start(templates=2)
+        report = await node.until(lambda: [r for r in node.reports if len(r.templates) == 2])
+        assert report[0].templates == ("", "json,numpy")
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+
+    on_node(run)
+
+
+def test_modules_are_imported_with_the_variables_of_the_function_that_they_are_for(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env", modules=("numpy",), env={"HF_HOME": "/data"})
+        await node.start(templates=2)
+        await settled(node)
+        (imported_with,) = (
+            environ for pid in node.launcher.pids if "HF_HOME=/data" in (environ := environment_of(pid))
+        )
+        assert "CUDA_VISIBLE_DEVICES=" in imported_with
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+        await node.line("ENV ")
+        assert "HF_HOME=/data" in environment_of(await node.pid(worker))
+
+    on_node(run)
+
+
+def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_with(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env", modules=("numpy",), env={"TOKEN": "theirs"})
+        await node.start(templates=2)
+        await settled(node)
+        await node.deploy("env", number=2, modules=("numpy",), env={"TOKEN": "mine"})
+        worker = await node.assign(revision=2)
+        assert '"TOKEN": "mine"' in await node.line("ENV ")
+        assert "TOKEN=theirs" not in environment_of(await node.pid(worker))
+
+    on_node(run)
+
+
+def test_a_template_with_threads_is_never_forked_from(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("threads",))
+        await node.start(templates=3)
+        await settled(node)
+        assert node.launcher.templates == ("",)
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True  # from the empty one
+
+    on_node(run)
+
+
+def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(templates=2)
+        await settled(node)
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=("torch",))
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.until(lambda: any(r.templates == ("", "torch") for r in node.reports))
+
+    on_node(run)
+
+
+def test_what_an_import_brings_needs_no_template_of_its_own(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("brings_numpy",))
+        await node.start(templates=2)
+        await settled(node)
+        before = node.launcher.pids
+        modules = ("brings_numpy", "numpy")
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=modules)
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.bus.flush()
+        await node.deploy(number=2, modules=modules)
+        await settled(node)
+        assert (node.launcher.templates, node.launcher.pids) == (("", "brings_numpy"), before)
+
+    on_node(run)
+
+
+def test_a_template_serves_until_its_successor_is_there(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("torch",))
+        await node.start(templates=2)
+        await settled(node)
+        old = node.launcher.pids
+        await node.deploy(number=2, modules=("torch", "numpy"))
+        report = await node.until(lambda: [r for r in node.reports if "numpy,torch" in r.templates])
+        assert report[0].templates in (("", "torch", "numpy,torch"), ("", "numpy,torch"))
+        await node.launcher.settled()
+        assert node.launcher.templates == ("", "numpy,torch")
+        assert len(node.launcher.pids & old) == 1
+
+    on_node(run)
+
+
+def _falls_back(on_node: Any, module: str) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 0", modules=(module,))
+        await node.start(templates=2, fork_timeout_s=0.2)
+        await node.until(lambda: any(module in report.templates for report in node.reports))
+        worker = await node.assign()
+        event = await node.event(worker, "started")
+        assert event.cold_start.standby is False
+        assert (await node.event(worker, "exited")).exit.code == 0
+
+    on_node(run)
+
+
+def test_a_template_that_dies_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "breaks")
+
+
+def test_a_template_that_hangs_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "hangs")
+
+
+def test_a_template_that_says_no_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "says_no")
+
+
+def test_names_that_no_module_has_are_not_preloaded(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(templates=2)
+        await settled(node)
+        names = ("nul\0", "3204bda914b7f2c6f497__mypyc", "-c", "torch", *(f"m{number}" for number in range(300)))
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=names[:4])
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.until(lambda: any(r.templates == ("", "torch") for r in node.reports))
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=names)
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 2.0, (report,))))
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+
+    on_node(run)
+
+
+def test_a_request_that_the_template_cannot_take_costs_a_cold_start_and_not_the_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(env={"BIG": "\x01" * 20_000})  # each is six bytes of JSON
+        await node.start(templates=1)
+        await settled(node)
+        before = node.launcher.pids
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is False
+        assert node.launcher.pids == before
+
+    on_node(run)
+
+
+def test_bad_luck_of_long_ago_does_not_count_against_a_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 0")
+        await node.start(templates=1)
+        await settled(node)
+        for _ in range(4):
+            (pid,) = node.launcher.pids
+            worker = await node.assign()
+            assert (await node.event(worker, "started")).cold_start.standby is True
+            os.kill(pid, signal.SIGKILL)
+            await node.until(lambda pid=pid: node.launcher.pids and pid not in node.launcher.pids)
+            await node.launcher.settled()
+        assert node.launcher.templates == ("",)
+
+    on_node(run)
+
+
+def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        launcher = StandbyLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
+        running = asyncio.create_task(launcher.run())
+        launcher.want([Use(frozenset({"numpy"}), 1.0)])
+        async with asyncio.timeout(30):
+            await launcher.settled()
+        assert not running.done()
+        assert launcher.templates == ()
+        running.cancel()
+
+    asyncio.run(main())
+
+
+def test_templates_are_for_what_is_active_or_serves_and_for_nothing_that_is_deleted(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        for number, module in enumerate(("numpy", "torch", "scipy"), 1):
+            await node.deploy(number=number, modules=(module,))
+        await node.activate(1)  # rolled back
+        await node.start(templates=3)
+        await node.until(lambda: node.reports[-1].templates == ("", "numpy"))
+        await node.activate(2, serving=1)  # torch is on its way
+        await node.until(lambda: node.reports[-1].templates == ("", "numpy", "torch"))
+        await node.functions.delete(node.function)
+        await node.until(lambda: node.reports[-1].templates == ())
+
+    on_node(run)

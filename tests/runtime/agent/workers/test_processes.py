@@ -1,0 +1,108 @@
+"""Processes are told apart by pid and start time: a pid is used again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpufn_runtime.agent.workers import processes
+from gpufn_runtime.agent.workers.processes import Process
+from gpufn_runtime.agent.workers.running_workers import RunningWorker
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Leads a group, and has nothing to do with what is ended."""
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def before(process: subprocess.Popen[bytes]) -> Process:
+    """Who had its pid before it."""
+    found = processes.identify(process.pid)
+    assert found is not None
+    return Process(process.pid, found.start_time - 1)
+
+
+def test_a_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    found = processes.identify(sleeper.pid)
+    assert found is not None
+    processes.kill(found)
+    assert sleeper.wait() == -signal.SIGKILL
+    processes.kill(found)  # gone already
+
+
+def test_whoever_has_the_pid_by_now_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> None:
+    processes.kill(before(sleeper))
+    processes.signal_group(before(sleeper), signal.SIGKILL)
+    sleeper.send_signal(signal.SIGTERM)
+    assert sleeper.wait() == -signal.SIGTERM
+
+
+def test_what_is_left_of_a_group_is_signalled_after_its_leader_is_gone() -> None:
+    read, write = os.pipe()
+    leader = subprocess.Popen(["sh", "-c", "sleep 60 &"], stdout=write, start_new_session=True)
+    found = processes.identify(leader.pid)
+    assert found is not None
+    os.close(write)
+    leader.wait()
+    assert processes.identify(leader.pid) is None
+    processes.signal_group(found, signal.SIGKILL)
+    assert select.select([read], [], [], 30)[0]  # nobody has its end of the pipe any more
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_a_worker_is_killed_though_no_file_can_be_opened(sleeper: subprocess.Popen[bytes]) -> None:
+    """It counted as killed, and lived on."""
+    found = processes.identify(sleeper.pid)
+    assert found is not None
+    descriptor = os.pidfd_open(sleeper.pid)
+    nothing = cast("Any", SimpleNamespace())
+    worker = RunningWorker(nothing, found, nothing, None, nothing, -1, descriptor)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, allowed[1]))
+    try:
+        worker.signal(signal.SIGKILL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        os.close(descriptor)
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_the_children_of_whoever_has_the_pid_of_a_container_by_now_are_let_live(
+    sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    ours = processes.identify(os.getpid())
+    assert ours is not None
+    assert sleeper.pid in processes.children_of(ours)
+    gone = Process(ours.pid, ours.start_time - 1)
+    nothing = cast("Any", SimpleNamespace())
+    worker = RunningWorker(nothing, gone, nothing, None, nothing, -1, -1, container="c0ffee")
+    assert worker.pids == [gone.pid]
+    worker.signal(signal.SIGKILL)
+    sleeper.send_signal(signal.SIGTERM)
+    assert sleeper.wait() == -signal.SIGTERM
+
+
+def test_who_writes_to_a_fifo_is_told_with_its_start_time(tmp_path: Path) -> None:
+    fifo = tmp_path / "output"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR)
+    writer = subprocess.Popen(["sleep", "60"], stdout=end)
+    os.close(end)
+    assert processes.writing_to(fifo) == [processes.identify(writer.pid)]
+    writer.kill()
+    writer.wait()
+    assert processes.writing_to(fifo) == []

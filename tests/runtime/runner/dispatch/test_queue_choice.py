@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn_core.spec.priority import QUEUES, Priority, QueueKind
+from gpufn_runtime.runner.dispatch.queue_choice import PATIENCE_S, STANDING, QueueOrder, first
+
+SYNC_HI, ASYNC_HI, SYNC, ASYNC, SYNC_LOW, ASYNC_LOW = QUEUES
+NOW = 1000.0
+YOUNG, AGED, OLDER = NOW - 1, NOW - PATIENCE_S, NOW - PATIENCE_S - 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "chosen"),
+    [
+        ({ASYNC: YOUNG}, [ASYNC] * 8),
+        ({SYNC: YOUNG, ASYNC: YOUNG}, [SYNC] * 7 + [ASYNC]),  # callers first, but every eighth slot
+        ({SYNC: YOUNG, ASYNC_LOW: YOUNG}, [SYNC] * 8),  # strict between classes
+        ({ASYNC_HI: YOUNG, SYNC: YOUNG, SYNC_LOW: YOUNG}, [ASYNC_HI] * 8),
+        ({SYNC_HI: YOUNG, ASYNC_LOW: AGED}, [SYNC_HI] * 3 + [ASYNC_LOW] + [SYNC_HI] * 3 + [ASYNC_LOW]),
+        ({SYNC_HI: YOUNG, SYNC: AGED, ASYNC_LOW: OLDER}, [SYNC_HI] * 3 + [ASYNC_LOW] + [SYNC_HI] * 3 + [ASYNC_LOW]),
+        ({SYNC_HI: OLDER, ASYNC_LOW: AGED}, [SYNC_HI] * 8),  # older, and of the higher class
+    ],
+)
+def test_which_queue_a_free_slot_is_offered_to(waiting: dict[QueueKind, float], chosen: list[QueueKind]) -> None:
+    assert [first(waiting, turn, NOW) for turn in range(8)] == chosen
+
+
+def test_what_is_known_of_a_queue_is_what_was_heard_last() -> None:
+    order = QueueOrder()
+    assert order.next(NOW) is None
+    order.may_wait(ASYNC, NOW)
+    order.waits(ASYNC_LOW, NOW)
+    assert order.next(NOW) == order.to_poll() == ASYNC
+    order.is_empty(ASYNC)
+    assert order.next(NOW) == ASYNC_LOW
+    order.delivered(ASYNC_LOW, NOW - 5, pending=1)
+    assert order.next(NOW) == ASYNC_LOW
+    order.delivered(ASYNC_LOW, NOW - 4, pending=0)
+    assert order.next(NOW) is None
+
+
+def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> None:
+    order = QueueOrder()
+    order.handed_back(ASYNC, NOW)
+    order.delivered(ASYNC, NOW, pending=0)
+    assert order.to_poll() == ASYNC
+    order.is_empty(ASYNC)
+    assert order.to_poll() is None
+    order.handed_back(STANDING, NOW)
+    order.delivered(STANDING, NOW, pending=0)  # its next delivery knows
+    assert order.next(NOW) is None
+
+
+def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts() -> None:
+    order = QueueOrder()
+    order.delivered(ASYNC, NOW, pending=0, again=True)  # a retry that became due: as others may have, at the same time
+    assert order.next(NOW) == order.to_poll() == ASYNC
+    assert not order.others_wait(ASYNC.priority)  # nobody is known to wait there
+    order.is_empty(ASYNC)
+    assert order.next(NOW) is None
+    order.delivered(STANDING, NOW, pending=0, again=True)  # its credits stand, and bring them
+    assert order.next(NOW) is None
+
+
+def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
+    order = QueueOrder()
+    for queue in (ASYNC_HI, ASYNC_LOW):
+        order.waits(queue, NOW - PATIENCE_S)
+    for queue in (ASYNC, SYNC_LOW):
+        order.may_wait(queue, NOW - PATIENCE_S - 1)
+    order.delivered(ASYNC_HI, NOW, pending=100)
+    assert [order.next(NOW) for _ in range(4)] == [ASYNC_HI, ASYNC_HI, ASYNC_HI, ASYNC]
+    order.is_empty(ASYNC)
+    assert order.next(NOW) == SYNC_LOW
+    order.is_empty(SYNC_LOW)
+    assert [order.next(NOW) for _ in range(2)] == [ASYNC_LOW, ASYNC_HI]
+
+
+def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above() -> None:
+    order = QueueOrder()
+    order.waits(ASYNC, NOW)
+    order.may_wait(ASYNC_HI, NOW)  # nobody knows
+    assert [order.others_wait(priority) for priority in Priority] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "could"),
+    [((), False), ((ASYNC_HI,), False), ((ASYNC,), True), ((ASYNC_HI, SYNC_LOW), True), ((SYNC, SYNC_LOW), False)],
+)
+def test_callers_of_whom_nothing_is_known_could_be_overtaken_by_those_whom_they_go_before(
+    waiting: tuple[QueueKind, ...], could: bool
+) -> None:
+    order = QueueOrder()
+    order.may_wait(ASYNC_LOW, NOW)
+    for queue in waiting:
+        order.waits(queue, NOW)
+    assert order.could_overtake_callers() is could
+
+
+class Stage:
+    """One slot, calls of one second each, and queues that tell no more of themselves than the bus does."""
+
+    def __init__(self) -> None:
+        self.order = QueueOrder()
+        self.now = NOW
+        self.queues: dict[QueueKind, deque[float]] = {queue: deque() for queue in QUEUES}
+        self.served: list[tuple[QueueKind, float, float]] = []  # queue, submitted, started
+
+    def submit(self, queue: QueueKind) -> None:
+        self.queues[queue].append(self.now)
+        self.order.waits(queue, self.now)
+
+    def serve(self) -> None:
+        while (queue := self.order.next(self.now)) is not None:
+            if not self.queues[queue]:
+                self.order.is_empty(queue)
+                continue
+            submitted = self.queues[queue].popleft()
+            self.order.delivered(queue, submitted, len(self.queues[queue]))
+            self.served.append((queue, submitted, self.now))
+            break
+        self.now += 1.0
+
+
+@given(st.lists(st.lists(st.sampled_from(QUEUES), max_size=3), max_size=200))
+def test_every_call_is_served_in_the_order_of_its_queue_and_soon_once_it_has_aged(
+    seconds: list[list[QueueKind]],
+) -> None:
+    stage = Stage()
+    for queues in seconds:
+        for queue in queues:
+            stage.submit(queue)
+        stage.serve()
+    while any(stage.queues.values()):
+        stage.serve()
+    for queue in QUEUES:
+        submitted = [at for each, at, _ in stage.served if each == queue]
+        assert submitted == sorted(submitted)
+    for queue, at, started in stage.served:
+        # Every fourth slot goes to whoever has waited longest: to those before it, and then to it.
+        older = sum(other_at <= at and other_started > at for _, other_at, other_started in stage.served)
+        assert started - at <= PATIENCE_S + 4 * older + 4, queue
+
+
+@given(st.integers(1, 300))
+def test_a_class_that_others_keep_from_the_slot_gets_every_fourth_once_it_has_aged(calls: int) -> None:
+    stage = Stage()
+    for _ in range(calls):
+        stage.submit(ASYNC_LOW)
+    for _ in range(int(PATIENCE_S) + 4 * calls + 4):
+        stage.submit(SYNC_HI)
+        stage.serve()
+    assert not stage.queues[ASYNC_LOW]
+    low = [started for queue, _, started in stage.served if queue == ASYNC_LOW]
+    assert low[0] - NOW <= PATIENCE_S + 4
+    assert low[-1] - low[0] <= 4 * calls

@@ -1,0 +1,20 @@
+"""What a worker prints is passed on within bounds, whatever it says of itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from gpufn_runtime.runner.workers.output import Output
+
+
+def test_lines_without_text_are_bounded_as_well() -> None:
+    """A worker that limits itself as it should counts them, too: each is a message of the log."""
+    sent: list[bytes] = []
+    bus = SimpleNamespace(publish=lambda subject, payload: sent.append(payload))
+    clock = SimpleNamespace(monotonic=lambda: 1.0, time=lambda: 1.0)
+    output = Output(cast("Any", bus), cast("Any", clock))
+    link = cast("Any", SimpleNamespace(worker="w-1", revision=SimpleNamespace(function="f", number=1)))
+    for _ in range(70_000):
+        output.publish(link, "", "stdout", b"")
+    assert 10_000 < len(sent) < 66_000

@@ -1,0 +1,214 @@
+"""Large bodies on their way between a caller and a worker of one host (runner/parcels.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.revision import Revision
+from gpufn_core.home import Home
+from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.limits import MESSAGE_BYTES
+from gpufn_platform.queue import large_bodies
+from gpufn_platform.queue.caller import Caller
+from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from tests.runtime.runner.node import FakeWorker, Node, on_node, read
+
+
+@pytest.fixture(autouse=True)
+def _parcels_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Home, "parcels", property(lambda home: home.root / "parcels"))
+
+
+def caller_with_parcels(node: Node) -> tuple[Caller, Parcels, list[str]]:
+    dropped: list[str] = []
+    caller = Caller(node.bus, name="gw-large", clock=node.clock)
+    caller.start(parcels="gw-large", drop=dropped.append)
+    parcels = Parcels(node.home.parcels / "gw-large")
+    parcels.remove(parcels.write([]))  # the folder is there
+    return caller, parcels, dropped
+
+
+def invoke(caller: Caller, node: Node, revision: Revision, parcel: str = "") -> Any:
+    return caller.invoke(node.request(revision)._replace(body=b"", parcel=parcel))
+
+
+def worker_parcels(node: Node, worker: FakeWorker) -> Parcels:
+    return Parcels(node.home.parcels / worker.worker)
+
+
+def _exists(parcels: Parcels) -> bool:
+    return os.path.exists(parcels.folder)
+
+
+def answer(worker: FakeWorker, run: frames.Run, parcel: str) -> None:
+    worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.0, parcel))
+
+
+def test_a_parcel_goes_to_the_worker_and_its_result_comes_back_as_one(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("large")
+        worker = await node.worker(revision)
+        caller, parcels, _ = caller_with_parcels(node)
+        sent = parcels.write([b"a large input"])
+        call = invoke(caller, node, revision, sent)
+        run, body = await worker.run()
+        assert (body, run.takes_parcel) == (b"", True)
+        theirs = worker_parcels(node, worker)
+        assert bytes(theirs.take(run.parcel)) == b"a large input"
+        assert parcels.size(sent), "the caller keeps it until the call has ended"
+        answer(worker, run, theirs.write([b"a large result"]))
+        reply, body = await call.future
+        assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"")
+        assert bytes(parcels.take(reply.parcel)) == b"a large result"
+        assert os.listdir(theirs.folder) == []
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_input_that_is_gone_ends_its_call(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("gone")
+        await node.worker(revision)
+        caller, parcels, _ = caller_with_parcels(node)
+        sent = parcels.write([b"x"])
+        parcels.remove(sent)
+        reply, _ = await invoke(caller, node, revision, sent).future
+        assert reply.kind is OutcomeKind.LOST
+        assert reply.error is not None
+        assert reply.error.code == "artifact_unavailable"
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("claim", ["../../../etc/passwd", "0" * 26, "not a name"])
+def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_path: Path, claim: str) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("liar")
+        worker = await node.worker(revision)
+        caller, _, _ = caller_with_parcels(node)
+        call = invoke(caller, node, revision)
+        run, _ = await worker.run()
+        answer(worker, run, claim)
+        reply, _ = await call.future
+        assert (reply.kind, reply.parcel) == (OutcomeKind.RAISED, "")
+        assert reply.error is not None
+        assert reply.error.code == "result_not_encodable"
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("folder", ["", "gw-far"])
+@pytest.mark.parametrize("size", [LEAST_BYTES, MESSAGE_BYTES + 1])
+def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, folder: str, size: int) -> None:
+    """In the reply, or, of more than fits there, by reference. Such a result was refused."""
+
+    async def test(node: Node) -> None:
+        await large_bodies.ensure_buckets(node.bus)
+        revision = await node.deploy("far")
+        worker = await node.worker(revision)
+        caller = Caller(node.bus, name="gw-far", clock=node.clock)
+        caller.start(parcels=folder, drop=lambda name: None)  # a folder that is on its own host
+        call = invoke(caller, node, revision)
+        run, _ = await worker.run()
+        result = bytes(range(251)) * (size // 251) + b"." * (size % 251)
+        answer(worker, run, worker_parcels(node, worker).write([result]))
+        reply, body = await call.future
+        assert (reply.kind, reply.parcel) == (OutcomeKind.SUCCEEDED, "")
+        if reply.reference is not None:
+            assert body == b""
+            body = await read(node.bus, subjects.RESULT_FILES, reply.reference)
+        assert (reply.reference is not None) is (size > MESSAGE_BYTES)
+        assert body == result
+        assert os.listdir(node.home.parcels / "kept") == []
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_result_that_its_worker_cuts_short_is_told_to_a_caller_on_another_host(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("cut")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        answer(worker, run, "0" * 26)
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.RAISED
+        assert reply.error is not None
+        assert reply.error.code == "result_not_encodable"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_result_for_a_call_that_had_ended_is_dropped(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("late")
+        worker = await node.worker(revision)
+        caller, parcels, dropped = caller_with_parcels(node)
+        call = invoke(caller, node, revision)
+        run, _ = await worker.run()
+        caller._pending.clear()  # as if it had ended another way; its runner does not know
+        answer(worker, run, worker_parcels(node, worker).write([b"late"]))
+        again = invoke(caller, node, revision)
+        run, _ = await worker.run()
+        worker.answer(run)
+        await again.future
+        assert len(dropped) == 1
+        assert bytes(parcels.take(dropped[0])) == b"late"
+        assert not call.future.done()
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("left")
+        worker = await node.worker(revision)
+        theirs = worker_parcels(node, worker)
+        theirs.write([b"left"])
+        await node.unassign(worker.worker)
+        while _exists(theirs):
+            await node.reports.get()
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_served(url: str, tmp_path: Path) -> None:
+    """Its revision could not be read before it had died."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("unread")
+        await node.revisions.delete(subjects.revision_key("unread", 1))
+        theirs = Parcels(node.home.parcels / "w-1")
+        theirs.write([b"left"])
+        await node.assign(revision, "w-1")
+        await node.unassign("w-1")
+        while _exists(theirs):
+            await node.reports.get()
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_a_worker_left_is_removed_beside_the_loop(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million files that would take four seconds, in which no call of the node begins or ends."""
+    removed_in: list[str] = []
+    monkeypatch.setattr(NodeParcels, "forget", lambda self, worker: removed_in.append(threading.current_thread().name))
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("forgotten")
+        await node.worker(revision)
+        await node.unassign("w-1")
+        while not removed_in:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    on_node(url, tmp_path, test)
+    assert removed_in[0] != threading.main_thread().name

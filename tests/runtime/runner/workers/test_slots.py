@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from gpufn_runtime.runner.workers.slots import SlotPool
+
+
+def test_a_slot_is_free_then_in_use_then_free_again() -> None:
+    pool = SlotPool(2)
+    pool.take()
+    assert repr(pool) == "<SlotPool [1 in use, 1 free, 0 poisoned]>"
+    pool.release()
+    assert repr(pool) == "<SlotPool [0 in use, 2 free, 0 poisoned]>"
+
+
+def test_a_poisoned_slot_never_comes_back() -> None:
+    pool = SlotPool(1)
+    pool.take()
+    pool.poison()
+    assert pool.free == 0
+    with pytest.raises(AssertionError, match="no slot is free"):
+        pool.take()
+    with pytest.raises(AssertionError, match="no slot is in use"):
+        pool.release()

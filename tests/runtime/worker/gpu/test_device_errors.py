@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from gpufn_runtime.worker.gpu.device_errors import CUDA_ERRORS, Blame, fault_of
+
+
+class OutOfMemoryError(RuntimeError):
+    __module__ = "torch.cuda"
+
+
+class AcceleratorError(RuntimeError):
+    def __init__(self, text: str, error_code: int) -> None:
+        super().__init__(text)
+        self.error_code = error_code
+
+
+def _wrapped(error: BaseException) -> BaseException:
+    try:
+        try:
+            raise error
+        except BaseException as inner:
+            raise ValueError("it did not work") from inner
+    except ValueError as outer:
+        return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."), 700),
+        (RuntimeError("CUDA error: device-side assert triggered"), 710),
+        (RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"), 46),
+        (AcceleratorError("CUDA error: whatever", 719), 719),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 2),
+        (RuntimeError("cudaErrorMpsClientTerminated: the MPS client has been terminated by the server"), 810),
+        (RuntimeError("CUDA_ERROR_MPS_SERVER_NOT_READY"), 807),
+        (RuntimeError("Non-zero status code: CUDA failure 700: an illegal memory access ; GPU=0 ; hostname=x"), 700),
+        (RuntimeError("cudaMalloc: out of memory"), 2),
+        (RuntimeError("CUDA error 214"), 214),
+        (_wrapped(RuntimeError("CUDA error: misaligned address")), 716),
+        (RuntimeError("CUDA error: unknown error"), 999),
+    ],
+)
+def test_an_error_of_cuda_is_known_by_number_name_or_words(error: BaseException, code: int) -> None:
+    fault = fault_of(error, shares_by_mps=False)
+    assert fault is not None
+    assert fault.error.code == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("out of memory"), RuntimeError("misaligned address"), MemoryError(), RuntimeError("CUDA error 12345"),
+     RuntimeError("install CUDA first"), KeyboardInterrupt(), AcceleratorError("CUDA", 1)],
+)  # fmt: skip
+def test_other_errors_are_the_functions_own(error: BaseException) -> None:
+    assert fault_of(error, shares_by_mps=True) is None
+
+
+def test_an_error_whose_text_cannot_be_made_is_the_functions_own() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert fault_of(Odd(), shares_by_mps=True) is None
+
+
+def test_what_follows_from_each_error() -> None:
+    follows: dict[Blame, set[tuple[bool, ...]]] = {}
+    for error in CUDA_ERRORS:
+        alone, shared = (fault_of(RuntimeError(f"CUDA_ERROR_{error.name}"), shares_by_mps=mps) for mps in (False, True))
+        assert alone is not None
+        assert shared is not None
+        follows.setdefault(error.blame, set()).add((alone.is_lost, shared.is_lost, alone.replaces, shared.replaces))
+    assert follows == {
+        Blame.MEMORY: {(False, False, False, False)},
+        Blame.PROGRAM: {(False, True, True, True)},
+        Blame.SHARE: {(True, True, True, True)},
+        Blame.DEVICE: {(True, True, True, True)},
+    }
+
+
+def test_the_runtimes_names_lead_to_the_same_errors() -> None:
+    for error in CUDA_ERRORS:
+        fault = fault_of(RuntimeError(f"cudaError{error.runtime}: ..."), shares_by_mps=False)
+        assert fault is not None
+        assert fault.error is error

@@ -1,0 +1,77 @@
+"""What a worker says and does when its GPU fails under a call, or is not its own to use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.protocol.frames import Drain, Draining, Result
+from gpufn_core.protocol.launch import MpsLimits
+from tests.runtime.worker.conftest import MakePeer
+
+_FAILS = """
+def f(text: str) -> str:
+    raise RuntimeError(text)
+"""
+_ILLEGAL = b'{"text": "CUDA error: an illegal memory access was encountered"}'
+_TERMINATED = b'{"text": "CUDA_ERROR_MPS_CLIENT_TERMINATED"}'
+_OUT_OF_MEMORY = b'{"text": "cudaMalloc: out of memory"}'
+
+
+def _failed(worker: Any, body: bytes) -> tuple[str, str]:
+    worker.run(body)
+    result, _ = worker.result()
+    assert result.error is not None
+    return result.kind.value, result.error.code
+
+
+def test_a_gpu_that_fails_loses_the_call_and_has_the_worker_replaced(start: MakePeer) -> None:
+    worker = start(_FAILS, gpu=("any",))
+    worker.run(_TERMINATED)
+    assert worker.next()[0] == Draining()
+    result, _ = worker.next()
+    assert isinstance(result, Result)
+    assert result.error is not None
+    assert (result.kind.value, result.error.code, result.error.retryable) == ("lost", "device_failed", True)
+    assert "MPS client has been terminated (CUDA error 810, MPS_CLIENT_TERMINATED)" in result.error.message
+    worker.send(Drain())
+    assert worker.wait() == 0
+    assert "this worker is replaced" in worker.printed()
+
+
+def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakePeer) -> None:
+    worker = start(_FAILS, gpu=("any",))
+    worker.run(_ILLEGAL)
+    assert worker.next()[0] == Draining()  # its context is of no use any more, whoever is to blame
+    result, _ = worker.result()
+    assert result.error is not None
+    assert (result.kind.value, result.error.error_type) == ("raised", "RuntimeError")
+
+
+def test_too_little_memory_is_the_functions_own_and_the_worker_stays(start: MakePeer) -> None:
+    worker = start(_FAILS, gpu=("any",))
+    assert [_failed(worker, _OUT_OF_MEMORY) for _ in range(2)] == [("raised", "function_raised")] * 2
+
+
+def test_without_a_gpu_such_words_mean_nothing(start: MakePeer) -> None:
+    worker = start(_FAILS)
+    assert [_failed(worker, _TERMINATED) for _ in range(2)] == [("raised", "function_raised")] * 2
+
+
+def test_a_gpu_that_fails_at_the_start_is_told_as_such(make_peer: MakePeer) -> None:
+    worker = make_peer("raise RuntimeError('cudaErrorECCUncorrectable: ...')", gpu=("any",)).launch()
+    failed = worker.start_failure()
+    assert (failed.phase, failed.error.code) == ("load", "device_failed")
+
+
+def test_without_a_proof_of_its_share_no_code_of_the_users_runs(make_peer: MakePeer) -> None:
+    source = "print('it ran')\n" + _FAILS
+    limits = MpsLimits(vram_bytes=1 << 30, sm_percent=100)
+    worker = make_peer(source, gpu=("any",), mps=limits).launch()
+    failed = worker.start_failure()
+    assert (failed.phase, failed.error.code) == ("join", "device_failed")
+    if "there is no CUDA driver" not in failed.error.message:
+        pytest.skip(f"this machine has a driver: {failed.error.message}")
+    assert worker.logs == []
+    assert "it ran" not in worker.printed()

@@ -1,0 +1,78 @@
+"""A worker proves that it is held to its share: against a driver that follows MPS's rules."""
+
+# ruff: noqa: N802
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.errors import DeviceFailed
+from gpufn_core.protocol.launch import MpsLimits
+from gpufn_runtime.worker.gpu.cuda_driver import Driver
+from gpufn_runtime.worker.gpu.mps_proof import prove
+from tests.runtime.worker.fake_cuda import FakeCuda
+
+LIMITS = MpsLimits(vram_bytes=6 << 30, sm_percent=25, multiprocessors=108)
+CLIENT = {
+    "CUDA_VISIBLE_DEVICES": "GPU-1",
+    "CUDA_MPS_PIPE_DIRECTORY": "/run/p",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=6144M",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+}
+
+
+def _told(cuda: FakeCuda, limits: MpsLimits = LIMITS) -> str:
+    with pytest.raises(DeviceFailed) as caught:
+        prove(limits, Driver(cuda), sleep=lambda seconds: None)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("percent", [1, 25, 50, 99, 100])
+def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
+    cuda = FakeCuda(CLIENT | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)})
+    prove(MpsLimits(6 << 30, percent, 108), Driver(cuda))
+    assert cuda.allocated == 0
+
+
+def test_one_that_does_not_reach_its_daemon_is_not() -> None:
+    assert _told(FakeCuda(CLIENT, reaches=False)) == ("it is no client of the MPS daemon: it would have the whole GPU")
+
+
+def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
+    prove(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
+    assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False)) == (
+        "it sees 108 of the GPU's 108 multiprocessors, and its share has 27"
+    )
+    unlimited = MpsLimits(6 << 30, 100, 108)
+    assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited) == (
+        "85,899,345,920 bytes are free to it, more than its share's 6,442,450,944"
+    )
+
+
+@pytest.mark.parametrize("entry", ["6G", "0=6144M,1=1024M", "GPU-2=6144M", ""])
+def test_a_limit_that_the_driver_drops_is_noticed(entry: str) -> None:
+    """A foreign entry, or one without a device, and no limit holds."""
+    told = _told(FakeCuda(CLIENT | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": entry}))
+    assert told == "85,899,345,920 bytes are free to it, more than its share's 6,442,450,944"
+
+
+def test_a_limit_that_is_only_shown_is_noticed() -> None:
+    class Shown(FakeCuda):
+        def cuMemAlloc_v2(self, address: object, size: object) -> int:
+            return 0
+
+    assert _told(Shown(CLIENT)) == "it can have more GPU memory than its share's 6,442,450,944 bytes"
+
+
+def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
+    pauses: list[float] = []
+    prove(LIMITS, Driver(FakeCuda(CLIENT, not_ready=3)), sleep=pauses.append)
+    assert pauses == [0.05, 0.1, 0.2]
+    assert "cuInit: CUDA error 807" in _told(FakeCuda(CLIENT, not_ready=99))
+
+
+@pytest.mark.parametrize("code", [805, 808, 100])
+def test_what_the_driver_refuses_is_told(code: int) -> None:
+    cuda = FakeCuda(CLIENT, fails=code)
+    assert _told(cuda) == f"its share of the GPU cannot be had: cuInit: CUDA error {code}"
+    assert cuda.tries == 1

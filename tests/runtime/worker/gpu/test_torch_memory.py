@@ -1,0 +1,80 @@
+"""What torch keeps on a GPU, moved out and back; torch is played."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from gpufn_runtime.worker.gpu.torch_memory import NotMovable, TorchMemory, torch_memory
+from tests.runtime.worker.fake_torch import FakeTorch, Storage
+
+
+def test_tensors_wherever_they_are_kept_go_to_pinned_memory_and_come_back_as_they_were() -> None:
+    torch = FakeTorch()
+    weights = torch.Tensor(b"weights")
+    kept: dict[str, Any] = {"model": [weights], "tied": weights, "view": weights[2:5], "other": torch.Tensor(b"bias")}
+    memory = TorchMemory(torch)
+    assert memory.find() == 2 * 512
+    memory.park()
+    assert (torch.allocated(), torch.cached, memory.left_bytes(), len(torch.pinned)) == (0, 0, 0, 1)
+    memory.resume()
+    assert [kept["model"][0].content, kept["view"].content, kept["other"].content] == [b"weights", b"igh", b"bias"]
+    assert (torch.allocated(), torch.pinned) == (11, set())
+
+
+def test_what_cannot_be_pinned_is_moved_all_the_same() -> None:
+    torch = FakeTorch()
+    torch.can_pin = False
+    weights = torch.Tensor(b"weights")
+    memory = TorchMemory(torch)
+    memory.find()
+    memory.park()
+    assert not torch.is_spoilt
+    memory.resume()
+    assert weights.content == b"weights"
+
+
+def test_it_is_parked_as_often_as_wanted() -> None:
+    torch = FakeTorch()
+    weights = torch.Tensor(b"weights")
+    for _ in range(2):
+        memory = TorchMemory(torch)
+        memory.find()
+        memory.park()
+        memory.resume()
+    assert weights.content == b"weights"
+
+
+def test_memory_that_python_does_not_see_is_not_left_behind_in_silence() -> None:
+    torch = FakeTorch()
+    torch.stray = 300 << 20
+    with pytest.raises(NotMovable, match="torch has 300 MiB on the GPU that are no tensor of Python's"):
+        TorchMemory(torch).find()
+
+
+def test_a_cuda_graph_is_tied_to_its_addresses() -> None:
+    torch = FakeTorch()
+    graph = torch.cuda.CUDAGraph()
+    graph.self = graph  # what holds nothing is not looked through
+    with pytest.raises(NotMovable, match="a CUDA graph"):
+        TorchMemory(torch).find()
+
+
+def test_memory_of_another_library_stays_where_it_is() -> None:
+    torch = FakeTorch()
+    borrowed = torch.Tensor(Storage(torch, bytearray(b"borrowed"), "cuda:0", is_own=False))
+    with pytest.raises(NotMovable, match="belongs to another library"):
+        TorchMemory(torch).find()
+    assert borrowed.content == b"borrowed"
+
+
+def test_without_torch_or_its_gpu_there_is_nothing_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert isinstance(torch_memory(), TorchMemory)
+    torch.cuda.is_initialized = lambda: False
+    assert torch_memory() is None
+    monkeypatch.delitem(sys.modules, "torch")
+    assert torch_memory() is None

@@ -1,0 +1,54 @@
+"""What a shell is told when it completes a command."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gpufn.cli import COMPLETE
+from tests.sdk.cli.commands import VIEW, command
+from tests.sdk.conftest import StubGateway
+
+_CLASS = VIEW | {"name": "g", "spec": VIEW["spec"] | {"methods": [{"name": "up"}, {"name": "down"}]}}
+
+
+def _completed(words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for name, value in {COMPLETE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}.items():
+        monkeypatch.setenv(name, value)
+    asked = subprocess.run([sys.executable, "-m", "gpufn"], capture_output=True, text=True, timeout=60, check=False)
+    assert asked.stderr == ""
+    return asked.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("gpufn des", ["describe"]),
+        ("gpufn keys re", ["reset"]),
+        ("gpufn deploy --max", ["--max-batch", "--max"]),
+        ("gpufn logs ", ["f", "g"]),
+        ("gpufn logs g", ["g"]),
+        ("gpufn invoke ", ["f", "g.up", "g.down"]),
+    ],
+)
+def test_commands_options_and_functions_are_completed(
+    words: str, completed: list[str], gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.on("GET /v1/functions", {"functions": [VIEW, _CLASS]})
+    assert _completed(words, monkeypatch) == completed
+
+
+def test_without_a_gateway_no_function_is_completed_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
+    assert _completed("gpufn logs ", monkeypatch) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_takes_what_is_printed_for_it(shell: str) -> None:
+    script = command("completion", shell).stdout
+    assert COMPLETE in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)

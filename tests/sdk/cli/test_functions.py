@@ -1,0 +1,184 @@
+"""What is told of functions and changed in them, and the lists of all else."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from tests.sdk.cli.commands import VIEW, command
+from tests.sdk.conftest import StubGateway
+
+
+def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f/logs", b"")
+    result = command("logs", "f")
+    assert (result.stdout, result.stderr) == ("", "f has written nothing\n")
+
+
+def test_none_of_a_functions_lines_does_not_say_that_there_are_none(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f/logs", b"")
+    result = command("logs", "f", "-n", "0")
+    assert (result.stdout, result.stderr) == ("", "")
+
+
+def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:
+    line = {"at": 1.0, "function": "f", "worker": "w", "stream": "stdout", "text": "hi"}
+    lines = [json.dumps(line | {"revision": revision}).encode() for revision in (1, 1, 2)]
+    gateway.on("GET /v1/functions/f/logs", b"\n".join(lines))
+    day = time.strftime("%Y-%m-%d", time.localtime(1.0))
+    shown = [text if text.startswith("---") else "line" for text in command("logs", "f").stdout.splitlines()]
+    assert shown == [f"--- {day}  f@1", "line", "line", f"--- {day}  f@2", "line"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0, 0, "f gets no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],
+)
+def test_scale_says_what_it_means(gateway: StubGateway, low: int, high: int, text: str) -> None:
+    gateway.on("POST /v1/functions/f/scale", VIEW | {"min_workers": low, "max_workers": high})
+    assert command("scale", "f").stdout == f"{text}\n"
+
+
+def test_ls_in_a_pipe_is_aligned_text(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions", {"functions": [VIEW]})
+    header, row = command("ls").stdout.splitlines()
+    assert header.split() == ["NAME", "REVISION", "WORKERS", "QUEUED", "RUNNING", "UPDATED", "NOTE"]
+    assert row.startswith("f     3 (still serving 2)  2 ready, 1 starting  ?       1 ")
+    assert row.endswith("calls wait: no GPU is free")
+
+
+def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", VIEW)
+    found = json.loads(command("describe", "f", "--json").stdout)
+    assert {name: found[name] for name in VIEW} == VIEW
+
+
+def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    lines = command("describe", "f").stdout.splitlines()
+    assert "min, max workers  0, 8 (gpufn scale)" in lines
+    assert "gpu               L4, time" in lines
+
+
+def test_describe_names_the_file_the_deployer_and_the_time_of_the_deploy(gateway: StubGateway) -> None:
+    source = {"file": "lib/ocr.py", "project": "vision", "project_id": "1", "deployer": "ada@laptop", "key": "k1"}
+    gateway.on("GET /v1/functions/f", VIEW | {"source": source, "deployed_at": time.time() - 300})
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    lines = command("describe", "f").stdout.splitlines()
+    assert "source            lib/ocr.py of the project vision" in lines
+    assert "deployed          ada@laptop, with the key k1, 5 min ago" in lines
+
+
+def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
+    spec = VIEW["spec"] | {
+        "batch": {"max_size": 16, "max_wait_ms": 2.5},
+        "retries": {"attempts": 3, "delay_s": 1.0, "backoff": 2.0, "on": ["OSError"]},
+        "queue_timeout_s": 90.0,
+        "schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"},
+        "webhook": "https://example.org/done",
+        "priority": "low",
+        "image": {"python": "3.12", "apt": ["libgl1"], "pip": ["torch"]},
+    }
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec, "env": ["HF_HOME", "TOKEN"]})
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    output = command("describe", "f").stdout
+    fields = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines())
+    assert {name: fields.get(name) for name in ("batch", "retries", "queue timeout", "schedule", "webhook")} == {
+        "batch": "up to 16 calls, which wait for 2.5 ms",
+        "retries": "3, after 1 s, of OSError",
+        "queue timeout": "90 s",
+        "schedule": "0 6 * * * Europe/Berlin",
+        "webhook": "https://example.org/done",
+    }
+    assert (fields.get("priority"), fields.get("env")) == ("low", "HF_HOME, TOKEN")
+    assert fields.get("image") == "Python 3.12 with libgl1, torch"
+    gateway.answers.clear()
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec | {"env": {"TOKEN": "hush"}}, "env": ["TOKEN"]})
+    assert "TOKEN=hush" in command("describe", "f", "--env-values").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_", "body"),
+    [
+        (
+            ["scale", "f", "--min", "1", "--max", "8"],
+            "POST /v1/functions/f/scale",
+            {"min_workers": 1, "max_workers": 8},
+        ),
+        (["scale", "f"], "POST /v1/functions/f/scale", {"min_workers": None, "max_workers": None}),
+        (["rollback", "f"], "POST /v1/functions/f/rollback", {}),
+        (["rollback", "f", "--revision", "2"], "POST /v1/functions/f/rollback", {"revision": 2}),
+    ],
+)
+def test_changes_are_sent_as_documented(
+    gateway: StubGateway, arguments: list[str], request_: str, body: dict[str, Any]
+) -> None:
+    gateway.on(request_, VIEW | {"serving": 3})
+    assert command(*arguments).exit_code == 0
+    assert gateway.requests[-1].json == body
+
+
+def test_rollback_returns_when_calls_go_there(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/rollback", VIEW)
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("GET /v1/functions/f", VIEW | {"serving": 3})
+    assert command("rollback", "f").stdout == "f@3 serves\n"
+    assert len(gateway.requests) == 3
+    assert command("rollback", "f", "--no-wait").stdout == "f@3 is active\n"
+
+
+def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("DELETE /v1/functions/f", status=204)
+    assert command("rm", "f", input="n\n").exit_code == 1
+    assert "--yes deletes without asking" in command("rm", "f", input="").stderr
+    assert [request.method for request in gateway.requests] == ["GET", "GET"]
+    assert command("rm", "f", "--yes").stdout == "deleted f\n"
+
+
+def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> None:
+    device = {"uuid": "cpu", "type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
+    status = {"id": "0" * 26, "state": "failed", "submitted_at": 1.0, "error": {"message": "boom\nmore"}, "attempt": 2}
+    line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w-1", "stream": "stderr", "text": "hi"}
+    gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "sent_at": 1.0, "devices": [device]}]})
+    gateway.on("GET /v1/functions/f/calls", {"calls": [status]})
+    map_ = {"id": "1" * 26, "function": "f", "state": "open", "submitted_at": 2.0, "accepted": 3000, "ended": 1200}
+    gateway.on("GET /v1/maps", {"maps": [map_]})
+    gateway.on("GET /v1/functions/f/logs", json.dumps(line).encode())
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "reason": "because", "terms": {"calls": 2.0}})
+    gateway.on("GET /v1/keys", {"keys": []})
+    for arguments, text in {
+        ("nodes",): "EPYC, 2 cores",
+        ("calls", "f"): "failed, attempt 2",
+        ("logs", "f"): "  f@1\n" + time.strftime("%H:%M:%S", time.localtime(1.0)) + "  w-1  ! hi\n",
+        ("calls", "f", "-n", "1"): "a map: 1,200 of 3,000 items have ended",
+        ("why", "f"): "because  because\ncalls    not known yet\n",
+        ("why", "f", "--verbose"): "figures  calls 2",
+    }.items():
+        assert text in command(*arguments).stdout
+        json.loads(command(*arguments, "--json").stdout)
+    assert (command("keys", "ls").stdout, command("keys", "ls", "--json").stdout) == ("", "[]\n")
+
+
+@pytest.mark.parametrize("noun", ["builds", "dlq", "engines", "keys", "models", "schedules"])
+def test_a_noun_alone_lists(gateway: StubGateway, noun: str) -> None:
+    path = {"dlq": "/v1/dlq?limit=20"}.get(noun, f"/v1/{noun}")
+    gateway.on(f"GET {path.partition('?')[0]}", {"letters" if noun == "dlq" else noun: []})
+    assert (command(noun).exit_code, command(noun, "--json").stdout) == (0, "[]\n")
+    assert {request.path for request in gateway.requests} == {path}
+    assert command(noun, "nothing").exit_code == 2
+
+
+def test_what_keeps_a_function_from_starting_has_its_type(gateway: StubGateway) -> None:
+    error = {"code": "function_start_failed", "message": "'missing-key'", "error_type": "KeyError"}
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "start_error": error})
+    view = {"name": "f", "active": 1, "serving": 1, "latest": 1, "start_error": error}
+    gateway.on("GET /v1/functions", {"functions": [view]})
+    assert "last start error  KeyError: 'missing-key'" in command("why", "f").stdout
+    assert "does not start: KeyError: 'missing-key'" in command("ls").stdout

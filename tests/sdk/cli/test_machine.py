@@ -1,0 +1,47 @@
+"""What concerns this machine: `gpufn doctor`, `version` and `down`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpufn_local.doctor import CHECKS
+from tests.sdk.cli.commands import command
+from tests.sdk.conftest import StubGateway
+
+
+def test_version_has_a_json_form() -> None:
+    assert {"gpufn", "python"} <= set(json.loads(command("version", "--json").stdout))
+
+
+def test_doctor_says_what_to_do_about_what_it_finds(gateway: StubGateway, tmp_path: Path) -> None:
+    findings = [finding for check in CHECKS for finding in check()]
+    assert [finding for finding in findings if finding.state == "bad" and not finding.do] == []
+    result = command("doctor", "--json")
+    assert {finding["check"] for finding in json.loads(result.stdout)} >= {"Python", "nats-server", "GPUFN_HOME"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("GPUFN_API_KEY", "s3cret\r"), ("GPUFN_URL", "ftp://x")])
+def test_doctor_goes_on_when_an_address_or_a_key_is_none(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
+    assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+
+
+def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
+    result = command("down")
+    assert (result.exit_code, result.stdout) == (0, f"gpufn is not running in {tmp_path / 'home'}\n")
+
+
+def test_a_file_of_a_dead_platform_is_not_believed(gateway: StubGateway, tmp_path: Path) -> None:
+    import os
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "up.lock").touch()
+    (home / "up.json").write_text(json.dumps({"pid": os.getppid(), "url": "http://x", "nats_url": "", "node": "n"}))
+    assert "not running" in command("down").stdout

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpufn import Client
+from gpufn.cli.calls import wait_reasons
+from gpufn.cli.calls.wait_reasons import reported_waits
+from tests.sdk.conftest import StubGateway
+
+WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it has no L4 GPU"}}
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_reasons, "_EVERY_S", 0.001)
+
+
+def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    gateway.on("GET /v1/functions/f/why", WHY)
+    gateway.on("GET /v1/functions/f/why", {"function": "f"})
+    told: list[str] = []
+    runs = threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        if reason == "it runs":
+            runs.set()
+
+    with Client() as client, reported_waits(client, "f", tell):
+        assert runs.wait(30)
+    assert told[:2] == ["n1: it has no L4 GPU", "it runs"]
+
+
+def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)
+    with Client() as client, reported_waits(client, "f", pytest.fail):
+        while not gateway.requests:
+            pass
+    assert len(gateway.requests) == 1, "once is enough"
+
+
+def test_without_a_terminal_each_new_reason_is_a_line_on_standard_error(
+    gateway: StubGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.on("GET /v1/functions/f/why", WHY)
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "waiting": {"reason": "no_capacity", "detail": "again"}})
+    gateway.on(
+        "GET /v1/functions/f/why", {"function": "f", "waiting": {"reason": "starting", "detail": "a worker starts"}}
+    )
+    gateway.on("GET /v1/functions/f/why", {"function": "f"})
+    with Client() as client, reported_waits(client, "f", pytest.fail):
+        while len(gateway.requests) < 5:
+            pass
+    assert capsys.readouterr().err == "f waits: n1: it has no L4 GPU\nf waits: a worker starts\n"
+
+
+def test_with_json_and_without_a_terminal_standard_error_is_left_to_the_error(gateway: StubGateway) -> None:
+    with Client() as client, reported_waits(client, "f", pytest.fail, json=True):
+        pass
+    assert gateway.requests == []

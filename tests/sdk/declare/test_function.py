@@ -1,0 +1,704 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import gc
+import io
+import pickle
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, assert_type, cast
+
+import cloudpickle
+import pytest
+
+from gpufn import Batch, Call, Function, Graph, Retry, enter, exit, gpu_function, method  # noqa: A004
+from gpufn.call import transport as _transport
+from gpufn.testing import LocalTransport, RemoteCall, run_locally
+from gpufn_core.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
+from gpufn_core.spec.priority import Priority
+
+
+@gpu_function
+def plus(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@gpu_function
+def fail(message: str) -> None:
+    raise LookupError(message)
+
+
+@gpu_function
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@gpu_function
+async def double(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+@gpu_function
+async def letters(text: str) -> AsyncIterator[str]:
+    for letter in text:
+        yield letter
+
+
+@gpu_function(batch=Batch(8))
+def lengths(text: list[str]) -> list[int]:
+    return [len(one) for one in text]
+
+
+@gpu_function
+class Tally:
+    def __init__(self, start: int = 0) -> None:
+        self.total = start
+
+    @enter
+    def begin(self) -> None:
+        self.total += 100
+
+    @method
+    def add(self, n: int) -> int:
+        self.total += n
+        return self.total
+
+    @method
+    def upto(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+    @exit
+    def end(self) -> None:
+        ended.append(self.total)
+
+
+ended: list[int] = []
+
+
+def test_a_call_here_is_plain_python() -> None:
+    assert (plus(2), list(count(2)), asyncio.run(double(4)), lengths(["a", "bc"])) == (3, [0, 1], 8, [1, 2])
+
+
+def test_a_remote_call_of_each_kind_gives_a_value() -> None:
+    with run_locally():
+        assert (plus.remote(2, b=3), count.remote(3), double.remote(4)) == (5, [0, 1, 2], 8)
+        assert (letters.remote("ab"), lengths.remote("abc")) == (["a", "b"], 3)  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_wrong_call_fails_before_it_is_sent() -> None:
+    with run_locally() as platform, pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        plus.remote()  # type: ignore[call-arg]
+    assert platform.calls == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: plus.remote(1, c=2),  # type: ignore[call-arg]
+            "plus: got an unexpected keyword argument 'c'; it takes a, b=1",
+        ),
+        (lambda: plus.map([1], [2], [3]), "plus: too many positional arguments; it takes a, b=1"),
+        (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
+    ],
+)
+def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], said: str) -> None:
+    with run_locally(), pytest.raises(TypeError) as raised:
+        list(call())
+    assert str(raised.value) == said
+
+
+def test_an_exception_shows_the_remote_traceback() -> None:
+    with run_locally(), pytest.raises(FunctionRaised) as caught:
+        fail.remote("nothing there")
+    assert caught.value.error_type == "LookupError"
+    assert repr(caught.value) == "FunctionRaised('LookupError: nothing there')"
+    text = "".join(traceback.format_exception(caught.value))
+    assert "In the worker:" in text
+    assert "raise LookupError(message)" in text
+
+
+def test_items_stream_as_they_are_made() -> None:
+    with run_locally():
+        items = assert_type(count.stream(1_000_000_000), Iterator[int])
+        assert [next(items), next(items)] == [0, 1]
+        items.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            lambda: plus.local(1),  # type: ignore[attr-defined]
+            "'Function' object has no attribute 'local'; a plain call, without .local, runs here",
+        ),
+        (
+            lambda: Tally.add.delay(1),  # type: ignore[attr-defined]
+            "'Method' object has no attribute 'delay'; spawn(...) submits it",
+        ),
+        (
+            lambda: Call("x").get(),  # type: ignore[attr-defined]
+            "'Call' object has no attribute 'get'; result(timeout=...) waits for it",
+        ),
+        (
+            lambda: plus.remot(1),  # type: ignore[attr-defined]
+            "'Function' object has no attribute 'remot'",
+        ),
+    ],
+)
+def test_words_of_other_sdks_are_answered_with_ours(use: Callable[[], Any], said: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        use()
+    assert str(raised.value) == said
+    assert raised.value.obj is not None, "Python suggests what is like it"
+
+
+def test_only_generators_stream() -> None:
+    with run_locally(), pytest.raises(InvalidInput, match=r"no generator: use .remote"):
+        plus.stream(1)
+
+
+def test_map_keeps_the_order_and_its_window() -> None:
+    under_way, most = 0, 0
+    lock = threading.Lock()
+    three = threading.Barrier(3)
+
+    def slow(a: int, b: int = 1) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        three.wait(30)  # so three do run at a time
+        with lock:
+            under_way -= 1
+        return a
+
+    with run_locally(plus=slow):
+        assert list(plus.map(range(9), window=3)) == list(range(9))
+    assert most == 3
+
+
+def test_map_takes_no_more_arguments_than_it_needs() -> None:
+    taken = []
+
+    def numbers() -> Iterator[int]:
+        for n in range(1000):
+            taken.append(n)
+            yield n
+
+    with run_locally():
+        results = plus.map(numbers(), window=2)
+        assert next(results) == 1
+        results.close()
+    assert len(taken) <= 3
+
+
+def test_a_map_of_asyncio_is_closed_as_another_is() -> None:
+    async def main() -> list[Any]:
+        left: list[Any] = []
+        for end in ("close", "cancel"):
+            results = plus.aio.map(range(100), window=2)
+            first = await anext(results)
+            left.append((first, await getattr(results, end)(), [result async for result in results]))
+        return left
+
+    with run_locally():
+        assert asyncio.run(main()) == [(1, None, []), (1, False, [])]
+
+
+def test_a_map_of_asyncio_that_somebody_waits_in_may_be_cancelled_meanwhile() -> None:
+    may_go_on = threading.Event()
+
+    def held(a: int, b: int = 1) -> int:
+        assert may_go_on.wait(30)
+        return a + b
+
+    async def main() -> tuple[bool, int]:
+        results = plus.aio.map([1, 2], window=1)
+        waiting = asyncio.ensure_future(anext(results))
+        await asyncio.sleep(0)  # it waits now
+        cancelled = await results.cancel()
+        may_go_on.set()
+        return cancelled, await waiting
+
+    with run_locally(plus=held):
+        assert asyncio.run(main()) == (False, 2)
+
+
+def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
+    def picky(a: int, b: int = 1) -> int:
+        return 1 // a
+
+    with run_locally(plus=picky):
+        with pytest.raises(FunctionRaised):
+            list(plus.map([1, 0]))
+        good, bad = plus.map([1, 0], return_exceptions=True)
+    assert (good, isinstance(bad, FunctionRaised)) == (1, True)
+
+
+def test_starmap_spreads_each_tuple() -> None:
+    with run_locally():
+        assert list(plus.starmap([(1, 2), (3, 4)])) == [3, 7]
+
+
+def test_a_spawned_call_can_be_found_again() -> None:
+    with run_locally():
+        call = plus.spawn(2)
+        again = Call.from_id(call.id)
+        assert (again.result(), again.status(), again.cancel()) == (3, "succeeded", False)
+        with pytest.raises(FunctionRaised):
+            fail.spawn("x").result()
+        with pytest.raises(InvocationNotFound):
+            Call.from_id("0" * 26).status()
+
+
+def test_an_id_that_is_none_is_refused_here() -> None:
+    with pytest.raises(InvalidInput, match="'abc' is not an invocation's id"):
+        Call.from_id("abc")
+
+
+def test_asyncio_has_the_same_methods() -> None:
+    async def main() -> list[Any]:
+        call = await plus.aio.spawn(5)
+        return [
+            await plus.aio.remote(1),
+            [item async for item in count.aio.stream(3)],
+            [item async for item in plus.aio.map(range(3), window=2)],
+            await call.aio.result(),
+            await call.aio.status(),
+            await asyncio.gather(*(double.aio.remote(n) for n in range(50))),
+        ]
+
+    with run_locally():
+        assert asyncio.run(main()) == [2, [0, 1, 2], [1, 2, 3], 6, "succeeded", list(range(0, 100, 2))]
+
+
+def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() -> None:
+    """It was closed under the thread that waited for the next item, and the reader got a ValueError instead."""
+    asked, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    @gpu_function
+    def held_up_between_items() -> Iterator[int]:
+        try:
+            yield 1
+            asked.set()
+            may_go_on.wait(30)
+            yield 2
+        finally:
+            closed.set()
+
+    async def read() -> None:
+        async for _ in held_up_between_items.aio.stream():
+            pass
+
+    async def main() -> None:
+        reader = asyncio.create_task(read())
+        assert await asyncio.to_thread(asked.wait, 30)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert not closed.is_set()
+        may_go_on.set()
+        assert await asyncio.to_thread(closed.wait, 30)
+
+    with run_locally():
+        asyncio.run(main())
+
+
+def test_an_async_function_can_be_called_remotely_from_a_coroutine() -> None:
+    async def main() -> int:
+        return double.remote(3)
+
+    with run_locally():
+        assert asyncio.run(main()) == 6
+
+
+def test_a_class_is_made_and_entered_once_per_worker_and_exited_at_its_end() -> None:
+    ended.clear()
+    with run_locally():
+        assert (Tally.add.remote(1), Tally().add.remote(2), Tally.upto.remote(2)) == (101, 103, [0, 1])
+        assert list(Tally().upto.stream(2)) == [0, 1]
+        assert ended == []
+    assert ended == [103]
+
+
+@gpu_function
+class Reluctant:
+    @method
+    def work(self) -> int:
+        return 1
+
+    @exit
+    def end(self) -> None:
+        raise OSError("is busy")
+
+    @exit
+    def end_all_the_same(self) -> None:
+        ended.append(-1)
+
+
+def test_each_exit_hook_runs_though_one_before_it_raises() -> None:
+    ended.clear()
+    with pytest.raises(OSError, match="is busy"), run_locally():
+        assert (Reluctant.work.remote(), Tally.add.remote(1)) == (1, 101)
+    assert ended == [-1, 101]
+
+
+def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
+    ended.clear()
+    with Tally(5) as tally:  # type: ignore[attr-defined]
+        assert (tally.add(1), tally.total) == (106, 106)
+    assert ended == [106]
+
+
+def test_arguments_of_the_constructor_do_not_travel() -> None:
+    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) was given arguments, which stay here"):
+        Tally(5).add.remote(1)
+
+
+@gpu_function
+class Twofold:
+    @method
+    def double(self, x: int) -> int:
+        return 2 * x
+
+
+def _sum_of_map() -> int:
+    return sum(Twofold.double.map(range(4)))
+
+
+def _sum_of_graph() -> int:
+    graph = Graph()
+    steps = [graph.call(Twofold.double, x) for x in range(4)]
+    for _ in graph.run():
+        pass
+    return sum(step.result for step in steps)
+
+
+async def _sum_awaited() -> int:
+    return sum(await asyncio.gather(*(Twofold.double.aio.remote(x) for x in range(4))))
+
+
+@gpu_function
+class Summing:
+    @method
+    def mapped(self) -> int:
+        return _sum_of_map()
+
+    @method
+    def stepped(self) -> int:
+        return _sum_of_graph()
+
+    @method
+    async def awaited(self) -> int:
+        return await _sum_awaited()
+
+
+@pytest.mark.parametrize("adds", [Summing.mapped, Summing.stepped, Summing.awaited])
+def test_a_class_that_runs_here_may_wait_for_calls_of_classes_in_other_threads(adds: Any) -> None:
+    async def in_a_loop() -> int:
+        return cast("int", adds.remote())
+
+    def run() -> None:
+        found.append(adds.remote())
+        found.append(asyncio.run(in_a_loop()))
+
+    found: list[int] = []
+    with run_locally():
+        thread = threading.Thread(target=run, daemon=True)  # when they wait for each other, they do so for ever
+        thread.start()
+        thread.join(30)
+        assert found == [12, 12]
+
+
+def test_a_class_can_be_extended() -> None:
+    class More(Tally):
+        @method
+        def twice(self, n: int) -> int:
+            return 2 * n
+
+    assert More().twice(4) == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(OSError("busy"), 3), (ConnectionError("busy"), 3), (ValueError("no"), 1)]
+)
+def test_a_local_call_is_tried_again_as_its_function_says(error: Exception, attempts: int) -> None:
+    began: list[None] = []
+
+    @gpu_function(name=f"flaky-{type(error).__name__.lower()}", retries=Retry(2, delay_s=3600, on=(OSError,)))
+    def flaky() -> None:
+        began.append(None)
+        raise error
+
+    with run_locally() as platform, pytest.raises(FunctionRaised):
+        flaky.remote()
+    assert (len(began), len(platform.calls)) == (attempts, 1)
+
+
+def test_a_local_call_returns_the_result_of_the_attempt_that_succeeds() -> None:
+    began: list[None] = []
+
+    @gpu_function(retries=2)
+    def recovers() -> int:
+        began.append(None)
+        if len(began) < 3:
+            raise OSError("busy")
+        return len(began)
+
+    with run_locally():
+        assert recovers.remote() == 3
+
+
+def test_a_replacement_stands_in_and_calls_are_recorded() -> None:
+    with run_locally(plus=lambda a, b=1: 42) as platform:
+        assert plus.remote(1, b=2) == 42
+    assert platform.calls == [RemoteCall("plus", (1,), {"b": 2})]
+
+
+def test_a_function_that_was_not_imported_is_not_found() -> None:
+    with run_locally() as platform, pytest.raises(FunctionNotFound, match="no @gpu_function named nowhere"):
+        platform.call("nowhere", "", "", b"\x82\xa4args\x90\xa6kwargs\x80")
+
+
+def test_the_transport_of_before_is_back_afterwards() -> None:
+    before = _transport.installed()
+    with run_locally() as outer:
+        with run_locally():
+            pass
+        assert _transport.installed() is outer
+    assert _transport.installed() is before
+
+
+def test_an_importable_function_is_pickled_by_reference() -> None:
+    assert pickle.loads(pickle.dumps(plus)) is plus
+    assert pickle.loads(pickle.dumps(Tally)) is Tally
+
+
+def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
+    def make(k: int) -> Any:
+        @gpu_function(timeout=9)
+        def recursive(n: int) -> int:
+            return k if n == 0 else recursive(n - 1) + 1
+
+        return recursive
+
+    data = cloudpickle.dumps(make(10))
+    gc.collect()  # the original is gone, as it is in the process that the copy is for
+    copy = pickle.load(io.BytesIO(data))
+    assert (copy(3), copy.name, copy.settings.timeout_s) == (13, "recursive", 9)
+    assert copy.raw.__globals__ is not None
+    with run_locally():
+        assert copy.remote(2) == 12
+
+
+def test_a_function_is_found_after_its_copy_is_gone() -> None:
+    @gpu_function
+    def original(n: int) -> int:
+        return n
+
+    copy = pickle.loads(cloudpickle.dumps(original))
+    assert copy is not original
+    del copy
+    gc.collect()
+    with run_locally():
+        assert original.remote(2) == 2
+
+
+def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:
+    async def awaited() -> None:
+        await fail.aio.remote("no")
+
+    with run_locally():
+        for run in (lambda: asyncio.run(awaited()), lambda: list(fail.map(["no"]))):
+            with pytest.raises(FunctionRaised) as caught:
+                run()
+            files = {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)}
+            assert [file for file in files if "concurrent" in file] == []
+
+
+def test_aio_is_no_call_and_says_what_is() -> None:
+    with pytest.raises(InvalidInput, match=r"plus\.aio is no call: use plus\.aio\.remote\(\.\.\.\)"):
+        plus.aio(1)
+
+
+class Recorder(LocalTransport):
+    """Runs calls here, and notes the class of each, and its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: list[tuple[str, str | None]] = []
+        self.timeouts: list[float | None] = []
+
+    def call(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> tuple[str, bytes]:
+        self.classes.append(("call", priority))
+        self.timeouts.append(options.get("timeout_s"))
+        return super().call(*arguments, **options)
+
+    def stream(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> Iterator[tuple[str, bytes]]:
+        self.classes.append(("stream", priority))
+        self.timeouts.append(options["timeout_s"])
+        return super().stream(*arguments, **options)
+
+    def submit(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> str:
+        self.classes.append(("submit", priority))
+        self.timeouts.append(options["timeout_s"])
+        return super().submit(*arguments, **options)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    transport = Recorder()
+    monkeypatch.setattr(_transport, "_installed", transport)
+    return transport
+
+
+def test_a_call_says_its_class_if_it_is_given_one(recorder: Recorder) -> None:
+    assert plus.options(priority="hi").remote(1) == 2
+    assert plus.remote(1) == 2
+    assert list(count.options(priority="low").stream(2)) == [0, 1]
+    assert Tally.add.options(priority="hi").spawn(1).result() == 101
+    assert recorder.classes[:3] == [("call", "hi"), ("call", None), ("stream", "low")]
+    assert ("submit", "hi") in recorder.classes
+
+
+def test_a_call_says_its_timeout_if_it_is_given_one(recorder: Recorder) -> None:
+    quick = plus.options(timeout=2)
+    assert quick.remote(1) == 2
+    assert plus.remote(1) == 2
+    assert list(count.options(timeout=0.5).stream(2)) == [0, 1]
+    assert recorder.timeouts == [2.0, None, 0.5]
+    recorder.timeouts.clear()
+    assert Tally.add.options(timeout=3).options(priority="hi").spawn(1).result() == 101
+    assert (recorder.timeouts[0], recorder.classes[-2][1]) == (3.0, "hi")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "said"),
+    [(0, "above 0, not 0"), (-1.5, "above 0, not -1.5"), ("2s", "a number of seconds, not '2s'"), (True, "not True")],
+)
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        plus.options(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda f: f.map([1]),
+        lambda f: f.starmap([(1, 2)]),
+        lambda f: f.aio.map([1]),
+        lambda f: f.aio.starmap([(1, 2)]),
+    ],
+)
+def test_a_map_has_no_timeout(begin: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidInput, match="a timeout is one call's: the items of a map have the function's own"):
+        begin(plus.options(timeout=2))
+
+
+def test_options_keep_all_else_of_a_function() -> None:
+    urgent = plus.options(priority="hi")
+    assert repr(urgent) == "<Function plus>.options(priority='hi')"
+    assert repr(plus.options(timeout=2)) == "<Function plus>.options(timeout=2.0)"
+    with pytest.raises(TypeError):
+        urgent.remote()  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="no generator"):
+        urgent.stream(1)
+    with pytest.raises(InvalidInput, match="hi, normal or low, not 'high'"):
+        plus.options(priority="high")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("map_of", [plus.map, plus.starmap, plus.aio.map, plus.aio.starmap])
+def test_an_argument_that_is_no_option_of_a_map_is_told_where_arguments_go(map_of: Callable[..., Any]) -> None:
+    said = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
+    with run_locally(), pytest.raises(TypeError, match=said):
+        map_of([1, 2], b=5)
+
+
+def test_a_class_is_no_call_and_names_those_that_are() -> None:
+    @gpu_function
+    class Model:
+        map = "the user's own"
+
+        def __init__(self) -> None:
+            self.stream = "the instance's own"
+
+        @method
+        def predict(self) -> None: ...
+
+    for owner in (Model, Model()):
+        for name in ("remote", "spawn", "aio"):
+            told = rf"Model is a class: call a method of it, as in Model\.predict\.{name}"
+            with pytest.raises(AttributeError, match=told):
+                getattr(owner, name)
+    assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
+    with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
+        getattr(Model, "nothing")  # noqa: B009  mypy knows that there is none
+
+
+class Thing:
+    """Of a class without a form of its own."""
+
+
+@dataclasses.dataclass
+class Spot:
+    x: int
+
+
+@gpu_function(pickle=True)
+def things(make: Any) -> Any:
+    return make()
+
+
+@gpu_function
+def spots(spot: Spot, other: Any = None) -> list[Spot]:
+    return [spot, Spot(len(other))]
+
+
+def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
+    with run_locally():
+        with pytest.raises(InvalidInput, match=r"Thing was sent as a pickle.*trust_results=True"):
+            things.remote(Thing)
+        trusted = things.options(trust_results=True)
+        results = [trusted.remote(Thing), *trusted.map([Thing]), trusted.spawn(Thing).result()]
+        assert [type(each) for each in results] == [Thing] * 3
+        with pytest.raises(InvalidInput):
+            trusted.options(trust_results=False).remote(Thing)
+        call = things.spawn(Thing)
+        assert type(Call.from_id(call.id, trust_results=True).result()) is Thing
+        with pytest.raises(InvalidInput):
+            Call.from_id(call.id).result()
+
+
+def test_an_argument_that_needs_a_pickle_is_refused_where_it_is_given() -> None:
+    with run_locally() as platform:
+        with pytest.raises(InvalidInput, match=r"other: a type cannot be sent: .*; send plain values, or deploy"):
+            spots.remote(Spot(1), other=Thing)
+        with pytest.raises(InvalidInput, match=r"@gpu_function\(pickle=True\)"):
+            spots.spawn(Spot(1), Thing())
+    assert platform.calls == []
+
+
+def test_instances_are_made_of_the_classes_that_hints_name() -> None:
+    with run_locally():
+        assert spots.remote(Spot(3), other={"x": Spot(4)}) == [Spot(3), Spot(1)]
+        assert things.remote(functools.partial(Spot, 5)) == {"x": 5}
+        assert things.options(trust_results=True).remote(functools.partial(Spot, 5)) == Spot(5)
+
+
+@gpu_function(pickle=True)
+def applied(function: Callable[[int], int], x: int) -> int:
+    return function(x)
+
+
+def test_a_function_known_by_name_takes_pickled_arguments_where_the_caller_says_so() -> None:
+    """Such a handle does not know the option of the function: every argument without a form was refused."""
+    with run_locally():
+        assert Function.from_name("applied", pickle=True).remote(lambda x: x + 1, 2) == 3
+        assert Function.from_name("applied", pickle=True).options(timeout=5).remote(lambda x: x + 1, 2) == 3
+        with pytest.raises(InvalidInput, match="pickle"):
+            Function.from_name("applied").remote(lambda x: x + 1, 2)

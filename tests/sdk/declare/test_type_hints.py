@@ -1,0 +1,54 @@
+"""Hints that are no texts, which Python 3.14 reads when it is asked for them: names in them need not be there."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from gpufn import gpu_function
+from gpufn.declare import type_hints
+from gpufn_runtime.worker.arguments.parameters import Parameters
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 14), reason="this Python reads hints where they are written")
+
+JSON = "application/json"
+SOURCE = """
+import dataclasses
+
+def f(array: np.ndarray, many: list[np.ndarray], later: Later, number: int) -> np.ndarray: ...
+
+@dataclasses.dataclass
+class Later:
+    x: int
+"""
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    """Of a module that holds SOURCE."""
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(SOURCE, "app.py", "exec", dont_inherit=True), names)
+    return names
+
+
+def test_what_cannot_be_read_is_any_and_spoils_no_other(names: dict[str, Any]) -> None:
+    (method,) = gpu_function(names["f"]).spec().methods
+    properties = method.parameters["properties"]
+    assert properties["array"] == {}
+    assert properties["number"] == {"type": "integer"}
+    arguments = b'{"array": [1], "many": [[2]], "later": {"x": 3}, "number": 4}'
+    assert Parameters(names["f"]).by_name(JSON, arguments) == {
+        "array": [1], "many": [[2]], "later": names["Later"](3), "number": 4,
+    }  # fmt: skip
+
+
+def test_what_travels_by_value_has_its_hints_as_far_as_they_can_be_read(names: dict[str, Any]) -> None:
+    type_hints.read_in(names["f"])
+    assert names["f"].__annotations__ == {
+        "array": "np.ndarray", "many": "list[np.ndarray]", "later": names["Later"], "number": int,
+        "return": "np.ndarray",
+    }  # fmt: skip
+    type_hints.read_in(names["Later"])
+    assert names["Later"].__annotations__ == {"x": int}

@@ -1,0 +1,283 @@
+"""Deploying one function: what is there already, what no node has, and the wait until it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.client.views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.deploy.capacity_warnings import what_no_node_has
+from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_it_serves
+from gpufn_core.domain.engine import BuildStage, BuildState
+from gpufn_core.domain.revision import RevisionState
+from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
+from gpufn_core.ids import Digest
+from gpufn_core.protocol.reports import NextRevision
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.resources import Resources
+
+_SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(parameters={"type": "object"}),))
+_WANTED = Deployable(_SPEC, Digest("a"), b"")
+_NODE = {
+    "devices": [
+        {"type": "cpu", "kind": "EPYC", "memory_bytes": 8 << 30, "cores": 4.0},
+        {"type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30},
+    ]
+}
+
+
+def _view(active: int, serving: int, reason: str = "", **more: Any) -> FunctionView:
+    return FunctionView(name="f", active=active, serving=serving, latest=active, reason=reason, **more)
+
+
+class _Api:
+    """Answers with one view after the other, and stays with the last; None: there is no function."""
+
+    def __init__(self, *views: FunctionView | None, bundle: str = "a", nodes: tuple[Any, ...] = (_NODE,)) -> None:
+        self._views = list(views)
+        self._bundle = bundle
+        self._nodes = nodes
+        self.did: list[str] = []
+
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView:
+        view = self._views.pop(0) if len(self._views) > 1 else self._views[0]
+        if view is None:
+            raise FunctionNotFound
+        return view
+
+    def revisions(self, name: str) -> list[RevisionView]:
+        return [RevisionView(number=number, created_at=1.0, bundle=self._bundle, state="live") for number in (1, 2)]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self._nodes)
+
+    def put_bundle(self, digest: str, data: bytes) -> bool:
+        self.did.append(f"put {digest}")
+        return True
+
+    def revision(self, name: str, number: int) -> RevisionProgress:
+        raise AssertionError("none is built")
+
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool:
+        self.did.append(f"put {digest}")
+        sent(path.stat().st_size // 2)
+        return True
+
+    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | Building:
+        self.did.append(f"create {spec.name}")
+        return _view(3, 3)
+
+
+def _as_json(spec: FunctionSpec) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "force", "is_new"),
+    [
+        (None, False, True),
+        (_view(2, 2, spec=_as_json(_SPEC)), False, False),
+        (_view(2, 2, spec=_as_json(_SPEC)), True, True),
+        (_view(2, 2, spec=_as_json(_SPEC) | {"concurrency": 2}), False, True),
+        (_view(2, 1, spec=_as_json(_SPEC)), False, True),
+        (_view(2, 2, spec=_as_json(_SPEC), start_error={"code": "x", "message": "no"}), False, True),
+    ],
+)
+def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:
+    api = _Api(before)
+    assert deploy(api, _WANTED, force=force).is_new is is_new
+    assert api.did == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
+
+
+def test_another_bundle_is_another_revision() -> None:
+    api = _Api(_view(2, 2, spec=_as_json(_SPEC)), bundle="b")
+    assert deploy(api, _WANTED).is_new is True
+
+
+def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"1234")
+    told: list[str] = []
+    api = _Api(None)
+    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), told=told.append)
+    assert api.did == ["put a", "put b", "create f"]
+    assert told == ["net.onnx 50%"]
+
+
+def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
+    class _Builds(_Api):
+        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> Building:
+            return Building(function="f", revision=3, builds=("b1",))
+
+    deployment = deploy(_Builds(None), _WANTED)
+    assert (deployment.view, deployment.revision, deployment.builds) == (None, 3, ("b1",))
+
+
+class _BuildingApi(_Api):
+    """One revision after the other, and stays with the last."""
+
+    def __init__(self, revisions: list[RevisionProgress], *views: FunctionView | None) -> None:
+        super().__init__(*views)
+        self._revisions = revisions
+
+    def revision(self, name: str, number: int) -> RevisionProgress:
+        return self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
+
+
+def _revision(state: RevisionState, stage: BuildStage | None = None, **more: Any) -> RevisionProgress:
+    build = BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=stage)
+    return RevisionProgress(number=2, state=state, builds=(build,), **more)
+
+
+_COMPILES = _revision(RevisionState.BUILDING, BuildStage.COMPILE)
+_READY = _revision(RevisionState.READY)
+
+
+def _wait_built(api: _Api, timeout_s: float | None = None, seen: list[Any] | None = None) -> FunctionView:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    see = seen.append if seen is not None else lambda builds: None
+    return wait_until_built(api, "f", 2, timeout_s, seen=see, clock=lambda: now[0], sleep=sleep)
+
+
+def test_the_wait_for_engines_ends_when_the_revision_is_active() -> None:
+    seen: list[tuple[BuildView, ...]] = []
+    view = _wait_built(_BuildingApi([_COMPILES, _READY], None, _view(1, 1), _view(2, 1)), seen=seen)
+    assert (view.active, view.serving) == (2, 1)
+    assert [builds[0].stage for builds in seen] == [BuildStage.COMPILE, None, None, None]
+
+
+_LOG = "a\nb\n"
+_CRASH = ErrorInfo("build_failed", "the compiler crashed", stage="compile", node="Conv_3", traceback=_LOG)
+
+
+@pytest.mark.parametrize(
+    ("revision", "view", "kind", "message"),
+    [
+        (
+            _revision(RevisionState.FAILED, error=_CRASH),
+            None,
+            BuildFailed,
+            "compile, node Conv_3: the compiler crashed",
+        ),
+        (
+            _revision(
+                RevisionState.FAILED, error=ErrorInfo("build_failed", "Foo_1 is unknown", node="Foo_1", stage="ingest")
+            ),
+            None,
+            BuildFailed,
+            "ingest: Foo_1 is unknown",
+        ),
+        (
+            _revision(RevisionState.FAILED, error=ErrorInfo("build_failed", "cancelled")),
+            None,
+            BuildFailed,
+            "cancelled",
+        ),
+        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build goes on"),
+        (_READY, _view(3, 3), Conflict, "f@2 is built, and f@3 is the active one"),
+        (_READY, None, Conflict, "f@2 is built, and none is the active one"),
+        (_READY, _view(1, 1), Conflict, "f@2 is built, and f@1 is the active one"),
+    ],
+)
+def test_the_wait_for_engines_ends_with_the_reason(
+    revision: RevisionProgress, view: FunctionView | None, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        _wait_built(_BuildingApi([_COMPILES, revision], view), 10.0 if kind is TimeoutError else None)
+    assert str(caught.value) == message
+    assert getattr(caught.value, "__notes__", []) == (["\nThe compiler's log:\na\nb"] if "node" in message else [])
+
+
+def _wait(api: _Api, first: FunctionView, told: list[str] | None = None) -> FunctionView:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    say = (told if told is not None else []).append
+    return wait_until_it_serves(api, first, 10.0, told=say, clock=lambda: now[0], sleep=sleep)
+
+
+def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
+    told: list[str] = []
+    waits = _view(2, 1, "revision 2: 0 of 1 ready")
+    assert _wait(_Api(waits, waits, _view(2, 2)), _view(2, 1), told).serving == 2
+    assert told == ["revision 2: 0 of 1 ready"]
+
+
+@pytest.mark.parametrize(
+    ("view", "kind", "message"),
+    [
+        (
+            _view(2, 1, "in other words", next=NextRevision(2, ErrorInfo("x", "no such file"))),
+            FunctionStartFailed,
+            "f@2 does not start, f@1 still serves: no such file",
+        ),
+        (_view(3, 3), Conflict, "f@2 was replaced by f@3 before it served"),
+        (_view(3, 1), Conflict, "f@2 was replaced by f@3 before it served"),
+        (_view(2, 1, "full"), TimeoutError, "f@2 does not serve after 10 s, f@1 still does: full"),
+        (
+            _view(2, 1, "full", next=NextRevision(1, ErrorInfo("x", "told of another"))),
+            TimeoutError,
+            "f@2 does not serve after 10 s",
+        ),
+    ],
+)
+def test_the_wait_ends_with_the_reason(view: FunctionView, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        _wait(_Api(view), _view(2, 1))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_key_that_may_not_read_does_not_wait() -> None:
+    class _Blind(_Api):
+        def function(self, name: str, *, env_values: bool = False) -> FunctionView:
+            raise Forbidden
+
+    assert _wait(_Blind(None), _view(2, 1)).serving == 1
+
+
+@pytest.mark.parametrize(
+    ("resources", "nodes", "lacks"),
+    [
+        (Resources(), [_NODE], ""),
+        (Resources(gpu=("L4",)), [_NODE], ""),
+        (Resources(gpu=("any",)), [_NODE], ""),
+        (Resources(gpu=("H100", "any")), [_NODE], ""),
+        (Resources(gpu=("H100", "A100")), [_NODE], "no node has the GPU 'H100' or 'A100'"),
+        (Resources(gpu=("any",)), [{"devices": _NODE["devices"][:1]}], "no node has a GPU"),
+        (Resources(memory_bytes=9 << 30), [_NODE], "no node has 9 GiB of memory, the largest has 8 GiB"),
+        (Resources(cpu=5), [_NODE], "no node has 5 cores, the largest has 4"),
+        (Resources(gpu=("H100",)), [], ""),
+    ],
+)
+def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
+    assert what_no_node_has(resources, nodes) == lacks
+
+
+@pytest.mark.parametrize(
+    ("troubles", "lacks"),
+    [
+        (["Docker does not answer"], "no node starts the containers that its image needs (Docker does not answer)"),
+        (["no docker", "Docker does not answer"], "no node starts the containers that its image needs (no docker)"),
+        (["Docker does not answer", ""], ""),
+    ],
+)
+def test_that_no_node_has_docker_is_said_of_a_function_with_an_image(troubles: list[str], lacks: str) -> None:
+    nodes = [_NODE | {"container_trouble": trouble} for trouble in troubles]
+    assert what_no_node_has(Resources(), nodes, in_container=True) == lacks
+    assert bool(what_no_node_has(Resources(), nodes, in_container=True)) == bool(lacks)
+    assert what_no_node_has(Resources(), nodes) == ""
+    api = _Api(None, _view(1, 1), nodes=tuple(nodes))
+    imaged = FunctionSpec(name="f", entry=_SPEC.entry, methods=_SPEC.methods, image=ImageSpec(python="3.12"))
+    assert deploy(api, Deployable(imaged, Digest("a"), b"")).lacking == lacks

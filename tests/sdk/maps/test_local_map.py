@@ -1,0 +1,30 @@
+"""A map where the platform does not keep one: each item is a call by itself."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpufn.call.cancellable_wait import woken_by
+from gpufn.maps.local_map import results
+
+
+def test_an_interrupted_map_leaves_its_calls_for_the_program_would_wait_for_them_at_its_end() -> None:
+    woken, waits, is_left = threading.Event(), threading.Event(), threading.Event()
+
+    def call(number: int) -> int:
+        if number:
+            with woken_by(woken.set):
+                waits.set()
+                if woken.wait(30):
+                    is_left.set()
+        else:
+            waits.wait(30)
+        return number
+
+    items = results(call, [(0,), (1,)], name="f", window=2, ordered=True, return_exceptions=False)
+    assert next(items) == 0
+    with pytest.raises(KeyboardInterrupt):
+        items.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
+    assert is_left.wait(30)

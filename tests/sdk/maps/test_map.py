@@ -1,0 +1,680 @@
+"""A map's parts: ends in order with bounded memory, items in chunks, and both again after a broken connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn import Function, Map, gpu_function
+from gpufn.call import transport
+from gpufn.call.threads import in_thread
+from gpufn.call.transport_protocol import MapTarget
+from gpufn.client.views import MapView
+from gpufn.maps import reader as _map_ends
+from gpufn.maps import sender
+from gpufn.maps.platform_map import KeptMap, MapOptions
+from gpufn.maps.reader import AsTheyCome, Cursor, End, InOrder, ends_of
+from gpufn.maps.sender import Outbox
+from gpufn.testing import run_locally
+from gpufn_core.encoding import media, values
+from gpufn_core.errors import (
+    BusUnavailable,
+    Conflict,
+    FunctionRaised,
+    GatewayUnavailable,
+    InvalidInput,
+    InvocationNotFound,
+    MapNotFound,
+    PayloadTooLarge,
+    QueueFull,
+    RateLimited,
+    UnsupportedMediaType,
+)
+from gpufn_core.protocol.limits import CHUNK_ITEMS
+
+RESULT = media.OutcomeKind.RESULT
+
+
+@gpu_function
+def squared(x: int) -> int:
+    return x * x
+
+
+@gpu_function
+def cubed(x: int) -> int:
+    return x * x * x
+
+
+def ends(order: Sequence[int], body: bytes = b"") -> list[End]:
+    """Of these items, one after the other."""
+    return [End(RESULT, item, 10 * (place + 1), place + 1, "", body) for place, item in enumerate(order)]
+
+
+def record(end: End) -> bytes:
+    name = end.content_type.encode()
+    return media.OUTCOME.pack(end.kind, len(name), len(end.body), end.item, end.seq, end.ended) + name + end.body
+
+
+def taken(order: InOrder | AsTheyCome) -> list[int]:
+    return [end.item for end in iter(order.take, None)]
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 90))
+def test_records_are_read_however_they_are_cut(size: int) -> None:
+    sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
+    alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
+    data = alive + b"".join(map(record, sent))
+    chunks = (data[at : at + size] for at in range(0, len(data), size))
+    assert list(itertools.chain.from_iterable(ends_of(chunks))) == sent
+
+
+def test_a_record_that_is_cut_short_is_a_broken_connection() -> None:
+    with pytest.raises(GatewayUnavailable, match="broke off"):
+        list(ends_of([record(ends([0])[0])[:-1]]))
+
+
+@given(st.permutations(range(12)), st.integers(0, 12))
+def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Sequence[int], stop: int) -> None:
+    arrived = ends(arrival)
+    first = InOrder(Cursor())
+    seen: list[int] = []
+    for end in arrived:
+        if len(seen) == stop:
+            break
+        first.add(end)
+        while len(seen) < stop and (found := first.take()) is not None:
+            seen.append(found.item)
+    assert seen == list(range(len(seen)))
+    cursor = Cursor.read(str(first.cursor))
+    again = InOrder(cursor)
+    for end in arrived:
+        if end.seq > cursor.seq:  # as the gateway sends them
+            again.add(end)
+    assert [*seen[: cursor.item], *taken(again)] == list(range(12))
+
+
+def test_early_results_beyond_what_is_kept_are_asked_for_again() -> None:
+    order = InOrder(Cursor(), most_bytes=100)
+    for end in ends([1, 2, 3, 0], body=b"x" * 60):
+        order.add(end)
+    found = [(end.item, end.kind) for end in iter(order.take, None)]
+    elsewhere = media.OutcomeKind.ELSEWHERE
+    assert found == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
+
+
+def test_unordered_ends_come_as_they_do() -> None:
+    order = AsTheyCome(Cursor())
+    for end in ends([2, 0]):
+        order.add(end)
+    assert taken(order) == [2, 0]
+    assert str(order.cursor) == "20.2"
+
+
+@pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2", "1.٢"])
+def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
+    with pytest.raises(InvalidInput, match="cursor"):
+        Cursor.read(text)
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
+
+class Sent:
+    """What an Outbox sent; `refuse` are raised first."""
+
+    def __init__(self, *refuse: Exception) -> None:
+        self.refuse = list(refuse)
+        self.accepted = 0
+        self.chunks: list[tuple[int, list[bytes], bool]] = []
+        self.error: BaseException | None = None
+        self.changed = threading.Condition()
+
+    def __call__(self, first: int, items: Sequence[bytes], is_last: bool) -> None:
+        with self.changed:
+            if self.refuse:
+                raise self.refuse.pop(0)
+            self.chunks.append((first, list(items), is_last))
+            self.changed.notify_all()
+
+    def look(self) -> tuple[int, bool]:
+        return self.accepted, True
+
+    def failed(self, error: BaseException) -> None:
+        with self.changed:
+            self.error = error
+            self.changed.notify_all()
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, timeout=30)
+
+    @property
+    def items(self) -> list[bytes]:
+        return [item for _, items, _ in self.chunks for item in items]
+
+
+def outbox(sent: Sent, source: Any, *, window: int = 10_000, first: int = 0) -> Outbox:
+    box = Outbox(sent, sent.look, window=window, first=first)
+    box.start(source, bytes, accepted=lambda: None, failed=sent.failed)
+    return box
+
+
+def is_over(sent: Sent) -> bool:
+    return bool(sent.chunks) and sent.chunks[-1][2]
+
+
+def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> None:
+    sent = Sent()
+    items = [b"%d" % number for number in range(2 * CHUNK_ITEMS + 1)]
+    outbox(sent, items)
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == items
+    assert max(len(chunk) for _, chunk, _ in sent.chunks) <= CHUNK_ITEMS
+    assert [first for first, _, _ in sent.chunks] == [
+        sum(len(chunk) for _, chunk, _ in sent.chunks[:place]) for place in range(len(sent.chunks))
+    ]
+
+
+def test_a_chunk_takes_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_CHUNK_BYTES", 10)
+    sent = Sent()
+    outbox(sent, [b"x" * 6, b"y" * 6, b"z" * 30])
+    sent.wait(lambda: is_over(sent))
+    assert [len(chunk) for _, chunk, _ in sent.chunks][:3] == [1, 1, 1]
+
+
+def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+    sent = Sent(QueueFull("full", retry_after_s=0.001), GatewayUnavailable("restarting"))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == [b"a"]
+
+
+def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(*(RateLimited("5 calls may be queued", retry_after_s=0.0) for _ in range(4)))
+    items = [b"%d" % number for number in range(100)]
+    outbox(sent, items)
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == items
+    assert len(sent.chunks[0][1]) <= 100 // 2**4
+
+
+def test_a_limit_that_lasts_for_hours_is_raised_and_not_waited_for() -> None:
+    sent = Sent(RateLimited("the key has used its 60 s of today", retry_after_s=7200.0))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: sent.error is not None or is_over(sent))
+    assert isinstance(sent.error, RateLimited)
+    assert (sent.error.retry_after_s, sent.chunks) == (7200.0, [])
+    assert str(sent.error) == "the key has used its 60 s of today: 0 items of the map were accepted before"
+
+
+def test_a_full_queue_is_waited_for_however_long_its_function_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_LONGEST_PAUSE_S", 0.0)
+    sent = Sent(QueueFull("full", retry_after_s=7200.0))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == [b"a"]
+
+
+def test_a_wait_for_a_limit_is_shown_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_LONGEST_PAUSE_S", 0.0)
+    shown: list[str] = []
+    sent = Sent(RateLimited("5 calls per minute", retry_after_s=12.0), RateLimited("5 calls per minute"))
+    box = Outbox(sent, sent.look, window=10, on_wait=shown.append)
+    box.start([b"a"], bytes, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: is_over(sent))
+    while box.is_sending:
+        threading.Event().wait(0.001)
+    assert shown == ["waiting 12 s: 5 calls per minute", ""]
+
+
+def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(keeper: Keeper) -> None:
+    def send_items(*args: object, **options: object) -> None:
+        raise RateLimited("the key has used its 60 s of today", retry_after_s=30.0)
+
+    keeper.send_items = send_items  # type: ignore[assignment]
+    with pytest.raises(RateLimited, match="60 s of today") as raised:
+        list(cubed.map(range(100), max_wait=20))
+    assert raised.value.retry_after_s == 30.0
+    with pytest.raises(InvalidInput, match="max_wait"):
+        cubed.map(range(100), max_wait="soon")  # type: ignore[arg-type]
+
+
+def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+    tries: list[list[bytes]] = []
+    sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests", retry_after_s=0.0))
+
+    def send(first: int, items: Sequence[bytes], is_last: bool) -> None:
+        tries.append(list(items))
+        sent(first, items, is_last)
+
+    box = Outbox(send, sent.look, window=100)
+    box.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: is_over(sent))
+    assert tries[0] == tries[1] == tries[2]
+
+
+def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_for_who_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+    tries: list[list[bytes]] = []
+    sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests"))
+
+    def send(first: int, items: Sequence[bytes], is_last: bool) -> None:
+        tries.append(list(items))
+        if len(tries) == 2:
+            box.stop()
+        sent(first, items, is_last)
+
+    box = Outbox(send, sent.look, window=100)
+    box.put(b"a")
+    box._run(lambda: None, sent.failed)  # in this thread: it has ended then
+    assert (tries, sent.chunks, sent.error) == ([[b"a"], [b"a"]], [], None)
+
+
+def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again() -> None:
+    sent = Sent(Conflict("5 items were accepted: go on with number 5"))
+    sent.accepted = 5
+    outbox(sent, [b"%d" % number for number in range(10)], first=3)
+    sent.wait(lambda: is_over(sent))
+    assert sent.chunks[0][0] == 5
+    assert sent.items == [b"%d" % number for number in range(5, 10)]
+
+
+def test_another_clients_items_are_a_conflict() -> None:
+    sent = Sent(Conflict("200 items were accepted"))
+    sent.accepted = 200
+    outbox(sent, [b"a"], first=3)
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, Conflict)
+
+
+def test_what_is_refused_for_good_is_told() -> None:
+    sent = Sent(UnsupportedMediaType("no"))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, UnsupportedMediaType)
+
+
+def test_an_item_that_cannot_be_encoded_is_named() -> None:
+    def encode(item: int) -> bytes:
+        if item == 12:
+            raise InvalidInput("args[0]: a generator cannot be sent")
+        return b"%d" % item
+
+    sent = Sent()
+    box = Outbox(sent, sent.look, window=100, first=10)
+    box.start(range(20), encode, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, InvalidInput)
+    assert str(sent.error) == sent.error.message == "items[12]: args[0]: a generator cannot be sent"
+
+
+def test_an_item_that_is_too_large_is_named() -> None:
+    sent = Sent(PayloadTooLarge("The body is larger"))
+    box = Outbox(sent, sent.look, window=100, first=3)
+    box.put(b"a")
+    box._run(lambda: None, sent.failed)
+    assert isinstance(sent.error, PayloadTooLarge)
+    assert str(sent.error) == "items[3]: The body is larger"
+
+
+def test_an_endless_source_waits_for_its_reader() -> None:
+    sent = Sent()
+    numbers = itertools.count()
+    source = (b"%d" % number for number in numbers)
+    box = outbox(sent, source, window=5)
+    sent.wait(lambda: len(sent.items) == 5)
+    box.taken(2)
+    sent.wait(lambda: len(sent.items) == 7)
+    assert next(numbers) == 7
+    box.stop()
+
+
+def test_a_source_that_raises_is_told_and_closes_nothing() -> None:
+    def source() -> Iterator[bytes]:
+        yield b"a"
+        raise OSError("gone")
+
+    sent = Sent()
+    outbox(sent, source())
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, OSError)
+    assert not is_over(sent)
+
+
+def test_items_that_were_accepted_before_are_not_sent_again() -> None:
+    sent = Sent()
+    outbox(sent, [b"a", b"b", b"c"], first=2)
+    sent.wait(lambda: is_over(sent))
+    assert sent.chunks == [(2, [b"c"], True)]
+
+
+# --- a map ------------------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Keeps maps of `squared` as a gateway does; `breaks` of its answers to a reader break off."""
+
+    def __init__(self, breaks: int = 0) -> None:
+        self.breaks = breaks
+        self.arguments: list[int] = []
+        self.is_closed = False
+        self.cursors: list[str] = []
+        self.cancelled: list[str] = []
+        self.changed = threading.Condition()
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        assert target == MapTarget("squared")
+        with self.changed:
+            assert first == len(self.arguments)
+            self.arguments += (values.decode_call(item, allow_pickle=True)[0][0] for item in items)
+            self.is_closed = is_last
+            self.changed.notify_all()
+        return self.map_status(map_id)
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        self.cursors.append(after)
+        for at in itertools.count(Cursor.read(after).ended):
+            with self.changed:
+                while not (self.is_closed or at < len(self.arguments)):
+                    self.changed.wait()
+                if at == len(self.arguments):
+                    return
+            yield [self._end(at, at + 1)]
+            if self.breaks:
+                self.breaks -= 1
+                raise GatewayUnavailable("killed")
+
+    def _end(self, item: int, place: int) -> End:
+        argument = self.arguments[item]
+        if argument < 0:
+            problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError",'
+            problem += b'"error_classes": ["builtins:ValueError"]}'
+            return End(media.OutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
+        content_type, body = values.encode_result(argument * argument, media.NATIVE)
+        return End(RESULT, item, place, place, content_type, body)
+
+    def map_status(self, map_id: str) -> MapView:
+        if not self.arguments:
+            raise MapNotFound
+        state = "running" if self.is_closed else "open"
+        return MapView(id=map_id, function="squared", accepted=len(self.arguments), state=state)
+
+    def cancel_map(self, map_id: str) -> bool:
+        self.cancelled.append(map_id)
+        return True
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        raise InvocationNotFound
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    keeper: Any = Keeper()
+    transport.install(keeper)
+    yield keeper
+    transport.install(None)
+
+
+def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
+    with squared.map(range(100)) as results:
+        assert list(results) == [x * x for x in range(100)]
+
+
+def test_a_map_of_nothing_at_all_is_refused(keeper: Keeper) -> None:
+    for begin in (squared.map, squared.aio.map):
+        with pytest.raises(TypeError, match=r"map takes an iterable for each argument of squared"):
+            begin()
+
+
+def test_what_its_source_raises_a_map_raises(keeper: Keeper) -> None:
+    def source() -> Iterator[int]:
+        yield from range(3)
+        raise SystemExit("enough")
+
+    results = squared.map(source())
+    found: list[int] = []
+    with pytest.raises(SystemExit, match="enough"):
+        found += results
+    assert found == [x * x for x in range(len(found))]
+
+
+def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
+    keeper.breaks = 3
+    assert list(squared.map(range(20))) == [x * x for x in range(20)]
+    assert len(keeper.cursors) == 4
+    assert len(set(keeper.cursors)) == 4
+
+
+def test_a_failure_is_its_items_own(keeper: Keeper) -> None:
+    found = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
+    assert isinstance(found[9], FunctionRaised)
+    assert isinstance(found[9], ValueError)
+    assert found[10] == 9
+    keeper.arguments.clear()
+    results = squared.map([*range(1, 10), -1, 3])
+    with pytest.raises(ValueError, match="below 0"):
+        list(results)
+
+
+def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
+    keeper.arguments += range(4)
+    assert list(squared.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
+    assert keeper.arguments == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("function", "items", "refused"),
+    [
+        (squared, range(4), ""),
+        (squared, iter(range(4)), ""),
+        (squared, range(5), "was closed behind 4 items: choose another id for 5"),
+        (cubed, range(4), "is of squared: choose another id"),
+    ],
+)
+def test_an_id_of_another_map_is_refused_though_it_is_closed(
+    keeper: Keeper, function: Function[..., Any, Any], items: Any, refused: str
+) -> None:
+    keeper.arguments += range(4)
+    keeper.is_closed = True
+    if refused:
+        with pytest.raises(Conflict, match=refused):
+            function.map(items, id="0" * 26)
+        with pytest.raises(Conflict, match=refused):
+            asyncio.run(anext(function.aio.map(items, id="0" * 26)))
+    else:
+        assert list(function.map(items, id="0" * 26)) == [0, 1, 4, 9]
+
+
+def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
+    keeper.arguments += range(4)
+    results = Map.from_id("0" * 26)
+    assert next(results) == 0
+    keeper.is_closed = True
+    with keeper.changed:
+        keeper.changed.notify_all()
+    assert list(results) == [1, 4, 9]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    """The thread that waited for it took it, so the cursor was behind it; or, when nothing came any more, it took the
+    map to be over, which is not cancelled when it is left."""
+
+    async def source() -> AsyncIterator[tuple[int]]:
+        yield (2,)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with squared.aio.starmap(source()) as results:
+            assert await anext(results) == 4
+            cursor, inbox = results.cursor, vars(results)["_kept"]._inbox
+            take = inbox.take
+            began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+            def take_late() -> list[End] | None:
+                began.set()
+                may_go_on.wait(30)
+                return [End(RESULT, 1, 2, 2, "", b"")] if arrives else take()
+
+            async def watched(function: Callable[[], Any]) -> Any:
+                def watch() -> Any:
+                    try:
+                        return function()
+                    finally:
+                        ended.set()
+
+                return await in_thread(watch)
+
+            inbox.take = take_late
+            monkeypatch.setattr("gpufn.maps.platform_map.in_thread", watched)
+            reader = asyncio.ensure_future(anext(results))
+            assert await asyncio.to_thread(began.wait, 30)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            may_go_on.set()
+            assert await asyncio.to_thread(ended.wait, 30)
+            assert results.cursor == cursor
+            monkeypatch.undo()
+
+    asyncio.run(main())
+    assert len(keeper.cancelled) == 1
+
+
+def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
+    results = squared.map(itertools.count(), window=20)
+    assert next(results) == 0
+    for value in results:
+        if value == 25:
+            break
+    cursor = results.cursor
+    results.close()
+    keeper.changed.acquire()
+    keeper.changed.wait_for(lambda: keeper.is_closed, timeout=30)
+    keeper.changed.release()
+    rest = Map.from_id(results.id or "", after=cursor)
+    assert list(rest) == [x * x for x in range(6, len(keeper.arguments))]
+
+
+def test_a_few_items_are_calls_by_themselves() -> None:
+    with run_locally() as platform:
+        results = squared.map([1, 2], ordered=False)
+        assert sorted(results) == [1, 4]
+        assert results.id is None
+    assert len(platform.calls) == 2
+
+
+def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
+    for options, text in (
+        ({"window": 0}, "window"),
+        ({"id": "x"}, "id"),
+        ({"after": "1.2"}, "cursor"),
+        ({"id": "0" * 26, "after": "1.2"}, "ordered=False"),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            squared.map(range(100), **options)
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_a_bar_changes_no_result(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_rich: bool
+) -> None:
+    if not has_rich:
+        for name in ("rich.console", "rich.progress"):
+            monkeypatch.setitem(sys.modules, name, None)
+    assert list(squared.map(range(20), progress=True)) == [x * x for x in range(20)]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert ("20/20" in told.err) is has_rich
+
+
+def test_asyncio_has_the_same_map(keeper: Keeper) -> None:
+    async def numbers() -> AsyncIterator[tuple[int]]:
+        for number in range(30):
+            yield (number,)
+
+    async def main() -> list[int]:
+        results = squared.aio.starmap(numbers(), window=4)
+        assert results.id is not None
+        found = [value async for value in results]
+        assert results.cursor == "30.30.30"
+        return found
+
+    assert asyncio.run(main()) == [x * x for x in range(30)]
+
+
+def test_where_nothing_is_kept_an_id_is_refused() -> None:
+    with run_locally():
+        with pytest.raises(InvalidInput, match="has an id where"):
+            squared.map(range(100), id="0" * 26)
+        with pytest.raises(MapNotFound):
+            Map.from_id("0" * 26)
+
+
+def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+
+    def read(_: str) -> Iterator[list[End]]:
+        raise GatewayUnavailable("gone")
+
+    inbox = _map_ends.Inbox(read, Cursor())
+    inbox.start()
+    with pytest.raises(GatewayUnavailable, match="gone"):
+        inbox.take()
+
+
+def test_a_result_that_is_fetched_by_itself_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one was the failure of its item when the gateway was started again just then."""
+    away: list[Exception] = [GatewayUnavailable("restarting"), BusUnavailable("electing")]
+
+    class Large(Keeper):
+        def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+            if away:
+                raise away.pop()
+            return media.BYTES, invocation.encode()
+
+    kept = KeptMap(Large(), "1" * 26, MapOptions())
+    end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
+    assert kept.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
+    away.append(GatewayUnavailable("gone"))
+    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+    with pytest.raises(GatewayUnavailable, match="gone"):
+        kept.raised(end)
+
+
+def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_ends, "_MOST_ENDS", 10)
+    given: list[int] = []
+
+    def read(_: str) -> Iterator[list[End]]:
+        for end in ends(range(1000)):
+            given.append(end.item)
+            yield [end]
+
+    inbox = _map_ends.Inbox(read, Cursor())
+    inbox.start()
+    found: list[End] = []
+    while (some := inbox.take()) is not None:
+        found += some
+        assert len(given) <= len(found) + 13
+    assert [end.item for end in found] == list(range(1000))
