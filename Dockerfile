@@ -13,7 +13,7 @@ COPY runtime runtime
 COPY builder builder
 
 FROM base AS gateway
-RUN pip install ".[gateway]"
+RUN pip install ".[gateway]" && pip install --no-deps ./runtime
 USER gpufn
 ENV GPUFN_HOST=0.0.0.0 GPUFN_PORT=8090
 EXPOSE 8090
@@ -22,7 +22,7 @@ CMD ["python", "-m", "gpufn_gateway"]
 # The agent and the runner of one node, and the workers that they start. User code sees this image's packages: add yours
 # in an image FROM this one. Root is needed for memory limits by cgroup; as another user, rlimits are used.
 FROM base AS worker
-RUN pip install ".[runtime]"
+RUN pip install ".[runtime]" && pip install --no-deps ./runtime
 VOLUME /var/lib/gpufn
 CMD ["python", "-m", "gpufn_runtime.runner"]
 
@@ -31,6 +31,6 @@ CMD ["python", "-m", "gpufn_runtime.agent"]
 
 # Engines for the CPU; for GPUs put the extra `gpu` on top. It needs no other process of the node, only its name.
 FROM base AS builder
-RUN pip install ".[builder]"
+RUN pip install ".[builder]" && pip install --no-deps ./runtime
 USER gpufn
 CMD ["python", "-m", "gpufn_builder"]
