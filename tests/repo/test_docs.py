@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from gpufn_core.domain.invocation import InvocationState, OutcomeKind, Settlemen
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.domain.worker import Desired, WorkerState
 from gpufn_core.errors import BY_CODE
-from tests.conftest import ROOT
+from tests.conftest import ROOT, missing
 
 DOCS = ROOT / "docs"
 SOURCES = [path for folder in ("sdk", "gateway", "runtime", "builder") for path in (ROOT / folder).rglob("*.py")]
@@ -36,6 +37,19 @@ def test_the_generated_reference_is_up_to_date() -> None:
         [sys.executable, ROOT / "scripts" / "reference", "--check"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_website_builds_without_warnings(tmp_path: Path) -> None:
+    beside = Path(sys.executable).with_name("zensical")
+    if not beside.exists():
+        missing("zensical is not installed")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    shutil.copytree(DOCS, tmp_path / "docs")
+    ended = subprocess.run(
+        [beside, "build", "--strict", "-f", "mkdocs.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "site" / "architecture" / "1-synchronous-call" / "index.html").is_file()
 
 
 def test_every_error_code_has_its_line() -> None:
