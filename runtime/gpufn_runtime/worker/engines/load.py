@@ -4,8 +4,7 @@
 2. load it with the backend's module, which is imported only now
 3. run the golden sample and compare (`golden`)
 4. one that fails is told on standard error, which `gpufn logs` shows, and the next is tried
-5. on a GPU, warm up with each profile's usual shapes; on a CPU the golden sample has done that, and what is in memory
-   by then goes into huge pages while the worker gets ready
+5. on a GPU, warm up with each profile's usual shapes; on a CPU the golden sample has done that
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +21,7 @@ import numpy as np
 from gpufn_core.domain.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
-from gpufn_runtime.worker.engines import golden_check, huge_pages
+from gpufn_runtime.worker.engines import golden_check
 from gpufn_runtime.worker.engines.base import Array, EngineSession
 from gpufn_runtime.worker.engines.session import Session
 from gpufn_runtime.worker.engines.tensors import dtype_of
@@ -79,8 +77,6 @@ def _open(folder: Path, config: WorkerConfig) -> EngineSession:
         if manifest.backend.on_gpu:
             for profile in manifest.profiles:
                 engine.warm_up({spec.name: _zeros(spec, profile) for spec in manifest.inputs})
-        else:
-            threading.Thread(target=huge_pages.collapse, name="huge pages", daemon=True).start()
     except BaseException:
         engine.close()
         raise

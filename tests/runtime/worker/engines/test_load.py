@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from gpufn_core.domain.engine import Accuracy, Backend
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision
-from gpufn_runtime.worker.engines import golden_check, huge_pages
-from gpufn_runtime.worker.engines.base import Arrays
+from gpufn_runtime.worker.engines import golden_check
 from gpufn_runtime.worker.engines.load import NoEngine, load_session
-from gpufn_runtime.worker.engines.onnxruntime import OrtSession
 from gpufn_runtime.worker.engines.session import Session
 from tests.runtime.worker.engines.engines import EXACT, manifest, rows, tensor, write_engine, write_negation
 
@@ -151,22 +148,3 @@ def test_a_golden_sample_keeps_bf16_and_texts(tmp_path: Path) -> None:
     inputs, outputs = golden_check.read(tmp_path / "g.npz", made)
     assert inputs["t"].tolist() == ["a", "bc"]
     assert outputs["b"].view(np.uint16).tolist() == [0x3F80]
-
-
-def test_what_an_engine_on_the_cpu_takes_goes_into_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The golden sample has run by then: what a run needs of memory is there."""
-    has_run, has_moved = threading.Event(), threading.Event()
-    run = OrtSession.run
-
-    def watched(engine: OrtSession, inputs: Arrays) -> Arrays:
-        has_run.set()
-        return run(engine, inputs)
-
-    def collapse() -> None:
-        assert has_run.is_set()
-        has_moved.set()
-
-    monkeypatch.setattr(OrtSession, "run", watched)
-    monkeypatch.setattr(huge_pages, "collapse", collapse)
-    _load(write_negation(tmp_path / "engine"))
-    assert has_moved.wait(60)
