@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpufn import _transport, media, values
+from gpufn._context import attempt_here
 from gpufn._function import Function, FunctionClass, Instance, declared_here
 from gpufn._hints import resolved, signature_of
 from gpufn._hooks import hooks
@@ -227,7 +228,8 @@ def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
     """Make attempts as the runner would, without its delays between them."""
     for retried in itertools.count():
         try:
-            return attempt()
+            with attempt_here(retried + 1):
+                return attempt()
         except GpufnError:
             raise
         except Exception as error:
