@@ -104,15 +104,15 @@ def _gateway() -> Iterator[Finding]:
         with Client(url) as client:
             alive = client.is_alive()
             ready = alive and client.is_ready()
+            reason = client._why_not_ready() if alive and not ready else ""
     except GpufnError as error:  # an address or a key that is none
         yield Finding("gateway", "bad", error.message, "mend GPUFN_URL or GPUFN_API_KEY")
         return
     if ready:
         yield Finding("gateway", "ok", f"ready at {url}" + (f", pid {running.record.pid}" if running else ""))
     elif alive:
-        yield Finding(
-            "gateway", "bad", f"{url} answers but is not ready", "wait, then see gateway.log in GPUFN_HOME/logs"
-        )
+        found = f"{url} answers but is not ready" + (f": {reason}" if reason else "")
+        yield Finding("gateway", "bad", found, "wait, then see gateway.log in GPUFN_HOME/logs")
     elif running is not None:
         yield Finding("gateway", "bad", f"gpufn is up but {url} does not answer", "see gateway.log in GPUFN_HOME/logs")
     elif _is_taken(url):

@@ -37,7 +37,7 @@ def down(
     if grace is not None:
         set_grace(home, grace)
     with step("Stopping") as because:
-        instance.stop(lambda: because(still_running(running(home) or 0)))
+        instance.stop(lambda: because(still_running(running(home))))
     if json:
         print_json({"stopped": True, "pid": instance.record.pid})
     else:

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpufn.call import transport as _transport
+from gpufn.call.context import attempt_here
 from gpufn.call.remote import kind_of
 from gpufn.call.threads import run_coroutine
 from gpufn.declare.declarations import declared_here
@@ -229,7 +230,8 @@ def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
     """Make attempts as the runner would, without its delays between them."""
     for retried in itertools.count():
         try:
-            return attempt()
+            with attempt_here(retried + 1):
+                return attempt()
         except GpufnError:
             raise
         except Exception as error:

@@ -43,11 +43,13 @@ def running(home: Home) -> int | None:
         return None
 
 
-def still_running(calls: int) -> str:
+def still_running(calls: int | None) -> str:
     """
-    >>> still_running(1), still_running(2000)
-    ('1 call still runs', '2,000 calls still run')
+    >>> still_running(1), still_running(2000), still_running(0), still_running(None)
+    ('1 call still runs', '2,000 calls still run', '', '')
     """
+    if not calls:
+        return ""
     return "1 call still runs" if calls == 1 else f"{calls:,} calls still run"
 
 

@@ -6,9 +6,11 @@ Context takes everything and keeps nothing.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES
@@ -156,12 +158,23 @@ class _Nowhere:
 
 _ANY_SIZE = 1 << 62
 _find: Callable[[], Context] | None = None
+_attempt_here: ContextVar[int] = ContextVar("_attempt_here", default=1)
 
 
 def install(find: Callable[[], Context] | None) -> None:
     """In a worker: `find` gives the Context of the call that asks."""
     global _find  # noqa: PLW0603  one per process, by contract
     _find = find
+
+
+@contextlib.contextmanager
+def attempt_here(number: int) -> Iterator[None]:
+    """Inside the `with`, code runs here as attempt `number` of its call."""
+    token = _attempt_here.set(number)
+    try:
+        yield
+    finally:
+        _attempt_here.reset(token)
 
 
 def is_in_worker() -> bool:
@@ -172,10 +185,11 @@ def is_in_worker() -> bool:
 def current() -> Context:
     """The Context of the call that this code runs for.
 
-    In a function that runs here, as plain Python, there is one too: attempt 1, no id, no deadline. In a worker but
+    In a function that runs here, as plain Python, there is one too: attempt 1, no id, no deadline. `run_locally` counts
+    the attempts that a function's `retries` allow. In a worker but
     outside of a call (a hook, a batch of several calls) InvalidInput is raised.
 
     >>> current()
     <Context of a call here, attempt 1>
     """
-    return Context("", 1, None, _Nowhere(), may_pickle=True) if _find is None else _find()
+    return Context("", _attempt_here.get(), None, _Nowhere(), may_pickle=True) if _find is None else _find()

@@ -231,6 +231,15 @@ class Client(CallApi, ModelRequests):
         """Whether a call would be served."""
         return self._status("/readyz") == 200
 
+    def _why_not_ready(self) -> str:
+        """The gateway's reason, or "": it gave none, or it is ready."""
+        try:
+            answer = self._request("GET", "/readyz", check=False).json()
+        except (GpufnError, ValueError):
+            return ""
+        reason = answer.get("reason") if isinstance(answer, dict) else None
+        return reason if isinstance(reason, str) else ""
+
     def metrics(self) -> str:
         """In the text format of Prometheus."""
         return self._request("GET", "/metrics").text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_doctor_goes_on_when_an_address_or_a_key_is_none(
     monkeypatch.setenv(name, value)
     found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
     assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        ({"status": "not ready", "reason": "the disk is full"}, "answers but is not ready: the disk is full"),
+        (b"of something else", "answers but is not ready"),
+    ],
+)
+def test_doctor_has_the_gateways_reason(gateway: StubGateway, answer: Any, detail: str) -> None:
+    gateway.on("GET /healthz", {})
+    gateway.on("GET /readyz", answer, 503)
+    found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
+    assert (found["gateway"]["state"], found["gateway"]["found"]) == ("bad", f"{gateway.url} {detail}")
 
 
 def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:

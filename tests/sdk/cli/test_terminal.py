@@ -16,9 +16,11 @@ from typer.testing import CliRunner, Result
 
 from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
-from gpufn.cli.terminal.output import print_json_line, print_table, say
+from gpufn.cli.terminal.output import print_json_line, print_table, say, step
 from gpufn.client.views import Answer
+from gpufn_platform.process.grace_period import still_running
 from tests.sdk.conftest import StubGateway
+from tests.waiting import until
 
 _EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
 _SHOWN = r"ab\x1b]0;c\x07d\x9be\u202ef"
@@ -191,6 +193,19 @@ def test_an_interrupt_while_the_command_line_is_being_imported_is_told_by_the_ex
     command = [sys.executable, "-m", "gpufn", "version"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_a_step_shows_its_reason_for_as_long_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := _Terminal())
+    with step("Stopping") as because:
+        because(still_running(1))
+        until(lambda: "Stopping: 1 call still runs …" in terminal.getvalue())
+        for calls in (0, None):
+            because(still_running(calls))
+            terminal.truncate(0)
+            until(lambda: "Stopping …" in terminal.getvalue())
+    assert "0 calls" not in terminal.getvalue()
 
 
 def test_at_a_terminal_only_the_last_column_is_wrapped(

@@ -14,7 +14,7 @@ from typing import Any, assert_type, cast
 import cloudpickle
 import pytest
 
-from gpufn import Batch, Call, Function, Graph, Retry, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Call, Function, Graph, Retry, current, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.call import transport as _transport
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
 from gpufn_core.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
@@ -438,6 +438,23 @@ def test_a_local_call_is_tried_again_as_its_function_says(error: Exception, atte
     with run_locally() as platform, pytest.raises(FunctionRaised):
         flaky.remote()
     assert (len(began), len(platform.calls)) == (attempts, 1)
+
+
+def test_a_local_attempt_knows_its_number() -> None:
+    @gpu_function
+    def inner() -> int:
+        return current().attempt
+
+    @gpu_function(retries=2)
+    def third_time() -> tuple[int, int]:
+        if current().attempt < 3:
+            raise OSError("busy")
+        return current().attempt, inner.remote()
+
+    with run_locally():
+        assert third_time.remote() == (3, 1)
+        assert third_time.spawn().result() == (3, 1)
+    assert current().attempt == 1
 
 
 def test_a_local_call_returns_the_result_of_the_attempt_that_succeeds() -> None:

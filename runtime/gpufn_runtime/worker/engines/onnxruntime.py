@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from gpufn_core.domain.engine import Backend, EngineManifest
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.inference.ort_threads import waiting
 from gpufn_core.spec.model_spec import Precision, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
-from gpufn_runtime.worker.engines.input_errors import refused_inputs
+from gpufn_runtime.worker.engines.input_errors import blames_inputs, refused_inputs
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
 
 _ONNX_BF16 = 16  # TensorProto.BFLOAT16, for which ONNX Runtime has no numpy type
@@ -55,6 +55,10 @@ class OrtSession:
         try:
             return self._run(inputs)
         except InvalidArgument as error:
+            raise refused_inputs(inputs, error) from error
+        except Fail as error:
+            if not blames_inputs(error):
+                raise
             raise refused_inputs(inputs, error) from error
 
     def _run(self, inputs: Arrays) -> Arrays:

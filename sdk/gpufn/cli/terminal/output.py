@@ -213,7 +213,8 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Long work: a spinner at a terminal, silence in a pipe. What it yields adds to the text why it takes long."""
+    """Long work: a spinner at a terminal, silence in a pipe. What it yields adds to the text why it takes long; ""
+    removes that."""
     if not sys.stderr.isatty():
         yield lambda reason: None
         return
@@ -221,7 +222,7 @@ def step(text: str) -> Iterator[Callable[[str], None]]:
     from rich.text import Text  # noqa: PLC0415
 
     with Console(stderr=True).status(Text(visible(f"{text} …"))) as status:
-        yield lambda reason: status.update(Text(visible(f"{text}: {reason} …")))
+        yield lambda reason: status.update(Text(visible(f"{text}: {reason} …" if reason else f"{text} …")))
 
 
 def duration(seconds: float | None) -> str:

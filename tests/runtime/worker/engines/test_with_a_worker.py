@@ -183,6 +183,33 @@ def test_values_that_the_model_refuses_are_the_callers_fault_and_named(start: St
     assert (kind, error.error_type) == ("raised", "InvalidInput"), "the function chose the value"
 
 
+def test_shapes_that_an_operator_refuses_are_the_callers_fault_and_named(start: Start, tmp_path: Path) -> None:
+    """ONNX Runtime has another exception for them than for values: Fail."""
+    x = np.arange(6, dtype=np.float32)
+    engine = write_engine(
+        tmp_path / "fold", {"x": x, "shape": np.array([2, 3])}, {"y": x.reshape(2, 3)},
+        nodes=[("Reshape", ["x", "shape"], ["y"])],
+        inputs=[tensor("x", "FP32", -1), TensorSpec("shape", "INT64", (2,))], outputs=[tensor("y", "FP32", -1, -1)],
+        batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    assert worker.call(b'{"x": [1, 2], "shape": [1, 2]}') == b'{"y":[[1.0,2.0]]}'
+    kind, error = worker.failure(b'{"x": [1, 2], "shape": [2, 5]}')
+    assert (kind, error.code) == ("rejected", "invalid_input")
+    assert "x float32[2] = [1.0, 2.0], shape int64[2] = [2, 5]: The input tensor cannot be reshaped" in error.message
+
+
+def test_memory_that_is_not_there_is_not_the_callers_fault(start: Start, tmp_path: Path) -> None:
+    engine = write_engine(
+        tmp_path / "zeros", {"shape": np.array([1, 1])}, {"y": np.zeros((1, 1), np.float32)},
+        nodes=[("ConstantOfShape", ["shape"], ["y"])],
+        inputs=[TensorSpec("shape", "INT64", (2,))], outputs=[tensor("y", "FP32", -1, -1)], batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    kind, error = worker.failure(b'{"shape": [1099511627776, 1024]}')
+    assert (kind, error.code) == ("raised", "function_raised")
+
+
 def test_an_input_with_a_default_may_be_left_out(start: Start, tmp_path: Path) -> None:
     x = np.array([1, 2], np.float32)
     half = np.array(0.5, np.float32)
