@@ -15,7 +15,7 @@ from tests.conftest import ROOT, missing
 _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh", ""}
 # A home directory or a work directory of whoever wrote it. `~` and GPUFN_HOME are how to say it.
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
-_UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0031-pickles-by-consent.md)
+_UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0030-pickle-is-opt-in.md)
     "cloudpickle.loads": {"sdk/gpufn_core/encoding/native.py"},  # of those who said so
     "cloudpickle.load": {"runtime/gpufn_runtime/worker/arguments/loader.py"},  # a function that was deployed by value
 }

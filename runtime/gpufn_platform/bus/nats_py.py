@@ -1,6 +1,6 @@
 """nats-py, without the websockets that it has where aiohttp is installed.
 
-They cannot be used here (docs/decisions/0001-bus-client.md), and to import aiohttp costs each process of the platform
+They cannot be used here (docs/decisions/0001-nats-client.md), and to import aiohttp costs each process of the platform
 0.2 s and 11 MB.
 """
 

@@ -15,7 +15,7 @@ consumer's filter is part of the subject of its request, so a role creates consu
 The permissions are a second line of defence. Workers, which run users' code, have no connection to the bus.
 
 The server checks the subject of a request and not its reply subject, so a role can have the server publish an answer
-anywhere (docs/decisions/0032-roles-on-the-bus.md). A bucket therefore refuses a message that replaces a record without
+anywhere (docs/decisions/0031). A bucket therefore refuses a message that replaces a record without
 saying so, and `gpufn_platform.bus.storage.key_value` reads no message that the server has copied.
 """
 

@@ -2,7 +2,7 @@
 
 nats-py opens the connection (`dial`): addresses, TLS and authentication are its work. Then this protocol takes the
 socket over, because a queue, a task and a future per message cost more than the message
-(docs/decisions/0001-bus-client.md has the figures):
+(docs/decisions/0001-nats-client.md has the figures):
 
 1. bytes arrive; each complete message goes straight to its subscription's handler, on the loop
 2. what is written meanwhile, by handlers or by others in the same turn of the loop, leaves in one write

@@ -1,7 +1,7 @@
 """Files of parcels that nobody needs any more, kept by their writer to be written again.
 
 Memory that a file has already is written in a third of the time that new memory takes, and need not be freed
-(docs/decisions/0030).
+(docs/decisions/0029).
 
 A function may keep an array that lies in its input, and a client may still be reading an answer. So a file is written
 again only when its writer's own name of it, which nobody was told, is the only one left, and nobody else has it open or

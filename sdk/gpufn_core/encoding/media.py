@@ -13,7 +13,7 @@ from typing import Final
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 NATIVE: Final = "application/vnd.gpufn.msgpack"
-# The same encoding with pickles in it, which run code where they are read (decision 0031).
+# The same encoding with pickles in it, which run code where they are read (decision 0030).
 PICKLED: Final = "application/vnd.gpufn.pickle"
 BYTES: Final = "application/octet-stream"
 FORM: Final = "multipart/form-data"

@@ -7,7 +7,7 @@ dict, a tuple, or the value of an enum. Values of numpy, pandas, torch and other
 
 A value without a form raises NoForm. `encode(..., may_pickle=True)` pickles it instead and returns a Pickled, which
 travels as `application/vnd.gpufn.pickle`; `decode` reads a pickle only with `allow_pickle=True`. A pickle runs code
-where it is read (decision 0031).
+where it is read (decision 0030).
 """
 
 from __future__ import annotations

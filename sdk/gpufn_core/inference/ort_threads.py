@@ -2,7 +2,7 @@
 
 A run has dozens of steps that its threads share, and at each they meet. One that sleeps meanwhile has to be woken; one
 that spins for milliseconds, as ONNX Runtime does by itself, takes the core of somebody who has work. One that spins for
-about as long as a wake-up takes, and then sleeps, has most of the one and loses little of the other (decision 0024).
+about as long as a wake-up takes, and then sleeps, has most of the one and loses little of the other (decision 0023).
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     models: tuple[ModelSpec, ...] = ()
     image: ImageSpec | None = None  # of its workers' containers
     egress: bool = False  # in a container: whether it reaches the network
-    pickle: bool = False  # whether its workers take and return pickles, which run code (decision 0031)
+    pickle: bool = False  # whether its workers take and return pickles, which run code (decision 0030)
     modules: tuple[str, ...] = ()  # third-party modules that its import pulled in: what a standby preloads
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Instances of the classes that hints name, made of the fields that a caller sent. Pure.
 
 The constructor of the class makes each instance. So type hints, constraints, `__post_init__` and validators hold for a
-caller of the SDK as they do for JSON (decision 0039). A field keeps a value that JSON lacks, such as an array, a
+caller of the SDK as they do for JSON (decision 0038). A field keeps a value that JSON lacks, such as an array, a
 datetime or another instance, where its hint takes this value.
 
 `Instances.hint` puts a _Check in the place of each part of a hint that msgspec reads otherwise: msgspec takes no
