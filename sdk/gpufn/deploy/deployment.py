@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from gpufn.client.views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.deploy.build_wait import build_error, upload
 from gpufn.deploy.capacity_warnings import what_no_node_has
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
@@ -90,7 +90,7 @@ class Api(Protocol):
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
     def create_revision(
         self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool, code: str
-    ) -> FunctionView | Building: ...
+    ) -> FunctionView | BuildingRevision: ...
 
 
 def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
@@ -185,7 +185,7 @@ def deploy(
     upload(api, wanted.paths, told)
     made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace, code=wanted.code)
     arguments, crowded = _changed_arguments(before, spec), crowding(spec)
-    if isinstance(made, Building):
+    if isinstance(made, BuildingRevision):
         return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments, crowded)
     return Deployment(name, made.active, made, True, patience_s, lacking, arguments=arguments, crowded=crowded)
 

@@ -90,7 +90,7 @@ def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_told(
     monkeypatch.setenv("GPUFN_API_KEY", "abcsecret\r")
     result = command("ls")
     assert result.exit_code == 5
-    assert result.stderr.startswith("gpufn: GPUFN_API_KEY is not a key: it has a line break in it")
+    assert result.stderr.startswith("gpufn: GPUFN_API_KEY is not a key: it contains a line break")
     assert "abcsecret" not in result.output
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
 from gpufn.cli.terminal.output import print_json_line, print_table, say
-from gpufn.client.views import Answer
+from gpufn.client.views import RawResult
 from tests.sdk.conftest import StubGateway
 
 _EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
@@ -123,7 +123,7 @@ def test_a_result_is_spelled_out_at_a_terminal_and_bytes_in_a_pipe(
     gateway.on("POST /v1/functions/f/invoke", body, content_type=content_type)
     assert _gpufn("invoke", "f").stdout_bytes.rstrip(b"\n") == body.rstrip(b"\n")
     monkeypatch.setattr("sys.stdout", terminal := _Terminal())
-    answer = Answer(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
+    answer = RawResult(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
     show(answer, None, json=False)
     assert terminal.getvalue() == shown
 

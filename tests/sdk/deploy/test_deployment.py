@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.client.views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.deploy.capacity_warnings import what_no_node_has
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_it_serves
 from gpufn_core.domain.engine import BuildStage, BuildState
@@ -67,7 +67,7 @@ class _Api:
         sent(path.stat().st_size // 2)
         return True
 
-    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | Building:
+    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | BuildingRevision:
         self.did.append(f"create {spec.name}")
         return _view(3, 3)
 
@@ -112,8 +112,8 @@ def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: 
 
 def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
     class _Builds(_Api):
-        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> Building:
-            return Building(function="f", revision=3, builds=("b1",))
+        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> BuildingRevision:
+            return BuildingRevision(function="f", revision=3, builds=("b1",))
 
     deployment = deploy(_Builds(None), _WANTED)
     assert (deployment.view, deployment.revision, deployment.builds) == (None, 3, ("b1",))

@@ -21,7 +21,7 @@ from gpufn_core.errors import GpufnError, InvalidInput, UnsupportedMediaType
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import Answer
+    from gpufn.client.views import RawResult
 
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object; @FILE is a file, - stdin.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS.")]
@@ -88,7 +88,7 @@ def check_output(output: Path | None) -> None:
         raise OSError(number, os.strerror(number), str(output))
 
 
-def show(answer: Answer, output: Path | None, *, json: bool) -> None:
+def show(answer: RawResult, output: Path | None, *, json: bool) -> None:
     answer = _readable(answer)
     kind = answer.content_type.partition(";")[0]
     if output:
@@ -104,7 +104,7 @@ def show(answer: Answer, output: Path | None, *, json: bool) -> None:
         _print(answer, kind)
 
 
-def _readable(answer: Answer) -> Answer:
+def _readable(answer: RawResult) -> RawResult:
     """What was submitted from Python is kept in the SDK's encoding: as JSON, or bytes, where it can be that."""
     if answer.content_type not in (media.NATIVE, media.PICKLED):
         return answer
@@ -120,7 +120,7 @@ def _readable(answer: Answer) -> Answer:
     return msgspec.structs.replace(answer, content_type=content_type, body=body)
 
 
-def _print(answer: Answer, kind: str) -> None:
+def _print(answer: RawResult, kind: str) -> None:
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(answer.body + (b"\n" if kind == media.JSON else b""))
         sys.stdout.buffer.flush()
