@@ -112,7 +112,7 @@ class Client(CallApi, ModelRequests):
             except (GpufnError, TimeoutError) as error:
                 failures.append(error)
                 continue
-            if warning := _deployment.unchecked(view):
+            if warning := _deployment.unchecked_warning(view):
                 warnings.warn(warning, stacklevel=3)
             views.append(view)
         if failures:

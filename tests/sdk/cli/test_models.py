@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import phrase, watched
 from gpufn.client.views import BuildView
-from gpufn.deploy.torch_export import check_tensors, made_by
+from gpufn.deploy.torch_export import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
 from tests.sdk.conftest import Project, StubGateway
@@ -196,7 +196,7 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),
-        (["deploy", "f.py:add_up"], 1, "add_up makes no model, it is a @gpu_function: `gpufn deploy f.py --name"),
+        (["deploy", "f.py:add_up"], 1, "add_up is a @gpu_function, not a model factory: deploy it with `gpufn deploy f.py --name"),
     ],
 )
 def test_wrong_options_are_said_before_anything_is_sent(
@@ -427,17 +427,17 @@ def _with_inputs(inputs: Any) -> _Module:
     ],
 )
 def test_a_factory_returns_a_module_and_its_inputs(made: Any, inputs: Any) -> None:
-    assert made_by(made, _Module)[1] == inputs
+    assert module_and_inputs(made, _Module)[1] == inputs
 
 
-@pytest.mark.parametrize(("made", "message"), [(3, "not int"), (_Module(), "give example inputs")])
+@pytest.mark.parametrize(("made", "message"), [(3, "not int"), (_Module(), "no example inputs")])
 def test_what_a_factory_must_not_return_is_said(made: Any, message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
-        made_by(made, _Module)
+        module_and_inputs(made, _Module)
 
 
 def test_an_example_input_that_is_no_tensor_is_named() -> None:
-    with pytest.raises(InvalidSpec, match="the example input k is no tensor but int: make it a constant"):
+    with pytest.raises(InvalidSpec, match="the example input k is not a tensor but int: make it a constant"):
         check_tensors({"x": "", "k": 3}, str)
 
 

@@ -454,7 +454,7 @@ def test_what_is_no_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
     def plain() -> None: ...
 
     not_one: Any = plain
-    with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is no @gpu_function"):
+    with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is not a @gpu_function"):
         client.deploy(not_one)
     assert gateway.requests == []
 

@@ -72,7 +72,7 @@ def test_other_files_come_with_include(project: Project) -> None:
 def test_all_below_a_folder_is_included_as_every_python_reads_two_stars(project: Project) -> None:
     loaded = _bundle.load(project({"app.py": "", "data/a.txt": "", "data/deep/b.txt": ""}) / "app.py")
     assert _bundle.pack_source(loaded, ["data/**"]).files == ("app.py", "data/a.txt", "data/deep/b.txt")
-    with pytest.raises(InvalidBundle, match=r"include='data' is a folder: write 'data/\*\*' for all below it"):
+    with pytest.raises(InvalidBundle, match=r"include='data' is a folder: write 'data/\*\*' to include"):
         _bundle.pack_source(loaded, ["data"])
 
 
@@ -195,7 +195,7 @@ def test_an_option_that_there_is_not_shows_the_users_line_in_a_folder_that_has_t
     with pytest.raises(InvalidBundle) as caught:
         _bundle.load(file)
     assert caught.value.__cause__ is not None
-    said = _bundle.where_it_failed(caught.value.__cause__, file, Path("/"))
+    said = _bundle.describe_failure(caught.value.__cause__, file, Path("/"))
     assert said.startswith("line 2, `@gpu_function(gup='L4')`: there is no option 'gup'")
 
 
@@ -203,9 +203,9 @@ def test_an_option_that_there_is_not_shows_the_users_line_in_a_folder_that_has_t
     ("name", "message"),
     [
         ("gone.py", "there is no file gone.py"),
-        (".", ". is a folder: name the file in it that declares the functions"),
+        (".", ". is a folder: pass the file in it that declares the functions"),
         ("notes.txt", "notes.txt is not a Python file"),
-        ("json.py", "json.py has the name of another module, json"),
+        ("json.py", "json.py has the same name as the module json"),
         ("my-app.py", "my-app cannot be imported: use letters, digits and underscores in the name"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_file_that_is_imported_by_the_name_of_one_of_pythons_modules_is_told(t
         "from pathlib import Path\nfrom gpufn.deploy import bundle as _bundle\n_bundle.load(Path('app.py'))", tmp_path
     )
     assert ended.stderr.endswith(
-        ". colorsys.py has the name of one of Python's own modules, which was imported instead: rename it\n"
+        ". colorsys.py has the same name as a standard library module, which was imported instead: rename it\n"
     )
 
 

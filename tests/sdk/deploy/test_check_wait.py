@@ -100,7 +100,7 @@ _FAILED = Check(CheckState.FAILED)
         ),
         (_revision(_PENDING, active=False), 1, Conflict, "f@2 was replaced before it was checked"),
         (None, 1, Conflict, "f@2 was replaced before it was checked"),
-        (_revision(_PENDING), 1, TimeoutError, "no worker of f@2 is ready after 90 s; `gpufn why f`"),
+        (_revision(_PENDING), 1, TimeoutError, "no worker of f@2 is ready after 90 s; see `gpufn why f`"),
     ],
 )
 def test_the_wait_ends_with_the_reason(

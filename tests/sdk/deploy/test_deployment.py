@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
-from gpufn.deploy.capacity_warnings import what_no_node_has
-from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_it_serves
+from gpufn.deploy.capacity_warnings import unmet_requirement
+from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
@@ -105,7 +105,7 @@ def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: 
     (tmp_path / "net.onnx").write_bytes(b"1234")
     told: list[str] = []
     api = _Api(None)
-    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), told=told.append)
+    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), on_progress=told.append)
     assert api.did == ["put a", "put b", "create f"]
     assert told == ["net.onnx 50%"]
 
@@ -146,7 +146,7 @@ def _wait_built(api: _Api, timeout_s: float | None = None, seen: list[Any] | Non
         now[0] += seconds
 
     see = seen.append if seen is not None else lambda builds: None
-    return wait_until_built(api, "f", 2, timeout_s, seen=see, clock=lambda: now[0], sleep=sleep)
+    return wait_until_built(api, "f", 2, timeout_s, on_builds=see, clock=lambda: now[0], sleep=sleep)
 
 
 def test_the_wait_for_engines_ends_when_the_revision_is_active() -> None:
@@ -183,10 +183,10 @@ _CRASH = ErrorInfo("build_failed", "the compiler crashed", stage="compile", node
             BuildFailed,
             "cancelled",
         ),
-        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build goes on"),
-        (_READY, _view(3, 3), Conflict, "f@2 is built, and f@3 is the active one"),
-        (_READY, None, Conflict, "f@2 is built, and none is the active one"),
-        (_READY, _view(1, 1), Conflict, "f@2 is built, and f@1 is the active one"),
+        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build continues"),
+        (_READY, _view(3, 3), Conflict, "f@2 is built, but f@3 is active"),
+        (_READY, None, Conflict, "f@2 is built, but no revision is active"),
+        (_READY, _view(1, 1), Conflict, "f@2 is built, but f@1 is active"),
     ],
 )
 def test_the_wait_for_engines_ends_with_the_reason(
@@ -205,7 +205,7 @@ def _wait(api: _Api, first: FunctionView, told: list[str] | None = None) -> Func
         now[0] += seconds
 
     say = (told if told is not None else []).append
-    return wait_until_it_serves(api, first, 10.0, told=say, clock=lambda: now[0], sleep=sleep)
+    return wait_until_serving(api, first, 10.0, on_reason=say, clock=lambda: now[0], sleep=sleep)
 
 
 def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
@@ -262,22 +262,22 @@ def test_a_key_that_may_not_read_does_not_wait() -> None:
     ],
 )
 def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
-    assert what_no_node_has(resources, nodes) == lacks
+    assert unmet_requirement(resources, nodes) == lacks
 
 
 @pytest.mark.parametrize(
     ("troubles", "lacks"),
     [
-        (["Docker does not answer"], "no node starts the containers that its image needs (Docker does not answer)"),
-        (["no docker", "Docker does not answer"], "no node starts the containers that its image needs (no docker)"),
+        (["Docker does not answer"], "no node can start containers, which its image needs (Docker does not answer)"),
+        (["no docker", "Docker does not answer"], "no node can start containers, which its image needs (no docker)"),
         (["Docker does not answer", ""], ""),
     ],
 )
 def test_that_no_node_has_docker_is_said_of_a_function_with_an_image(troubles: list[str], lacks: str) -> None:
     nodes = [_NODE | {"container_trouble": trouble} for trouble in troubles]
-    assert what_no_node_has(Resources(), nodes, in_container=True) == lacks
-    assert bool(what_no_node_has(Resources(), nodes, in_container=True)) == bool(lacks)
-    assert what_no_node_has(Resources(), nodes) == ""
+    assert unmet_requirement(Resources(), nodes, in_container=True) == lacks
+    assert bool(unmet_requirement(Resources(), nodes, in_container=True)) == bool(lacks)
+    assert unmet_requirement(Resources(), nodes) == ""
     api = _Api(None, _view(1, 1), nodes=tuple(nodes))
     imaged = FunctionSpec(name="f", entry=_SPEC.entry, methods=_SPEC.methods, image=ImageSpec(python="3.12"))
     assert deploy(api, Deployable(imaged, Digest("a"), b"")).lacking == lacks

@@ -101,7 +101,7 @@ def test_a_module_of_the_project_may_import_what_is_missing(project: Project) ->
     [
         ({"app.py": "import pkg.gone\n", "pkg/__init__.py": ""}, "No module named 'pkg.gone'"),
         ({"app.py": "import json.gone\n"}, "No module named 'json.gone'"),
-        ({"app.py": "import notorch\nraise ValueError(1)\n"}, "ValueError: 1 (read without notorch: not installed"),
+        ({"app.py": "import notorch\nraise ValueError(1)\n"}, "ValueError: 1 (imported without notorch: not installed"),
     ],
 )
 def test_what_is_not_a_missing_package_fails(project: Project, files: dict[str, str], why: str) -> None:

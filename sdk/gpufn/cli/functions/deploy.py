@@ -170,7 +170,7 @@ def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) 
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as tell:
                 deployment = _deployment.deploy(
-                    client, each, force=how.force, check=how.check, replace=how.replace, told=tell
+                    client, each, force=how.force, check=how.check, replace=how.replace, on_progress=tell
                 )
         except Conflict as error:
             failures.append(error)
@@ -208,17 +208,19 @@ def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) ->
     view = deployment.view
     if view is None:
         with watched(deployment.builds) as seen:
-            view = _deployment.wait_until_built(client, deployment.function, deployment.revision, timeout_s, seen=seen)
+            view = _deployment.wait_until_built(
+                client, deployment.function, deployment.revision, timeout_s, on_builds=seen
+            )
     if is_pending(view):
         with step(f"Starting {view.name}@{view.active}"):
-            view = _deployment.checked(client, view, deployment.startup_timeout_s, timeout_s)
-    if unchecked := _deployment.unchecked(view):
+            view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s)
+    if unchecked := _deployment.unchecked_warning(view):
         say(f"gpufn: warning: {unchecked}", err=True)
         return view
     if view.serving != view.active:
         patience_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
         with step(f"Starting {view.name}@{view.active}") as tell:
-            view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+            view = _deployment.wait_until_serving(client, view, patience_s, on_reason=tell)
     return view
 
 

@@ -169,7 +169,7 @@ def rollback(
         if wait and view.serving != view.active:
             patience_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
             with step(f"Starting {view.name}@{view.active}") as tell:
-                view = deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+                view = deployment.wait_until_serving(client, view, patience_s, on_reason=tell)
     if json:
         print_json(view)
     else:

@@ -73,7 +73,7 @@ def build(  # noqa: PLR0917  Typer passes them by name
             return
         try:
             with watched([begun.id]) as seen:
-                ended = wait_until_ended(client, begun, seen=lambda each: seen([each]))
+                ended = wait_until_ended(client, begun, on_change=lambda each: seen([each]))
         except BuildFailed:
             _write(client, begun.id, report, may_lack=True)
             raise
