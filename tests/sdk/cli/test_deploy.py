@@ -52,7 +52,7 @@ def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: P
 @pytest.mark.parametrize(
     ("options", "code", "stdout", "stderr"),
     [
-        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  2 serves until it is ready\n", ""),
+        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  f@2 serves until it is ready\n", ""),
         ([], 1, "", "gpufn: f@3 does not start, f@2 still serves: no such file\n"),
     ],
 )
@@ -154,7 +154,7 @@ def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
     ("files", "arguments", "code", "message"),
     [
         ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
-        (APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
+        (APP, ["--name", "g"], 4, "app.py does not declare g; it declares f"),
         (
             {"app.py": "import json.nothing"},
             [],

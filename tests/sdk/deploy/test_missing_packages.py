@@ -123,5 +123,5 @@ def test_deploy_reports_which_packages_were_missing(gateway: StubGateway, projec
     result = command("deploy", "app.py")
     assert (result.exit_code, result.stderr) == (
         0,
-        "gpufn: warning: app.py is read without notorch: not installed here\n",
+        "gpufn: warning: imported app.py without notorch: not installed here\n",
     )
