@@ -221,10 +221,10 @@ class Client(CallApi, ModelRequests):
         self._request("DELETE", f"/v1/keys/{segment(id)}")
 
     def webhook_secret(self, key: str = "platform", *, change: bool = False) -> str:
-        """Return the secret that signs the webhooks of an API key's calls, or of the platform's own calls.
+        """Return the secret that signs the webhooks of a key's calls, for receivers that verify them.
 
-        Receivers verify webhooks with it. `change` creates a new secret; the previous one also signs until the next
-        change.
+        The secret of `platform` signs the webhooks of functions, and of calls without a key. `change` creates a new
+        secret; the previous one also signs until the next change.
         """
         return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{segment(key)}/webhook-secret").secret
 

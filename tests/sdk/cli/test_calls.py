@@ -83,8 +83,8 @@ def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
 
 def test_invoke_of_a_generator_as_json_is_one_document(gateway: StubGateway) -> None:
     gateway.on("POST /v1/functions/f/invoke", [1, 2], x_gpufn_invocation="ID", server_timing="run;dur=2")
-    found = json.loads(command("invoke", "f", "--json").stdout)
-    assert found == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
+    document = json.loads(command("invoke", "f", "--json").stdout)
+    assert document == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
 
 
 def test_the_class_of_a_call_is_an_option(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is told of functions and changed in them, and the lists of all else."""
+"""Commands that show and change functions, and the other lists."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_ls_in_a_pipe_is_aligned_text(gateway: StubGateway) -> None:
 
 def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
-    found = json.loads(command("describe", "f", "--json").stdout)
-    assert {name: found[name] for name in VIEW} == VIEW
+    view = json.loads(command("describe", "f", "--json").stdout)
+    assert {name: view[name] for name in VIEW} == VIEW
 
 
 def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:

@@ -31,10 +31,10 @@ def test_who_makes_the_first_key_is_told_that_all_need_one_now(
 ) -> None:
     monkeypatch.setenv("GPUFN_API_KEY", own)
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["admin"]}, status=201)
-    said = command("keys", "create").stderr
-    assert "key k1 (admin: every permission); store it, it is not shown again:" in said
-    assert ("every request needs a key, from this machine too" in said) is (not own)
-    assert ("gpufn keys rm k1" in said, "export GPUFN_API_KEY=..." in said) == (not own, not own)
+    stderr = command("keys", "create").stderr
+    assert "key k1 (admin: every permission); store it, it is not shown again:" in stderr
+    assert ("every request needs a key, from this machine too" in stderr) is (not own)
+    assert ("gpufn keys rm k1" in stderr, "export GPUFN_API_KEY=..." in stderr) == (not own, not own)
     if not own:
         assert "every request needs a key" in command("keys", "create", "--json").stderr
 

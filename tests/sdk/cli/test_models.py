@@ -1,4 +1,4 @@
-"""`gpufn deploy MODEL`, `build`, `builds`: what is sent, what is shown, how it ends."""
+"""`gpufn deploy MODEL`, `build`, `builds`, `engines`, `models`: requests, output and exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
 from tests.sdk.conftest import Project, StubGateway
 
-_ONNX = "any bytes"  # the gateway and the builder look into it, not the CLI
+_ONNX = "any bytes"  # only the gateway and the builder parse it, not the CLI
 _DIGEST = hashlib.sha256(_ONNX.encode()).hexdigest()
 _ARTIFACT = f"/v1/artifacts/{_DIGEST}"
 _VIEW: dict[str, Any] = {"name": "net", "active": 1, "serving": 1, "latest": 1, "spec": {}}
@@ -261,8 +261,8 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_built(
 
 def test_a_build_as_json_is_its_view(platform: StubGateway) -> None:
     platform.on("GET /v1/builds/b1", _BUILT)
-    found = json.loads(_gpufn("build", "net.onnx", "--json").stdout)
-    assert (found["state"], found["engines"]) == ("succeeded", ["e" * 64])
+    view = json.loads(_gpufn("build", "net.onnx", "--json").stdout)
+    assert (view["state"], view["engines"]) == ("succeeded", ["e" * 64])
     assert "device" not in _sent(platform, "POST /v1/builds").json
     assert _gpufn("build", "net.onnx", "--no-wait").stdout == "b1\n"
 
@@ -462,19 +462,19 @@ nn = type("nn", (), {"Module": Module})
 
 
 @pytest.mark.parametrize(
-    ("raises", "said"),
+    ("raises", "message"),
     [
         ("raise ValueError('no\\nmore')", "line 4, `raise ValueError('no\\nmore')`: ValueError: no"),
         ("raise RuntimeError('see above') from KeyError('linear')", "KeyError: 'linear'"),
     ],
 )
 def test_an_export_that_fails_is_told_in_one_line_with_its_first_cause(
-    project: Project, raises: str, said: str
+    project: Project, raises: str, message: str
 ) -> None:
     project({"torch.py": _TORCH, "app.py": f"import torch\n\ndef make_model():\n    {raises}\n"})
-    ended = _gpufn("build", "app.py:make_model")
-    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
-    assert ended.stderr.startswith(f"gpufn: cannot export app.py:make_model: {said}"), ended.stderr
+    result = _gpufn("build", "app.py:make_model")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"gpufn: cannot export app.py:make_model: {message}"), result.stderr
 
 
 def test_a_torch_module_is_exported_with_dynamic_rows(platform: StubGateway, project: Project) -> None:

@@ -54,8 +54,8 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     assert [line.split() for line in added] == [
         ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS"], ["f", "4", "2", "3", "min", "45.0"],
     ]  # fmt: skip
-    told = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
-    assert told == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
+    totals = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
+    assert totals == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
 
 
 def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds_are_missing(
@@ -87,7 +87,7 @@ def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "request_line", "answer", "said"),
+    ("arguments", "request_line", "answer", "output"),
     [
         (("replay", "f", ID), f"POST /v1/dlq/f/{ID}/replay", {"id": "1" * 26, "state": "queued"}, "1" * 26),
         (("replay", "f", "--all"), "POST /v1/dlq/f/replay", {"replayed": [{"letter": ID, "invocation": "x"}]}, "x"),
@@ -96,10 +96,10 @@ def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path)
     ],
 )
 def test_dead_letters_are_replayed_or_dropped(
-    gateway: StubGateway, arguments: tuple[str, ...], request_line: str, answer: Any, said: str
+    gateway: StubGateway, arguments: tuple[str, ...], request_line: str, answer: Any, output: str
 ) -> None:
     gateway.on(request_line, answer)
-    assert _gpufn("dlq", *arguments).stdout == f"{said}\n"
+    assert _gpufn("dlq", *arguments).stdout == f"{output}\n"
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
@@ -148,8 +148,8 @@ def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_lis
     gateway.on(f"GET /v1/invocations/{ID}", call)
     gateway.on("GET /v1/calls", {"calls": [call]})
     gateway.on("GET /v1/maps", {"maps": []})
-    assert "error" in (told := _gpufn("status", ID).stdout)
-    assert told.splitlines()[-1].split(maxsplit=1) == ["error", "ValueError: no"]
+    assert "error" in (output := _gpufn("status", ID).stdout)
+    assert output.splitlines()[-1].split(maxsplit=1) == ["error", "ValueError: no"]
     assert _gpufn("calls").stdout.rstrip().endswith("ValueError: no")
 
 
@@ -182,14 +182,14 @@ def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
     assert (result.exit_code, f"{ID} is a map: `gpufn result {ID}-0` prints the result" in result.stderr) == (4, True)
     gateway.answers[f"GET /v1/maps/{ID}"] = []
     gateway.on(f"GET /v1/maps/{ID}", b'{"code": "map_not_found"}', 404, content_type="application/problem+json")
-    told = _gpufn("status", ID)
-    assert (told.exit_code, "no invocation" in told.output) == (4, True)
-    told = _gpufn("result", ID)
-    assert (told.exit_code, "no invocation" in told.output) == (4, True)
+    result = _gpufn("status", ID)
+    assert (result.exit_code, "no invocation" in result.output) == (4, True)
+    result = _gpufn("result", ID)
+    assert (result.exit_code, "no invocation" in result.output) == (4, True)
 
 
 def test_the_calls_of_a_method_are_those_of_its_class(gateway: StubGateway) -> None:
-    """Maps were asked for under the method's name, which is no function's."""
+    """Maps were requested under the method's name, which is not a function's name."""
     gateway.on("GET /v1/functions/f.run/calls", {"calls": []})
     gateway.on("GET /v1/maps", {"maps": []})
     assert _gpufn("calls", "f.run").exit_code == 0

@@ -1,4 +1,4 @@
-"""`gpufn top` and `gpufn nodes` of a node with GPUs: what is drawn of what the gateway tells."""
+"""Output of `gpufn top` and `gpufn nodes` for a node with GPUs."""
 
 from __future__ import annotations
 

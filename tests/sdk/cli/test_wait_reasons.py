@@ -21,17 +21,17 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", WHY)
     gateway.on("GET /v1/functions/f/why", {"function": "f"})
-    told: list[str] = []
+    reasons: list[str] = []
     runs = threading.Event()
 
-    def tell(reason: str) -> None:
-        told.append(reason)
+    def show(reason: str) -> None:
+        reasons.append(reason)
         if reason == "running":
             runs.set()
 
-    with Client() as client, reported_waits(client, "f", tell):
+    with Client() as client, reported_waits(client, "f", show):
         assert runs.wait(30)
-    assert told[:2] == ["n1: it has no L4 GPU", "running"]
+    assert reasons[:2] == ["n1: it has no L4 GPU", "running"]
 
 
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:

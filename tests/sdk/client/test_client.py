@@ -108,7 +108,7 @@ def test_the_class_of_a_call_travels_in_a_header(gateway: StubGateway) -> None:
 def test_a_key_whose_limit_is_no_number_is_not_one_without_a_limit(
     gateway: StubGateway, limits: dict[str, Any]
 ) -> None:
-    """JSON says null for both, and null is no limit."""
+    """JSON encodes both as null, and null means no limit."""
     with Client() as client:
         with pytest.raises(InvalidInput, match=f"{next(iter(limits))} must be a finite number"):
             client.create_key("ci", ["read"], **limits)
@@ -223,7 +223,7 @@ def test_an_address_without_a_scheme_is_http(gateway: StubGateway) -> None:
 
 
 def test_what_does_not_speak_http_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it was asked again"))
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the request was retried"))
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -390,7 +390,7 @@ def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int)
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (502, "502 Bad Gateway: it cannot reach the gateway"),
         (503, "503 Service Unavailable: it cannot reach the gateway"),
@@ -399,21 +399,21 @@ def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int)
 )
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain; charset=utf-8"])
 def test_a_page_of_a_proxy_in_between_is_told_as_that(
-    gateway: StubGateway, status: int, said: str, content_type: str
+    gateway: StubGateway, status: int, message: str, content_type: str
 ) -> None:
     gateway.on("POST /v1/functions/f/invoke", b"<html>", status, content_type=content_type)
     gateway.on("GET /v1/functions", b"<html>", status, content_type=content_type)
     gateway.on("GET /v1/functions/f/logs", b"<html>", status, content_type=content_type)
     with Client() as client:
-        for ask in (client.functions, lambda: client.invoke("f"), lambda: list(client.logs("f"))):
+        for send in (client.functions, lambda: client.invoke("f"), lambda: list(client.logs("f"))):
             with pytest.raises(GatewayUnavailable) as caught:
-                ask()
-            assert caught.value.message == f"a proxy at {gateway.url} returned {said}"
+                send()
+            assert caught.value.message == f"a proxy at {gateway.url} returned {message}"
     assert len(gateway.requests) == 3, "no gateway had answered before"
 
 
 @pytest.mark.parametrize(("status", "tries"), [(502, 2), (503, 2), (504, 1)])
-def test_a_gateway_that_answered_before_is_asked_again_where_a_proxy_says_that_it_is_away(
+def test_a_request_is_retried_if_a_proxy_reports_a_gateway_that_responded_before_as_unreachable(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -423,10 +423,10 @@ def test_a_gateway_that_answered_before_is_asked_again_where_a_proxy_says_that_i
     gateway.on("GET /v1/nodes", {"nodes": []})
     with Client() as client:
         client.nodes()
-        for ask in (client.functions, lambda: client.rollback("f")):
+        for send in (client.functions, lambda: client.rollback("f")):
             before = len(gateway.requests)
             with contextlib.suppress(GatewayUnavailable):
-                ask()
+                send()
             is_post = gateway.requests[-1].method == "POST"
             assert len(gateway.requests) - before == (1 if is_post else tries)
 
@@ -576,16 +576,16 @@ _BY_NAME: tuple[Callable[[Client, str], Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("ask", _BY_NAME)
-def test_no_name_leads_to_another_address(gateway: StubGateway, ask: Callable[[Client, str], Any]) -> None:
+@pytest.mark.parametrize("send", _BY_NAME)
+def test_no_name_leads_to_another_address(gateway: StubGateway, send: Callable[[Client, str], Any]) -> None:
     with Client() as client:
         for name in ("", ".", "..", "a/b", "../nodes", "a\n", "\x1b[2J"):
             with pytest.raises(InvalidInput) as caught:
-                ask(client, name)
+                send(client, name)
             assert caught.value.message == f"{name!r} is neither a name nor an id"
         assert gateway.requests == []
         with contextlib.suppress(GpufnError):
-            ask(client, "a b?c#d%2f")
+            send(client, "a b?c#d%2f")
     assert "/a%20b%3Fc%23d%252f" in gateway.requests[0].path
 
 
@@ -593,7 +593,7 @@ def test_in_a_worker_a_client_without_an_address_says_how_to_do_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = {"GPUFN_HOME": str(tmp_path)}
-    monkeypatch.setattr(context, "_find", lambda: None)  # as a worker installs its own
+    monkeypatch.setattr(context, "_find", lambda: None)  # as in a worker, which installs its own
     with pytest.raises(GatewayUnavailable, match=r"a worker does not know the gateway's address.*\.remote"):
         find_url(worker)
     assert find_url(worker | {"GPUFN_URL": "http://x"}) == "http://x"

@@ -1,4 +1,4 @@
-"""The wait for the check of a deploy, and the line of the user's code that a failure shows."""
+"""The wait for a deploy's check, and the line of user code in its error."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class _Api:
         self._revisions = list(revisions)
 
     def revision(self, name: str, number: int) -> RevisionProgress:
-        found = self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
-        if found is None:
+        revision = self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
+        if revision is None:
             raise RevisionNotFound
-        return found
+        return revision
 
 
 def _revision(check: Check, *, active: bool = True, error: ErrorInfo | None = None) -> RevisionProgress:

@@ -1,4 +1,4 @@
-"""A file is deployed without the packages that it imports being installed here."""
+"""Deploy of a file whose imported packages are not installed here."""
 
 from __future__ import annotations
 

@@ -66,20 +66,22 @@ def map_(  # noqa: PLR0917  Typer passes them by name
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
-        kept = KeptMap(_JsonMapTransport(client), id or new_map_id(), options)
+        platform_map = KeptMap(_JsonMapTransport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
-            kept.waits.bar = bar
+            platform_map.waits.bar = bar
             try:
-                kept.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
-                for end in kept.ends():
-                    failed += not _print(kept, end, json=json)
+                platform_map.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
+                for end in platform_map.ends():
+                    failed += not _print(platform_map, end, json=json)
                     if bar is not None:
                         bar.advance()
             except (KeyboardInterrupt, RateLimited):
-                resume = f"gpufn map {name} -d {data} --id {kept.id}"
-                say(f"gpufn: the map keeps running; continue it with `{resume}`", err=True)
-                say(f"gpufn: or cancel it with `gpufn cancel {kept.id}`", err=True)
+                resume = f"gpufn map {name} -d {data} --id {platform_map.id}"
+                cancel = f"gpufn cancel {platform_map.id}"
+                say(
+                    f"gpufn: the map keeps running; continue it with `{resume}`, or cancel it with `{cancel}`", err=True
+                )
                 raise
     if failed:
         say(f"gpufn: {failed:,} {'item' if failed == 1 else 'items'} failed", err=True)
@@ -149,10 +151,10 @@ def _check_line(numbered: tuple[int, bytes]) -> bytes:
     return line.strip()
 
 
-def _print(kept: KeptMap, end: End, *, json: bool) -> bool:
+def _print(platform_map: KeptMap, end: End, *, json: bool) -> bool:
     """Print the outcome of an item. Return False if the item failed."""
     try:
-        content_type, body = kept.raised(end)
+        content_type, body = platform_map.raised(end)
     except GpufnError as error:
         if json:
             print_json_line({"index": end.item, "error": error.info()})

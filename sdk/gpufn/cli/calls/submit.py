@@ -67,7 +67,7 @@ def result(
 ) -> None:
     """Print the result of a submitted call, or its error.
 
-    If the call is still queued or running, the command fails with exit code 1, unless --wait or --timeout is given.
+    If the call has not ended, the command fails with exit code 1. --wait and --timeout wait for the end first.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 

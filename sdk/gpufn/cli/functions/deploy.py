@@ -90,9 +90,11 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     models and builds their engines: compiled for the available devices, checked and measured. It starts a worker of the
     new revision; calls go to the old revision until that worker is ready. A revision that cannot be built or started
     gets no calls, and the command fails. If no node has room for the worker now, the command prints a warning and does
-    not fail. The functions of a file are deployed independently: a failure of one does not stop the others. A function
-    from another file or project is replaced only with --replace. A function whose code and options did not change keeps
-    its revision and its workers, even if other functions of the file changed; --force deploys it again.
+    not fail.
+
+    The functions of a file are deployed independently: a failure of one does not stop the others. A function from
+    another file or project is replaced only with --replace. A function whose code and options did not change keeps its
+    revision and its workers, even if other functions of the file changed; --force deploys it again.
 
     Stand-ins replace packages that the file imports but that are not installed here, to read names, options and
     signatures. The gateway accepts any argument for type hints of these packages; the worker checks them.
@@ -130,7 +132,7 @@ def _read_model(
         raise typer.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
     with onnx_of(file) as onnx:
         with step(f"Reading {file}"), as_typed():
-            options = {"name": _single(names) or name_of(file), **worker_options.given()}
+            options = {"name": _single(names) or name_of(file), **worker_options.specified()}
             deployable = _deployment.deployable_model(model_options.model(onnx), options)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
         yield [deployable._replace(source=source)]
@@ -144,8 +146,8 @@ def _read_file(
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
 
-    if given := [*model_options.given(), *worker_options.given()]:
-        option = given[0].removesuffix("_workers").replace("_", "-")
+    if options := [*model_options.specified(), *worker_options.specified()]:
+        option = options[0].removesuffix("_workers").replace("_", "-")
         raise typer.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
     path = Path(file)
     with as_typed():

@@ -31,9 +31,9 @@ def usage(
 ) -> None:
     """Show the run time and the GPU seconds of calls.
 
-    A running call is charged one GPU second per second and GPU of its worker; under MPS, the worker's share of one.
-    Concurrent calls of one worker share this charge. Time between calls and time of parked workers is not charged. A
-    call is counted within ten seconds of its end.
+    A running call is charged one GPU second per second for each GPU of its worker; under MPS, the worker's share of
+    one. Concurrent calls of one worker share this charge. Time between calls and the time of parked workers are not
+    charged. A call is counted within ten seconds of its end.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn_core.domain.metering import STORED_EACH_S, Usage  # noqa: PLC0415

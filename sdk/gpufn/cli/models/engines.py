@@ -43,8 +43,8 @@ def gc(
 ) -> None:
     """Remove unused engines.
 
-    Unused are engines of failed and retired revisions only, and engines that `gpufn build` made and no function uses. A
-    later deploy of such a model builds its engines again.
+    An engine is unused if only failed and retired revisions have it, or if `gpufn build` made it and no function has
+    it. A later deploy of its model builds it again.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 

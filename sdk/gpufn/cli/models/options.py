@@ -42,7 +42,7 @@ ToleranceOption = Annotated[
         "--tolerance", help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable."
     ),
 ]
-RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="No CPU engine for a model.")]
+RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Do not use a CPU engine for a model.")]
 
 Gpu = Annotated[
     list[str] | None,
@@ -79,7 +79,7 @@ class ModelOptions(NamedTuple):
     tolerance: Sequence[str] | None
     require_gpu: bool
 
-    def given(self) -> list[str]:
+    def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
 
     def model(self, onnx: Path) -> Model:
@@ -107,7 +107,7 @@ class WorkerOptions(NamedTuple):
     idle_timeout: float | None
     park_timeout: float | None
 
-    def given(self) -> dict[str, Any]:
+    def specified(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 

@@ -195,7 +195,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete every key, if you lost them. The command needs no key: it uses NATS, not the gateway.
+    """Delete all keys, for example after losing them. The command needs no key: it uses NATS, not the gateway.
 
     Run it on the platform's machine: it reads GPUFN_HOME, or GPUFN_NATS_URL for an external NATS server. Afterwards a
     gateway on 127.0.0.1 serves this machine without a key. A gateway on another address rejects every request: make it
