@@ -117,7 +117,7 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     for function in functions:
         if (other := by_name.setdefault(function.name, function)) is not function:
             both = f"{other.raw.__name__} and {function.raw.__name__}"
-            raise InvalidSpec(f"{both} would both be deployed as {function.name}: give one another name=...")
+            raise InvalidSpec(f"{both} would both be deployed as {function.name}: set name=... on one of them")
     images = {
         function: _image.prepare(declared, folder_of(function.raw))
         for function in functions
@@ -179,7 +179,7 @@ def deploy(
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
 
-    `force` makes a new revision even if nothing changed. `replace` allows to replace a function of another file or
+    `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
     project.
     """
     spec, digest = deployable.spec, deployable.bundle

@@ -151,7 +151,7 @@ class Collector:
         return None
 
     def _is_local(self, file: Path) -> bool:
-        """Return whether the file, or the link to it, lies in one of the roots."""
+        """Return whether the file, or the link to it, is in one of the roots and not installed."""
         path = file.resolve()
         locations = (path, file.absolute())
         is_own = any(is_below(location, root) for location in locations for root in self._roots)

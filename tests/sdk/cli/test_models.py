@@ -197,7 +197,7 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "net.onnx", "--precision", "fp8"], 2, "gpufn: precision is fp32, tf32, fp16, bf16 or int8"),
         (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
         (["deploy", "net.onnx", "--shape", "x=1:2"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
-        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be such as rel_l2=0.01"),
+        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as rel_l2=0.01"),
         (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--require-gpu"], 2, "gpufn: net: a model requires a GPU, and gpu=... asks for none"),

@@ -473,7 +473,7 @@ def test_nothing_is_deployed_where_one_of_several_cannot_be(gateway: StubGateway
         return lock.locked()
 
     with Client() as client:
-        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: give one"):
+        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: set name="):
             client.deploy(first, first, second)
         with pytest.raises(InvalidBundle, match="bad cannot be sent by value"):
             client.deploy(first, bad)

@@ -19,7 +19,7 @@ All = Annotated[bool, typer.Option("--all", help="All dead letters of the functi
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """List, show, replay and drop dead letters (submitted calls that failed permanently)."""
     if context.invoked_subcommand is None:
         ls(json=json)

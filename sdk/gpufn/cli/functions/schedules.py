@@ -25,7 +25,7 @@ app = new_app(help="List, add, pause and remove schedules.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """List, add, pause and remove schedules."""
     if context.invoked_subcommand is None:
         list_schedules(json=json)

@@ -17,7 +17,7 @@ Id = Annotated[str, typer.Argument(help="Id of the build.")]
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """List and cancel model builds, and read their reports."""
     if context.invoked_subcommand is None:
         list_builds(json=json)

@@ -17,7 +17,7 @@ app = new_app(help="List built engines, and remove unused ones.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """List built engines, and remove unused ones."""
     if context.invoked_subcommand is None:
         list_engines(json=json)

@@ -18,7 +18,7 @@ app = new_app(help="List and describe the models that serve.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """List and describe the models that serve."""
     if context.invoked_subcommand is None:
         list_models(json=json)

@@ -166,7 +166,7 @@ def tolerance_of(texts: Sequence[str]) -> Mapping[str, float]:
             tolerance[name] = float(number)
         except ValueError:
             raise WrongUsage(
-                f"--tolerance must be such as rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}"
+                f"--tolerance must be a limit such as rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}"
             ) from None
     return tolerance
 

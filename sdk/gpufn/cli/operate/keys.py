@@ -37,7 +37,7 @@ GpuSeconds = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
     """Create, limit, list and delete API keys."""
     if context.invoked_subcommand is None:
         list_keys(json=json)
