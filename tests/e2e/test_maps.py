@@ -159,4 +159,4 @@ def test_the_command_maps_lines_and_tells_what_failed(own: Platform, tmp_path: P
     newest = json.loads(own.gpufn("calls", "picky", "--json", "-n", "1"))[0]
     assert (newest["accepted"], newest["ended"], newest["state"]) == (4, 4, "ended")
     assert "4 of 4 have ended" in own.gpufn("status", newest["id"])
-    assert "had ended already" in own.gpufn("cancel", newest["id"])
+    assert "had already ended" in own.gpufn("cancel", newest["id"])

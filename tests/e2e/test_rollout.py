@@ -270,7 +270,7 @@ def test_a_package_that_the_node_lacks_fails_the_deploy_with_the_line(platform: 
     project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
     code, told = project.try_deploy(MISTYPED, 1)
     assert code == 1
-    assert "is read without numpyy: not installed here" in told
+    assert "without numpyy: not installed here" in told
     assert "does not start: ModuleNotFoundError: No module named 'numpyy'\n  rolling.py, line 2: import numpyy" in told
 
 

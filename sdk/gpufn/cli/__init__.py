@@ -1,8 +1,8 @@
-"""The command `gpufn`. One module per noun or verb; each is imported when its command runs, so `--help` is quick.
+"""The `gpufn` command. One module per noun or verb, imported only when its command runs, so `--help` is fast.
 
 Exit codes:
-    0 done   1 failed   2 wrong usage   3 no gateway answers   4 not found   5 not allowed   6 no room now, try again
-    7 the function itself raised   8 no engine could be built   130 interrupted
+    0 success   1 failure   2 wrong usage   3 no gateway responds   4 not found   5 not allowed
+    6 no capacity now, retry later   7 the function raised   8 no engine could be built   130 interrupted
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn, TextIO, get_args, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-# name → where it is, and its help (the first line of its docstring; a test compares them)
+# name → module and function, and the first line of its help (a test compares them)
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("gpufn_local.up:up", "Run the platform on this machine."),
     "down": ("gpufn_local.down:down", "Stop the platform on this machine."),
@@ -30,65 +30,66 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
     "submit": (
         "gpufn.cli.calls.submit:submit",
-        "Queue a call and print its id; `gpufn result ID` has its result later.",
+        "Queue a call and print its id, for `gpufn result ID`.",
     ),
     "map": (
         "gpufn.cli.calls.map:map_",
-        "Call a function for each line of a file, and print the results, one per line.",
+        "Call a function for each line of a file, and print one result per line.",
     ),
     "status": (
         "gpufn.cli.calls.submit:status",
-        "Say how a submitted call stands: why it waits, where it runs, how its attempts ended.",
+        "Show the status of a submitted call or a map.",
     ),
-    "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or how it failed."),
+    "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or its error."),
     "cancel": (
         "gpufn.cli.calls.submit:cancel",
-        "Cancel a submitted call, queued or running, or what is left of a map.",
+        "Cancel a submitted call, or the remaining items of a map.",
     ),
     "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
-    "describe": ("gpufn.cli.functions.manage:describe", "Show one function: its revision, workers and options."),
-    "logs": ("gpufn.cli.functions.logs:logs", "Show what a function's workers wrote."),
-    "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, the newest first."),
+    "describe": ("gpufn.cli.functions.manage:describe", "Show a function's revision, workers and options."),
+    "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
+    "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
     "dlq": (
         "gpufn.cli.calls.dead_letters:app",
-        "List the submitted calls that failed for good; show, replay or drop them.",
+        "List, show, replay and drop dead letters (submitted calls that failed permanently).",
     ),
-    "why": ("gpufn.cli.functions.why:why", "Say why a function has the workers it has, and why its calls wait."),
-    "scale": ("gpufn.cli.functions.manage:scale", "Set how many workers a function has at least and at most."),
-    "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision the active one."),
-    "rm": ("gpufn.cli.functions.manage:rm", "Delete a function; queued calls are cancelled, running ones finish."),
+    "why": ("gpufn.cli.functions.why:why", "Explain a function's number of workers, and why its calls wait."),
+    "scale": ("gpufn.cli.functions.manage:scale", "Set the minimum and maximum number of a function's workers."),
+    "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
+    "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
     "schedules": (
         "gpufn.cli.functions.schedules:app",
-        "List, add and pause what functions are called by themselves for.",
+        "List, add, pause and remove schedules.",
     ),
     "usage": (
         "gpufn.cli.functions.usage:usage",
-        "Show what calls took: how long they ran, and the GPU seconds that they are charged.",
+        "Show the run time and the GPU seconds of calls.",
     ),
     "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),
-    "top": ("gpufn.cli.operate.top:top", "Watch the devices and the workers on them, live."),
-    "builds": ("gpufn.cli.models.builds:app", "List the builds of models, cancel one, or read its report."),
+    "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
+    "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
     "engines": (
         "gpufn.cli.models.engines:app",
-        "List the engines that were built, and remove those that nothing uses.",
+        "List built engines, and remove unused ones.",
     ),
-    "models": ("gpufn.cli.models.list:app", "List the models that are served, and show one."),
-    "keys": ("gpufn.cli.operate.keys:app", "Make, limit, list and delete API keys."),
+    "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
+    "keys": ("gpufn.cli.operate.keys:app", "Create, limit, list and delete API keys."),
     "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
     "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),
-    "version": ("gpufn.cli.version:version", "Show the versions of gpufn and of what it runs on."),
+    "version": ("gpufn.cli.version:version", "Show the versions of gpufn, Python and the dependencies."),
     "completion": (
         "gpufn.cli.completion:completion",
-        "Print what makes a shell complete commands, options and functions.",
+        "Print a shell script that completes commands, options and functions.",
     ),
 }
-COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that asks what may come next
-_TYPED = "gpufn.typed"  # in a context: the command and what follows it
-_UsageError: Any = typer.BadParameter.__mro__[1]  # click's: of the one that is installed, or that newer typers bring
-_ESCAPED = "gpufn-escaped"  # what is done with letters that cannot be encoded
-_VALUES: dict[Any, str] = {str: "str", int: "int", float: "float", Path: "path"}
+COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that requests completions
+_ARGV = "gpufn.argv"  # context key: the command and its arguments
+_UsageError: Any = typer.BadParameter.__mro__[1]  # click's: from the installed click, or the copy in newer typers
+_ESCAPE_ERRORS = "gpufn-escape"  # codec error handler for characters that cannot be encoded
+_TYPE_NAMES: dict[Any, str] = {str: "str", int: "int", float: "float", Path: "path"}
 _EXIT_CODES = (
-    "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
+    "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no capacity, 7 the function raised, 8 build failed, "
+    "else 1"
 )
 
 
@@ -100,40 +101,40 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
-            command, found = found, new_app()
-            found.command(cmd_name)(command)
-        built = typer.main.get_command(found)
-        built.name = cmd_name
-        _name_values(built)
-        return built
+        target = getattr(importlib.import_module(module), attribute)
+        if not isinstance(target, typer.Typer):
+            function, target = target, new_app()
+            target.command(cmd_name)(function)
+        command = typer.main.get_command(target)
+        command.name = cmd_name
+        _set_metavars(command)
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS:
-            from gpufn.cli.terminal.suggestions import command_near  # noqa: PLC0415
+            from gpufn.cli.terminal.suggestions import similar_command  # noqa: PLC0415
 
-            ctx.fail(f"there is no command {args[0]!r}{command_near(args[0], COMMANDS)}")
-        ctx.meta[_TYPED] = list(args)
+            ctx.fail(f"there is no command {args[0]!r}{similar_command(args[0], COMMANDS)}")
+        ctx.meta[_ARGV] = list(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Without importing them."""
+        """Write the help of all commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        with _reported():  # --help writes as well
+        with _error_reports():  # --help writes output here
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _reported(ctx):
+        with _error_reports(ctx):
             try:
                 return super().invoke(ctx)
             except _UsageError as error:
-                from gpufn.cli.terminal.suggestions import meant  # noqa: PLC0415
+                from gpufn.cli.terminal.suggestions import usage_hint  # noqa: PLC0415
 
-                error.message += meant(error.message, ctx.meta.get(_TYPED, []))
+                error.message += usage_hint(error.message, ctx.meta.get(_ARGV, []))
                 if not _wants_json(ctx):
                     raise
                 from gpufn.cli.terminal.output import WrongUsage  # noqa: PLC0415
@@ -141,35 +142,35 @@ class LazyGroup(TyperGroup):
                 raise WrongUsage(error.format_message()) from error
 
 
-def _name_values(command: Any) -> None:
-    """Show the value of an option as `<int>`, where Typer has `<int range>` or `<list[str]>`."""
-    for each in getattr(command, "commands", {}).values():
-        _name_values(each)
+def _set_metavars(command: Any) -> None:
+    """Show the value of an option as `<int>` instead of Typer's `<int range>` or `<list[str]>`."""
+    for subcommand in getattr(command, "commands", {}).values():
+        _set_metavars(subcommand)
     hints = get_type_hints(command.callback) if command.callback is not None else {}
     for param in command.params:
         kinds = {hints.get(param.name), *get_args(hints.get(param.name))}
         kinds |= {item for kind in kinds for item in get_args(kind)}
         if param.param_type_name != "option":
             continue
-        if words := [_VALUES[kind] for kind in kinds if kind in _VALUES]:
-            param.metavar = f"<{words[0]}>"
+        if names := [_TYPE_NAMES[kind] for kind in kinds if kind in _TYPE_NAMES]:
+            param.metavar = f"<{names[0]}>"
         elif choices := [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]:
             param.metavar = f"<{'|'.join(str(each.value) for each in choices[0])}>"
 
 
 def _wants_json(ctx: Any) -> bool:
-    """Also of a command that could not be parsed."""
-    typed: list[str] = ctx.meta.get(_TYPED, [])
-    return "--json" in (typed[: typed.index("--")] if "--" in typed else typed)
+    """Return whether the command line has --json, even if it could not be parsed."""
+    argv: list[str] = ctx.meta.get(_ARGV, [])
+    return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
 
 
 @contextlib.contextmanager
-def _reported(ctx: Any = None) -> Iterator[None]:
-    """What fails is one line and an exit code; that nobody reads on, as `head` does not, is the end and no failure."""
+def _error_reports(ctx: Any = None) -> Iterator[None]:
+    """Turn an error into one line and an exit code. A closed pipe, as behind `| head`, ends the command with code 0."""
     try:
         yield
     except BrokenPipeError as error:
-        _give_up(sys.stdout)
+        _discard(sys.stdout)
         raise typer.Exit(0) from error
     except typer.Exit:
         raise
@@ -182,13 +183,13 @@ def _reported(ctx: Any = None) -> Iterator[None]:
             raise
         try:
             report(error, json=ctx is not None and _wants_json(ctx))
-        except OSError:  # there is no room where it would be said
-            _give_up(sys.stderr)
+        except OSError:  # standard error cannot be written
+            _discard(sys.stderr)
         raise typer.Exit(code) from error
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         import gpufn  # noqa: PLC0415
 
         sys.stdout.write(f"gpufn {gpufn.__version__}\n")
@@ -197,7 +198,7 @@ def _version(wanted: bool) -> None:
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A group of commands that behaves as the others do."""
+    """Return a Typer app with the settings that all commands share."""
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -210,9 +211,11 @@ def new_app(**options: Any) -> typer.Typer:
 app = new_app(cls=LazyGroup, no_args_is_help=True)
 
 
-@app.callback(epilog=f"With --debug, anywhere, an error shows its traceback. Exit codes on failure: {_EXIT_CODES}.")
+@app.callback(epilog=f"--debug, anywhere, shows the traceback of an error. Exit codes on failure: {_EXIT_CODES}.")
 def _gpufn(
-    url: Annotated[str | None, typer.Option(help="The gateway; else GPUFN_URL, else the one on this machine.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of the gateway. Default: GPUFN_URL, else the one on this machine.")
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version of gpufn.")
     ] = False,
@@ -230,8 +233,8 @@ def _gpufn(
 def main() -> NoReturn:
     _open_streams()
     argv = sys.argv[1:]
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    if "--debug" in own:
+    options = argv[: argv.index("--")] if "--" in argv else argv
+    if "--debug" in options:
         argv.remove("--debug")
         os.environ["GPUFN_DEBUG"] = "1"
     if COMPLETE in os.environ:
@@ -242,32 +245,34 @@ def main() -> NoReturn:
         typer.main.get_command(app).main(args=argv, prog_name="gpufn")
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError:  # what is wrong with the usage could not be said
-        _give_up(sys.stderr)
+    except OSError:  # the usage error could not be written
+        _discard(sys.stderr)
         sys.exit(1)
     sys.exit(0)
 
 
 def _open_streams() -> None:
-    """Those that we were started without are empty ones: nothing that we open may get their numbers. Letters that the
-    locale does not have are escaped."""
+    """Replace missing standard streams, and escape characters that the locale cannot encode on standard output.
+
+    Missing streams become /dev/null, so that no file we open later gets their file descriptors.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    codecs.register_error(_ESCAPED, _escaped)
+    codecs.register_error(_ESCAPE_ERRORS, _escape)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors=_ESCAPED)
+        sys.stdout.reconfigure(errors=_ESCAPE_ERRORS)
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """As JSON writes it, and Python too but for what is beyond 16 bits."""
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Escape as JSON does: \uXXXX, with surrogate pairs above 16 bits."""
     assert isinstance(error, UnicodeEncodeError)
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
     pairs = zip(units[::2], units[1::2], strict=True)
     return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs), error.end
 
 
-def _give_up(stream: TextIO) -> None:
-    """What it still holds is not tried again at our end."""
+def _discard(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, so that the flush at exit does not fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

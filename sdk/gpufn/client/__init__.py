@@ -1,1 +1,1 @@
-"""The gateway's HTTP interface from Python."""
+"""Python client for the gateway's HTTP API."""

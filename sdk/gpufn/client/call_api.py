@@ -1,4 +1,4 @@
-"""The part of the HTTP interface that `.remote` and its siblings need: functions, calls and maps."""
+"""The part of the HTTP API that `.remote` and related methods need: functions, calls and maps."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from gpufn.client.http_maps import MapRequests
 
 
 class CallApi(FunctionRequests, CallRequests, MapRequests):
-    """The endpoints of functions, calls and maps of one gateway."""
+    """Function, call and map endpoints of one gateway."""

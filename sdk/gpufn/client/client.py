@@ -1,10 +1,9 @@
-"""The gateway's HTTP interface (docs/http.md) from Python.
+"""Python client for the gateway's HTTP API (docs/http.md).
 
-    Client    one method per endpoint; what it raises is from `gpufn.errors`
+    Client    one method per endpoint; raises the exceptions of `gpufn.errors`
 
-`_requests` sends (and says what is repeated), `_answers` and `_streams` read what comes back; the endpoints of calls,
-maps and models are in `_http_calls`, `_http_maps` and `_http_models`; `_http_transport` brings `.remote` and its
-siblings here.
+`http` sends and retries requests. `responses` and `streams` decode responses. `http_functions`, `http_calls`,
+`http_maps` and `http_models` hold the other endpoints. `http_transport` connects `.remote` and related methods to them.
 """
 
 from __future__ import annotations
@@ -45,8 +44,10 @@ T = TypeVar("T")
 
 
 class Client(CallApi, ModelRequests):
-    """One gateway. Without arguments: GPUFN_URL and GPUFN_API_KEY, else the platform on this machine. A worker is told
-    neither: there, a function is called by `f.remote(...)`.
+    """Client of one gateway.
+
+    The defaults are GPUFN_URL and GPUFN_API_KEY, else the platform on this machine. Workers have neither variable: call
+    functions with `f.remote(...)` there.
 
     >>> with Client("http://127.0.0.1:1") as client:
     ...     client.functions()
@@ -56,7 +57,7 @@ class Client(CallApi, ModelRequests):
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, trust_results: bool = False) -> None:
-        """With `trust_results` pickled results are read, which runs code that the functions chose."""
+        """With `trust_results`, unpickle pickled results, which runs code that the functions chose."""
         super().__init__(url, api_key)
         if trust_results:
             self._reader = PLAIN.trusting()
@@ -73,46 +74,46 @@ class Client(CallApi, ModelRequests):
         check: bool = True,
         replace: bool = False,
     ) -> list[FunctionView]:
-        """Deploy functions of this process: by source when they are in a module's file, else by value.
+        """Deploy functions of this process: by source if they are defined in a module's file, else by value.
 
-        Returns when calls go to the new revisions: their models are built, and one worker of each has started. `check`
-        False starts no worker while none of the old revision is warm. `wait=False` returns at once, without the
-        functions whose models are being built. A function whose code and options did not change keeps its revision and
-        its workers, unless `force`. `replace` also replaces a function that came from another file or project, which is
-        a Conflict otherwise.
+        Return once calls go to the new revisions: their models are built, and one worker of each has started. With
+        `check=False`, start a worker only if the old revision has a warm one. `wait=False` returns at once, without the
+        functions whose models are still being built. A function whose code and options did not change keeps its
+        revision and its workers, unless `force` is set. Without `replace`, deploying over a function from another file
+        or project raises Conflict.
 
-        Raises BuildFailed when a model cannot be built, FunctionStartFailed when a new revision does not start,
-        TimeoutError after `timeout_s` (the function's own startup_timeout when not given); the old one serves on. A
-        failure of one function does not stop the deploys of the others, and is raised after them. Where no node has
+        Raises BuildFailed if a model cannot be built, FunctionStartFailed if a new revision does not start, and
+        TimeoutError after `timeout_s` (default: the function's startup_timeout). The old revision keeps serving in each
+        case. One function's failure does not stop the deploys of the others; it is raised after them. If no node has
         room for a worker now, the revision is not checked, and a warning gives the reason.
         """
         from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
         check_list("include", include, "['data/*']")
         check_seconds("timeout_s", timeout_s)
-        made = []
-        for deployable in list(_deployment.deployables(functions, include)):  # nothing goes out where one is refused
+        deployments = []
+        for deployable in list(_deployment.deployables(functions, include)):  # validate all before sending any
             deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace)
             for warning in deployment.warnings():
                 warnings.warn(warning, stacklevel=2)
-            made.append(deployment)
+            deployments.append(deployment)
         if wait:
-            return self._finished(made, timeout_s)
-        return [deployment.view for deployment in made if deployment.view is not None]
+            return self._finish(deployments, timeout_s)
+        return [deployment.view for deployment in deployments if deployment.view is not None]
 
-    def _finished(self, made: Sequence[Deployment], timeout_s: float | None) -> list[FunctionView]:
+    def _finish(self, deployments: Sequence[Deployment], timeout_s: float | None) -> list[FunctionView]:
         from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
         views: list[FunctionView] = []
         failures: list[Exception] = []
-        for deployment in made:
+        for deployment in deployments:
             try:
                 view = _deployment.finish(self, deployment, timeout_s)
             except (GpufnError, TimeoutError) as error:
                 failures.append(error)
                 continue
-            if unchecked := _deployment.unchecked(view):
-                warnings.warn(unchecked, stacklevel=3)
+            if warning := _deployment.unchecked_warning(view):
+                warnings.warn(warning, stacklevel=3)
             views.append(view)
         if failures:
             for other in failures[1:]:
@@ -123,7 +124,7 @@ class Client(CallApi, ModelRequests):
     # Schedules
 
     def schedules(self, function: str | None = None) -> list[ScheduleView]:
-        """When functions are called by themselves; those that they declare and those that were added."""
+        """List the declared and the added schedules, of one function or of all."""
         params = {} if function is None else {"function": function}
         return self._json(Schedules, "GET", "/v1/schedules", params=params).schedules
 
@@ -136,50 +137,53 @@ class Client(CallApi, ModelRequests):
         arguments: Mapping[str, Any] | None = None,
         priority: str | None = None,
     ) -> ScheduleView:
-        """Call a function by itself, as `schedule` or its cron line says; or once, `in_s` seconds from now, with
-        `arguments` and as of class `priority`. Raises InvalidInput and InvalidSpec.
+        """Call a function on a schedule or cron line, or once, `in_s` seconds from now.
+
+        The calls get `arguments` and the priority class `priority`. Raises InvalidInput and InvalidSpec.
         """
-        segment(function)  # its name, as elsewhere
+        segment(function)  # validate the name
         check_seconds("in_s", in_s)
         if arguments is not None and not isinstance(arguments, Mapping):
-            raise InvalidInput(f"arguments are named, such as {{'full': True}}, not {arguments!r}", field="arguments")
+            raise InvalidInput(
+                f"arguments must map names to values, such as {{'full': True}}, not {arguments!r}", field="arguments"
+            )
         if isinstance(schedule, str):
             schedule = Schedule(schedule)
-        wanted: dict[str, Any] = {"function": function}
+        request: dict[str, Any] = {"function": function}
         if schedule is not None:
-            given = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
+            options = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
             when = {"cron": schedule.cron} if schedule.cron else {"at": schedule.at}
-            wanted |= given | when | {"arguments": dict(arguments or schedule.arguments)}
+            request |= options | when | {"arguments": dict(arguments or schedule.arguments)}
             priority = priority or schedule.priority
         else:
             name, _, method = function.partition(".")
-            wanted |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
+            request |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
         try:
-            body = msgspec.json.encode(wanted | {"priority": priority and priority_of(priority)})
+            body = msgspec.json.encode(request | {"priority": priority and priority_of(priority)})
         except (TypeError, OverflowError) as error:
-            raise InvalidInput(f"arguments of a schedule are what JSON has words for: {error}") from error
+            raise InvalidInput(f"cannot encode the schedule's arguments as JSON: {error}") from error
         return self._json(ScheduleView, "POST", "/v1/schedules", content=body, headers=JSON_BODY)
 
     def remove_schedule(self, id: str) -> None:  # noqa: A002
-        """One that was added. Raises ScheduleNotFound."""
+        """Remove an added schedule. Raises ScheduleNotFound."""
         self._request("DELETE", f"/v1/schedules/{segment(id)}")
 
     def pause_schedule(self, id: str, *, paused: bool = True) -> ScheduleView:  # noqa: A002
-        """Make no calls until it is resumed (`paused=False`); those in between are not made up for."""
+        """Pause a schedule, or resume it with `paused=False`. Calls due during the pause are skipped."""
         return self._json(ScheduleView, "POST", f"/v1/schedules/{segment(id)}/{'pause' if paused else 'resume'}")
 
     def run_schedule(self, id: str) -> InvocationView:  # noqa: A002
-        """One call more, now."""
+        """Make one extra call of a schedule now."""
         return self._json(InvocationView, "POST", f"/v1/schedules/{segment(id)}/run")
 
     # The platform
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What each node reported last: its devices and processes."""
+        """Return the last report of each node: its devices and processes."""
         return self._json(Nodes, "GET", "/v1/nodes").nodes
 
     def keys(self) -> list[KeyView]:
-        """The API keys, without their secrets."""
+        """List the API keys, without their secrets."""
         return self._json(Keys, "GET", "/v1/keys").keys
 
     def create_key(
@@ -194,11 +198,11 @@ class Client(CallApi, ModelRequests):
         run_s: float | None = None,
         gpu_s: float | None = None,
     ) -> KeyView:
-        """Make an API key; its secret is in the answer, this once.
+        """Create an API key. Only this response contains its secret.
 
-        Its limits: `rate` in calls per second, of which `burst` may come at once; `concurrency`, calls that are waited
-        for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls
-        run and their GPU seconds, per day of UTC.
+        Limits: `rate`, calls per second, with a `burst` of calls at once; `concurrency`, synchronous calls in flight;
+        `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the run time and the GPU seconds of its
+        calls per UTC day.
         """
         check_list("scopes", scopes, "['invoke:f', 'read']")
         limits = _limits(
@@ -208,27 +212,28 @@ class Client(CallApi, ModelRequests):
         return self._json(KeyView, "POST", "/v1/keys", content=body, headers=JSON_BODY)
 
     def limit_key(self, id: str, **limits: Any) -> KeyView:  # noqa: A002
-        """Give a key other limits, as `create_key` takes them, in place of all that it has."""
+        """Replace all limits of a key. Takes the limits of `create_key`."""
         body = msgspec.json.encode(_limits(**limits))
         return self._json(KeyView, "PUT", f"/v1/keys/{segment(id)}/limits", content=body, headers=JSON_BODY)
 
     def delete_key(self, id: str) -> None:  # noqa: A002
-        """Who uses it is refused from then on."""
+        """Delete a key. The gateway rejects it from then on."""
         self._request("DELETE", f"/v1/keys/{segment(id)}")
 
     def webhook_secret(self, key: str = "platform", *, change: bool = False) -> str:
-        """What webhooks are signed with, for those who receive them: of the calls of an API key, or the platform's own.
+        """Return the secret that signs the webhooks of a key's calls, for receivers that verify them.
 
-        `change` makes a new one; until the next change, the one before it signs as well.
+        The secret of `platform` signs the webhooks of functions, and of calls without a key. `change` creates a new
+        secret; the previous one also signs until the next change.
         """
         return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{segment(key)}/webhook-secret").secret
 
     def is_alive(self) -> bool:
-        """Whether a gateway answers."""
+        """Return whether the gateway responds."""
         return self._status("/healthz") == 200
 
     def is_ready(self) -> bool:
-        """Whether a call would be served."""
+        """Return whether the gateway can serve calls."""
         return self._status("/readyz") == 200
 
     def _why_not_ready(self) -> str:
@@ -241,20 +246,20 @@ class Client(CallApi, ModelRequests):
         return reason if isinstance(reason, str) else ""
 
     def metrics(self) -> str:
-        """In the text format of Prometheus."""
+        """Return the gateway's metrics in the Prometheus text format."""
         return self._request("GET", "/metrics").text
 
     def openapi(self) -> dict[str, Any]:
-        """OpenAPI 3.1 of the deployed functions."""
+        """Return the OpenAPI 3.1 document of the deployed functions."""
         return self._json(dict[str, Any], "GET", "/openapi.json")
 
 
 def _limits(**limits: Any) -> KeyLimits:
-    """Raises InvalidInput for what is no limit, and what JSON has no word for but null, which is none."""
+    """Raises InvalidInput for an unknown limit, and for NaN and infinity, which JSON encodes as null (no limit)."""
     known = KeyLimits.__struct_fields__
     for name, value in limits.items():
         if name not in known:
-            raise InvalidInput(f"there is no limit {name!r}: there are {', '.join(known)}", field=f"limits.{name}")
+            raise InvalidInput(f"unknown limit {name!r}; the limits are {', '.join(known)}", field=f"limits.{name}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidInput(f"{name} is a number, not {value}", field=f"limits.{name}")
+            raise InvalidInput(f"{name} must be a finite number, not {value}", field=f"limits.{name}")
     return KeyLimits(**limits)

@@ -1,7 +1,8 @@
-"""Requests to a gateway: its address, its connections, what is tried again, and what failures become.
+"""HTTP requests to a gateway: address, connections, retries, and the exceptions that failures become.
 
-A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
-when a gateway that answered before refuses, or a proxy says so, which is what a restart looks like.
+Requests other than POST (`invoke` and the creation of objects) are retried when their connection breaks. They are also
+retried when a gateway that responded before refuses the connection, or a proxy reports it as unreachable: a restarting
+gateway looks like that.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from gpufn.call.context import is_in_worker
-from gpufn.client.interruptible_http import make_leavable
-from gpufn.client.responses import decoded, error_of
+from gpufn.client.interruptible_http import make_interruptible
+from gpufn.client.responses import decode, error_of
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import DEFAULT_GATEWAY, gateway_address, public
 from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
@@ -33,18 +34,19 @@ MANAGE_TIMEOUT_S = 60.0
 JSON_BODY = {"content-type": media.JSON}
 
 _CONNECT_TIMEOUT_S = 5.0
-_KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
-_PROXY_SAYS = {
-    HTTPStatus.BAD_GATEWAY: "it does not reach the gateway",
-    HTTPStatus.SERVICE_UNAVAILABLE: "it does not reach the gateway",
-    HTTPStatus.GATEWAY_TIMEOUT: "the gateway did not answer in time",
+_KEEPALIVE_S = 3.0  # shorter than the idle timeout of servers, so that no connection closes while we write to it
+_PROXY_ERRORS = {
+    HTTPStatus.BAD_GATEWAY: "it cannot reach the gateway",
+    HTTPStatus.SERVICE_UNAVAILABLE: "it cannot reach the gateway",
+    HTTPStatus.GATEWAY_TIMEOUT: "the gateway did not respond in time",
 }
-_PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
+_RETRY_DELAYS_S = (0.1, 0.4, 1.0, 2.0)
 
 
 def find_url(environ: Mapping[str, str] = os.environ) -> str:
-    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default: not in a worker, which may be on another
-    machine, and whose HOME is none where a platform runs. Raises GatewayUnavailable.
+    """Return GPUFN_URL, else the address of this machine's `gpufn up`, else the default address.
+
+    A worker may run on another machine, and its HOME has no platform, so it has no default. Raises GatewayUnavailable.
     """
     if url := environ.get("GPUFN_URL"):
         return url
@@ -52,8 +54,8 @@ def find_url(environ: Mapping[str, str] = os.environ) -> str:
         return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
     if is_in_worker():
         raise GatewayUnavailable(
-            "a worker is not told where its platform is: call functions by f.remote(...), which needs no address; for "
-            "the rest give Client an address, or the function env={'GPUFN_URL': ...}"
+            "a worker does not know the gateway's address: call functions with f.remote(...), which needs none; for "
+            "other requests pass an address to Client, or declare env={'GPUFN_URL': ...} on the function"
         )
     return DEFAULT_GATEWAY
 
@@ -62,23 +64,23 @@ def _address(url: str | None) -> str:
     try:
         return gateway_address(url or find_url())
     except InvalidInput as error:
-        whose = "" if url else "GPUFN_URL: "  # what `gpufn up` wrote down is one
-        raise GatewayUnavailable(whose + error.message) from None
+        prefix = "" if url else "GPUFN_URL: "  # `gpufn up` writes valid addresses only
+        raise GatewayUnavailable(prefix + error.message) from None
 
 
 def _checked_key(name: str, key: str) -> str:
-    """`key`, which can be sent in a header. Raises Unauthorized, which does not tell the key, for any other."""
-    wrong = ""
+    """Return `key` if it is valid in a header. Raises Unauthorized otherwise, with a message that hides the key."""
+    problem = ""
     if not isinstance(key, str):
-        wrong = "is no text"
+        problem = "is not a string"
     elif "\r" in key or "\n" in key:
-        wrong = "has a line break in it"
+        problem = "contains a line break"
     elif not key.isascii():
-        wrong = "has a character that is not ASCII in it"
+        problem = "contains a character that is not ASCII"
     elif not key.isprintable() or " " in key:
-        wrong = "has a space or a control character in it"
-    if wrong:
-        raise Unauthorized(f"{name} is not a key: it {wrong}; write it as `gpufn keys create` printed it")
+        problem = "contains a space or a control character"
+    if problem:
+        raise Unauthorized(f"{name} is not a key: it {problem}; copy it exactly as `gpufn keys create` printed it")
     return key
 
 
@@ -87,10 +89,10 @@ class _Up(msgspec.Struct):
 
 
 class Requests:
-    """One gateway, by the kinds of requests that its endpoints need."""
+    """The kinds of requests that the endpoints of one gateway need."""
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
-        import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
+        import httpx  # noqa: PLC0415  takes 100 ms; programs without remote calls do not import it
 
         address = _address(url)
         self.url = public(address)
@@ -100,9 +102,9 @@ class Requests:
             transport = httpx.HTTPTransport(
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
                 trust_env=False,
-                verify=is_encrypted,  # the certificates take 70 ms to read, and http has no use for them
+                verify=is_encrypted,  # reading the certificates takes 70 ms, and plain http does not need them
             )
-            make_leavable(transport)
+            make_interruptible(transport)
             self._http = httpx.Client(
                 base_url=address,
                 transport=transport,
@@ -113,12 +115,12 @@ class Requests:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None
-        self._endless = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        self._no_timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._failures = httpx.TransportError
-        self._answered = False
+        self._has_responded = False
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -134,7 +136,10 @@ class Requests:
             return 0
 
     def _exists(self, path: str) -> bool:
-        """Of what a deploy sends. Raises Unauthorized and Forbidden by the status, for a HEAD's answer has no body."""
+        """Return whether the gateway has an uploaded file. Raises Unauthorized and Forbidden.
+
+        The status alone determines the exception: a response to HEAD has no body.
+        """
         try:
             self._request("HEAD", path)
         except GpufnError as error:
@@ -151,39 +156,39 @@ class Requests:
     def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
         response = self._request(method, path, **options)
         if _is_text(response):
-            raise self._no_gateway(response)
-        return decoded(kind, response.content)
+            raise self._not_a_gateway(response)
+        return decode(kind, response.content)
 
     def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
-        for pause in (*_PAUSES_S, None):
+        for delay_s in (*_RETRY_DELAYS_S, None):
             try:
                 response = self._http.request(method, path, **options)
             except self._failures as error:
-                if pause is None or not self._may_repeat(method, error):
+                if delay_s is None or not self._may_retry(method, error):
                     raise self._unavailable(error) from None
             else:
-                if pause is None or not (_is_away(response) and self._answered and method != "POST"):
-                    self._answered |= not _is_away(response)
+                if delay_s is None or not (_is_unreachable(response) and self._has_responded and method != "POST"):
+                    self._has_responded |= not _is_unreachable(response)
                     if check and response.status_code >= 300:
                         raise self._error(response, response.content)
                     return response
-            time.sleep(pause)
-        raise AssertionError("the last try returns or raises")
+            time.sleep(delay_s)
+        raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
     def _stream(
-        self, method: str, path: str, *, silent_s: float | None = None, **options: Any
+        self, method: str, path: str, *, read_timeout_s: float | None = None, **options: Any
     ) -> Iterator[httpx.Response]:
-        """`silent_s`: it broke when nothing has come for so long."""
+        """Stream a response. Raises GatewayUnavailable if nothing arrives for `read_timeout_s`."""
         import httpx  # noqa: PLC0415
 
-        timeout = httpx.Timeout(silent_s, connect=_CONNECT_TIMEOUT_S)
+        timeout = httpx.Timeout(read_timeout_s, connect=_CONNECT_TIMEOUT_S)
         request = self._http.build_request(method, path, timeout=timeout, **options)
         try:
             response = self._http.send(request, stream=True)
         except self._failures as error:
             raise self._unavailable(error) from None
-        self._answered |= not _is_away(response)
+        self._has_responded |= not _is_unreachable(response)
         with contextlib.closing(response):
             if response.status_code >= 300:
                 raise self._error(response, b"".join(self._chunks(response)))
@@ -196,26 +201,26 @@ class Requests:
             raise self._unavailable(error) from None
 
     def _error(self, response: httpx.Response, body: bytes) -> GpufnError:
-        if _is_text(response) and response.status_code in _PROXY_SAYS:
-            said = _PROXY_SAYS[HTTPStatus(response.status_code)]
+        if _is_text(response) and response.status_code in _PROXY_ERRORS:
+            problem = _PROXY_ERRORS[HTTPStatus(response.status_code)]
             phrase = HTTPStatus(response.status_code).phrase
-            return GatewayUnavailable(f"a proxy at {self.url} answers {response.status_code} {phrase}: {said}")
+            return GatewayUnavailable(f"a proxy at {self.url} returned {response.status_code} {phrase}: {problem}")
         if _is_text(response):
-            return self._no_gateway(response)
+            return self._not_a_gateway(response)
         return error_of(response.status_code, response.headers, body)
 
-    def _no_gateway(self, response: httpx.Response) -> GatewayUnavailable:
-        said = f"{response.status_code}, {response.headers['content-type']}"
-        return GatewayUnavailable(f"what answers at {self.url} is not a gpufn gateway: {said}")
+    def _not_a_gateway(self, response: httpx.Response) -> GatewayUnavailable:
+        received = f"{response.status_code}, {response.headers['content-type']}"
+        return GatewayUnavailable(f"the server at {self.url} is not a gpufn gateway: it returned {received}")
 
-    def _may_repeat(self, method: str, error: Exception) -> bool:
+    def _may_retry(self, method: str, error: Exception) -> bool:
         import httpx  # noqa: PLC0415
 
         if method == "POST" or isinstance(error, (httpx.TimeoutException, httpx.LocalProtocolError)):
             return False
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
-            return False  # what answers does not speak HTTP
-        return self._answered or not isinstance(error, httpx.ConnectError)
+            return False  # the server does not speak HTTP
+        return self._has_responded or not isinstance(error, httpx.ConnectError)
 
     def _unavailable(self, error: Exception) -> GatewayUnavailable:
         import httpx  # noqa: PLC0415
@@ -225,16 +230,16 @@ class Requests:
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
         if isinstance(error, httpx.TimeoutException):
-            return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
+            return GatewayUnavailable(f"the gateway at {self.url} did not respond in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
 
 
-def _is_away(response: httpx.Response) -> bool:
-    """A proxy in between says that the gateway is not there, as its absence would without the proxy."""
+def _is_unreachable(response: httpx.Response) -> bool:
+    """Return whether a proxy reports that it cannot reach the gateway."""
     return response.status_code in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE) and _is_text(response)
 
 
 def _is_text(response: httpx.Response) -> bool:
-    """A page, or words for a person; a gateway's documents and problems are JSON."""
+    """Return whether the response is HTML or plain text; a gateway returns JSON."""
     kind: str = response.headers.get("content-type", "")
     return kind.startswith("text/")

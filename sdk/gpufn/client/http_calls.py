@@ -1,6 +1,6 @@
-"""Calls over HTTP: the part of `Client` that invokes and submits, asks what became of a call, and reads dead letters.
+"""Call endpoints of `Client`: invoke, submit, status, result and dead letters.
 
-A submitted call gets its id here, so submitting is safe to repeat.
+The client chooses the id of a submitted call, so a submit is safe to retry.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, Never
 
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.client.http import Requests
-from gpufn.client.responses import answer_of
+from gpufn.client.responses import raw_result_of
 from gpufn.client.streams import events_of, items_of, lines_of
 from gpufn.client.views import (
     AllReplayed,
-    Answer,
     Cancellation,
     DeadLetters,
     DeadLetterView,
-    Dropped,
+    DroppedLetters,
     InvocationView,
+    RawResult,
     Replayed,
 )
 from gpufn.declare.argument_checks import check_body, check_seconds
@@ -29,18 +29,18 @@ from gpufn_core.encoding.urls import check_webhook, segment
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.priority import priority_of
 
-_LONGEST_WAIT_S = 30.0  # of one request for a result
+_LONG_POLL_S = 30.0
 
 
 class CallRequests(Requests):
-    """The endpoints of calls."""
+    """Call endpoints."""
 
     _reader: ResultReader = PLAIN
 
     def invoke(self, function: str, /, *unnamed: Never, **arguments: Any) -> Any:
-        """Call a deployed function (`name`, or `name.method`) and wait for its result. Arguments have names."""
+        """Call a deployed function (`name` or `name.method`) with keyword arguments, and return its result."""
         if unnamed:
-            raise TypeError("invoke takes arguments by their names: invoke('f', x=1), or invoke('f', **{'x': 1})")
+            raise TypeError("invoke takes keyword arguments only: invoke('f', x=1), or invoke('f', **{'x': 1})")
         with remote_traceback():
             answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
         return self._reader.decode((answer.content_type, answer.body))
@@ -55,14 +55,17 @@ class CallRequests(Requests):
         timeout_s: float | None = None,
         priority: str | None = None,
         query: str = "",
-    ) -> Answer:
-        """As `invoke`, with bytes in and out. `priority` is hi, normal or low; None: the function's own class. `query`,
-        as in a URL, has the arguments beside a body that is one parameter's bytes."""
+    ) -> RawResult:
+        """Call a function as `invoke` does, with encoded arguments and an encoded result.
+
+        `priority` is hi, normal or low (default: the function's own class). If the body is one parameter's bytes,
+        `query` has the other arguments, as a URL query string.
+        """
         check_body(body)
         headers = _call_headers(content_type, accept, timeout_s, priority)
         path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
-        response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
-        return answer_of(response)
+        response = self._request("POST", path, content=body, headers=headers, timeout=self._no_timeout)
+        return raw_result_of(response)
 
     def stream_raw(
         self,
@@ -73,7 +76,10 @@ class CallRequests(Requests):
         timeout_s: float | None = None,
         priority: str | None = None,
     ) -> Iterator[tuple[str, bytes]]:
-        """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
+        """Yield the content type and the bytes of a generator's items, in the SDK's encoding.
+
+        Closing the iterator cancels the call.
+        """
         check_body(body)
         headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
         path = f"/v1/functions/{segment(function)}/invoke"
@@ -90,7 +96,7 @@ class CallRequests(Requests):
         priority: str | None = None,
         query: str = "",
     ) -> Iterator[Any]:
-        """The items of a generator as JSON values, by server-sent events. `query` as for `invoke_raw`."""
+        """Yield a generator's items as JSON values, read from server-sent events. `query` as for `invoke_raw`."""
         check_body(body)
         headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
         path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
@@ -110,11 +116,11 @@ class CallRequests(Requests):
         priority: str | None = None,
         query: str = "",
     ) -> InvocationView:
-        """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
+        """Queue a call and return. Its result is stored in the content type `accept`.
 
-        What has not ended after `timeout_s` is ended: expired, or timed out if it has started. Its end is told to
-        `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes. `query` as for
-        `invoke_raw`.
+        Two submits with the same `invocation` id make one call. After `timeout_s` a call that has not ended expires, or
+        times out if it has started. The URL `webhook`, instead of the function's own, receives a webhook when the call
+        ends; verify it with `gpufn.webhooks.verify`. `query` as for `invoke_raw`.
         """
         check_body(body)
         id_ = new_invocation_id() if invocation is None else invocation
@@ -126,58 +132,64 @@ class CallRequests(Requests):
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
-        """How a submitted call stands."""
+        """Return the status of a submitted call."""
         return self._json(InvocationView, "GET", f"/v1/invocations/{segment(id)}")
 
-    def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = media.NATIVE) -> Answer:  # noqa: A002
-        """Wait for the end of a submitted call. Raises its error, or TimeoutError while it still runs."""
+    def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = media.NATIVE) -> RawResult:  # noqa: A002
+        """Wait for a submitted call and return its result. Raises the call's error, or TimeoutError after `timeout_s`.
+
+        Without `timeout_s`, wait until the call ends.
+        """
         check_seconds("timeout_s", timeout_s)
-        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         path = f"/v1/invocations/{segment(id)}/result"
         while True:
-            wait = _LONGEST_WAIT_S if give_up is None else max(min(give_up - time.monotonic(), _LONGEST_WAIT_S), 0.0)
-            response = self._request("GET", path, params={"wait": f"{wait:.3f}"}, headers={"accept": accept})
+            wait_s = _LONG_POLL_S if deadline is None else max(min(deadline - time.monotonic(), _LONG_POLL_S), 0.0)
+            response = self._request("GET", path, params={"wait": f"{wait_s:.3f}"}, headers={"accept": accept})
             if response.status_code != 202:
-                return answer_of(response)
-            if give_up is not None and time.monotonic() >= give_up:
+                return raw_result_of(response)
+            if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"invocation {id} has not ended after {timeout_s:g} s")
 
     def cancel(self, id: str) -> bool:  # noqa: A002
-        """False when it had ended already."""
+        """Cancel a submitted call. Return False if it had already ended."""
         return self._json(Cancellation, "DELETE", f"/v1/invocations/{segment(id)}").cancelled
 
     # Dead letters
 
     def dead_letters(self, function: str | None = None, *, limit: int = 20) -> list[DeadLetterView]:
-        """Submitted calls that failed for good, of a function or of all, the newest first. Raises FunctionNotFound."""
+        """List submitted calls that failed permanently, of one function or of all, newest first.
+
+        Raises FunctionNotFound.
+        """
         path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
         return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
 
     def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
-        """One, with its error's traceback. Raises DeadLetterNotFound."""
+        """Return a dead letter with its error's traceback. Raises DeadLetterNotFound."""
         return self._json(DeadLetterView, "GET", f"/v1/dlq/{segment(function)}/{segment(id)}")
 
     def dead_letter_payload(self, function: str, id: str) -> bytes:  # noqa: A002
-        """The arguments that it was called with, as they came."""
+        """Return the arguments of a dead letter, as the gateway received them."""
         return self._request("GET", f"/v1/dlq/{segment(function)}/{segment(id)}/payload").content
 
     def replay(self, function: str, id: str) -> Replayed:  # noqa: A002
-        """Submit it again, as a new call of the revision that serves now."""
+        """Submit a dead letter again, as a new call of the revision that serves now."""
         view = self._json(InvocationView, "POST", f"/v1/dlq/{segment(function)}/{segment(id)}/replay")
         return Replayed(letter=id, invocation=view.id)
 
     def replay_all(self, function: str) -> list[Replayed]:
-        """At most a thousand at a time."""
+        """Replay a function's dead letters, at most 1,000 per request."""
         return self._json(AllReplayed, "POST", f"/v1/dlq/{segment(function)}/replay").replayed
 
     def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
-        """Remove it and its payload; returns 1."""
+        """Remove a dead letter and its payload. Return 1."""
         self._request("DELETE", f"/v1/dlq/{segment(function)}/{segment(id)}")
         return 1
 
     def drop_dead_letters(self, function: str) -> int:
-        """Remove all of a function; returns how many."""
-        return self._json(Dropped, "DELETE", f"/v1/dlq/{segment(function)}").dropped
+        """Remove all dead letters of a function. Return their number."""
+        return self._json(DroppedLetters, "DELETE", f"/v1/dlq/{segment(function)}").dropped
 
 
 def _with_query(path: str, query: str) -> str:

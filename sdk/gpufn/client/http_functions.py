@@ -1,4 +1,4 @@
-"""Functions over HTTP: the part of `Client` that shows, changes and deletes functions and their revisions."""
+"""Function endpoints of `Client`: show, change and delete functions and their revisions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import msgspec
 
 from gpufn.client.http import JSON_BODY, Requests
-from gpufn.client.responses import decoded
+from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
 from gpufn.client.views import (
-    Building,
+    BuildingRevision,
     Calls,
     Functions,
     FunctionView,
@@ -32,15 +32,18 @@ from gpufn_core.spec.function_spec import FunctionSpec
 
 
 class FunctionRequests(Requests):
-    """The endpoints of functions, revisions and bundles."""
+    """Function, revision and bundle endpoints."""
 
     def functions(self) -> list[FunctionView]:
-        """Every deployed function, by name."""
+        """List the deployed functions by name."""
         return self._json(Functions, "GET", "/v1/functions").functions
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
-        """One function. `env` lists the names of its environment variables; `env_values` requests their values in
-        `spec["env"]`, which needs the scope deploy. Raises FunctionNotFound, Forbidden."""
+        """Return one function. Raises FunctionNotFound, Forbidden.
+
+        Its `env` lists the names of its environment variables. `env_values` also requests their values, in
+        `spec["env"]`; that needs the scope deploy.
+        """
         query = "?env=values" if env_values else ""
         return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}{query}")
 
@@ -53,49 +56,52 @@ class FunctionRequests(Requests):
         source: Source | None = None,
         replace: bool = False,
         code: str = "",
-    ) -> FunctionView | Building:
-        """Deploy a spec whose bundle and models have been uploaded; `deploy` does all. Building: one with models."""
-        how = {"check": check, "source": source, "replace": replace, "code": code}
-        body = msgspec.json.encode({"spec": spec, "bundle": bundle, **how})
+    ) -> FunctionView | BuildingRevision:
+        """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
+
+        Return BuildingRevision if the gateway builds engines for its models first.
+        """
+        options = {"check": check, "source": source, "replace": replace, "code": code}
+        body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
-            return decoded(Building, response.content)
-        return decoded(FunctionView, response.content)
+            return decode(BuildingRevision, response.content)
+        return decode(FunctionView, response.content)
 
     def delete(self, name: str) -> None:
-        """Queued calls are cancelled, running ones finish."""
+        """Delete a function. Its queued calls are cancelled; running calls finish."""
         self._request("DELETE", f"/v1/functions/{segment(name)}")
 
     def revisions(self, name: str) -> list[RevisionView]:
-        """Every revision, the oldest first."""
+        """List a function's revisions, oldest first."""
         return self._json(Revisions, "GET", f"/v1/functions/{segment(name)}/revisions").revisions
 
     def revision(self, name: str, number: int) -> RevisionProgress:
-        """One revision, and how far the builds of its models are."""
+        """Return one revision and the progress of its builds."""
         return self._json(RevisionProgress, "GET", f"/v1/functions/{segment(name)}/revisions/{number}")
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
-        """Make an earlier revision the active one; None: the one before it."""
+        """Make an earlier revision active (default: the one before the active revision)."""
         body = msgspec.json.encode({} if revision is None else {"revision": revision})
         path = f"/v1/functions/{segment(name)}/rollback"
         return self._json(FunctionView, "POST", path, content=body, headers=JSON_BODY)
 
     def scale(self, name: str, min_workers: int | None, max_workers: int | None) -> FunctionView:
-        """Take the place of the spec's bounds; None: back to the spec's."""
+        """Override the spec's minimum and maximum number of workers. None restores the spec's own value."""
         body = msgspec.json.encode({"min_workers": min_workers, "max_workers": max_workers})
         return self._json(FunctionView, "POST", f"/v1/functions/{segment(name)}/scale", content=body, headers=JSON_BODY)
 
     def why(self, name: str) -> WhyView:
-        """Why it has the workers it has, and why its calls wait."""
+        """Explain a function's number of workers, and why its calls wait."""
         return self._json(WhyView, "GET", f"/v1/functions/{segment(name)}/why")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
-        """The last lines that its workers wrote; with `follow` also those that come."""
+        """Yield the last `tail` log lines of a function's workers; with `follow`, also new lines as they arrive."""
         params = {"tail": str(tail), "follow": "true" if follow else "false"}
         with self._stream("GET", f"/v1/functions/{segment(name)}/logs", params=params) as response:
             for line in lines_of(self._chunks(response)):
                 if line.strip():
-                    yield decoded(LogLine, line)
+                    yield decode(LogLine, line)
 
     def calls(
         self,
@@ -106,33 +112,33 @@ class FunctionRequests(Requests):
         since: float | None = None,
         limit: int = 20,
     ) -> list[InvocationView]:
-        """Submitted calls of a function, or of all, the newest first. `since` in unix seconds.
+        """List submitted calls, of one function or of all, newest first. `since` is in unix seconds.
 
-        `name` raises FunctionNotFound; `function` finds the calls of a deleted one as well.
+        An unknown `name` raises FunctionNotFound; `function` also finds the calls of a deleted function.
         """
-        wanted = {"function": function, "state": state, "since": since, "limit": limit}
-        params = {option: str(value) for option, value in wanted.items() if value is not None}
+        filters = {"function": function, "state": state, "since": since, "limit": limit}
+        params = {option: str(value) for option, value in filters.items() if value is not None}
         path = "/v1/calls" if name is None else f"/v1/functions/{segment(name)}/calls"
         return self._json(Calls, "GET", path, params=params).calls
 
     def usage(
         self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None
     ) -> list[UsageView]:
-        """What calls took, per day, function and API key (``platform``: none). `since` and `until` are days of UTC, as
-        ``2026-11-21``; without them the last seven. `function` may have been deleted since.
+        """Return the resources that calls used, per day, function and API key (``platform`` for calls without a key).
 
-        Raises FunctionNotFound.
+        `since` and `until` are UTC days such as ``2026-11-21`` (default: the last seven days). `function` may be a
+        deleted function. Raises FunctionNotFound.
         """
-        wanted = {"function": function, "key": key, "since": since, "until": until}
-        params = {option: value for option, value in wanted.items() if value is not None}
+        filters = {"function": function, "key": key, "since": since, "until": until}
+        params = {option: value for option, value in filters.items() if value is not None}
         return self._json(Usages, "GET", "/v1/usage", params=params).usage
 
     def has_bundle(self, digest: Digest) -> bool:
-        """Whether it has been uploaded."""
+        """Return whether the gateway has a bundle."""
         return self._exists(f"/v1/bundles/{segment(digest)}")
 
     def put_bundle(self, digest: Digest, data: bytes) -> bool:
-        """Upload unless it is there; False when it was."""
+        """Upload a bundle unless the gateway has it. Return False if it had."""
         if self.has_bundle(digest):
             return False
         headers = {"content-type": "application/zip"}
@@ -141,7 +147,7 @@ class FunctionRequests(Requests):
         except PayloadTooLarge as error:
             mib = len(data) / (1 << 20)
             raise PayloadTooLarge(
-                f"the bundle of {mib:.1f} MiB is larger than the gateway takes: leave large files out, and read them "
-                "in the worker from a disk or an address"
+                f"the bundle of {mib:.1f} MiB exceeds the gateway's size limit: leave large files out, and read them "
+                "in the worker from a disk or a URL"
             ) from error
         return True

@@ -1,4 +1,4 @@
-"""Maps over HTTP: the part of `Client` and of `HttpTransport` that sends their items and reads their ends."""
+"""Map endpoints of `Client` and `HttpTransport`: send items, read outcomes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.priority import priority_of
 
-_CHUNKS = {media.JSON: media.LINES, media.PICKLED: media.PICKLED_CALLS}
-_SILENT_S = 60.0  # a gateway says something every 15 s
+_CHUNK_TYPES = {media.JSON: media.LINES, media.PICKLED: media.PICKLED_CALLS}
+_READ_TIMEOUT_S = 60.0  # the gateway sends something every 15 s
 
 
 class MapRequests(Requests):
-    """The endpoints of maps."""
+    """Map endpoints."""
 
     def send_items(
         self,
@@ -30,13 +30,16 @@ class MapRequests(Requests):
         last: bool = False,
         priority: str | None = None,
     ) -> MapView:
-        """Submit items `first` and following of a map whose id is your own; `last` closes it. Sent again, they are the
-        same items. Each is the arguments of a call: JSON, or the SDK's own encoding."""
-        lines = content_type == media.JSON
+        """Submit items of a map, starting at index `first`. The caller chooses the map's id.
+
+        `last` closes the map. A retry with the same indexes submits no item twice. Each item is the arguments of a
+        call, in JSON or the SDK's encoding.
+        """
+        is_json = content_type == media.JSON
         content = b"".join(
-            part for item in items for part in ((item, b"\n") if lines else (len(item).to_bytes(4, "big"), item))
+            part for item in items for part in ((item, b"\n") if is_json else (len(item).to_bytes(4, "big"), item))
         )
-        headers = {"content-type": _CHUNKS.get(content_type, media.CALLS), "accept": accept}
+        headers = {"content-type": _CHUNK_TYPES.get(content_type, media.CALLS), "accept": accept}
         if priority is not None:
             headers["x-gpufn-priority"] = priority_of(priority).value
         path = f"/v1/functions/{segment(function)}/maps/{segment(map_id)}/items/{first}"
@@ -44,22 +47,22 @@ class MapRequests(Requests):
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)
 
     def outcomes_raw(self, map_id: str, after: str = "") -> Iterator[list[End]]:
-        """How the items of a map ended, as they do; those behind the cursor `after`."""
+        """Yield the outcomes of a map's items as they end, starting after the cursor `after`."""
         params = {"after": after} if after else {}
         headers = {"accept": media.OUTCOMES}
         path = f"/v1/maps/{segment(map_id)}/outcomes"
-        with self._stream("GET", path, params=params, headers=headers, silent_s=_SILENT_S) as response:
+        with self._stream("GET", path, params=params, headers=headers, read_timeout_s=_READ_TIMEOUT_S) as response:
             yield from ends_of(self._chunks(response))
 
     def map(self, id: str) -> MapView:  # noqa: A002
-        """How far a map is. Raises MapNotFound."""
+        """Return the progress of a map. Raises MapNotFound."""
         return self._json(MapView, "GET", f"/v1/maps/{segment(id)}")
 
     def maps(self, function: str | None = None, *, limit: int = 20) -> list[MapView]:
-        """The maps of a function, or of all, the newest first."""
+        """List the maps of one function or of all, newest first."""
         params = {"limit": str(limit)} | ({} if function is None else {"function": function})
         return self._json(Maps, "GET", "/v1/maps", params=params).maps
 
     def cancel_map(self, id: str) -> bool:  # noqa: A002
-        """End those of its items that have not ended; False when all had."""
+        """Cancel the items of a map that have not ended. Return False if all had ended."""
         return self._json(MapCancellation, "DELETE", f"/v1/maps/{segment(id)}").cancelled

@@ -1,4 +1,4 @@
-"""Models over HTTP: the part of `Client` that uploads them, builds their engines and lists both."""
+"""Model endpoints of `Client`: upload and list models, build and list engines."""
 
 from __future__ import annotations
 
@@ -8,71 +8,76 @@ from pathlib import Path
 import msgspec
 
 from gpufn.client.http import JSON_BODY, MANAGE_TIMEOUT_S, Requests
-from gpufn.client.views import Builds, BuildView, Collected, Engines, EngineView, Models, ModelView
+from gpufn.client.views import Builds, BuildView, CollectedEngines, Engines, EngineView, Models, ModelView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.model_spec import ModelSpec
 
-_CHUNK_BYTES = 1 << 20  # of an upload
+_UPLOAD_CHUNK_BYTES = 1 << 20
 
 
 class ModelRequests(Requests):
-    """The endpoints of models, builds and engines."""
+    """Model, build and engine endpoints."""
 
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None] | None = None) -> bool:
-        """Upload a model's file unless it is there; False when it was. `sent` gets the bytes so far."""
-        where = f"/v1/artifacts/{segment(digest)}"
-        if self._exists(where):
+        """Upload a model's file unless the gateway has it. Return False if it had.
+
+        `sent` receives the number of bytes sent so far.
+        """
+        artifact_path = f"/v1/artifacts/{segment(digest)}"
+        if self._exists(artifact_path):
             return False
         headers = {"content-type": media.BYTES, "content-length": str(path.stat().st_size)}
         content = _FileContent(path, sent)
-        self._request("PUT", where, content=content, headers=headers, timeout=self._endless)
+        self._request("PUT", artifact_path, content=content, headers=headers, timeout=self._no_timeout)
         return True
 
     def create_build(self, model: ModelSpec, device: str | None = None) -> BuildView:
-        """Build engines of a model whose files have been uploaded; without `device`, for the nodes' CPUs."""
+        """Build engines of a model whose files are uploaded, for a device kind (default: the nodes' CPUs)."""
         body = msgspec.json.encode({"model": model} | ({"device": device} if device else {}))
         return self._json(BuildView, "POST", "/v1/builds", content=body, headers=JSON_BODY)
 
     def builds(self) -> list[BuildView]:
-        """Every build, the newest first."""
+        """List the builds, newest first."""
         return self._json(Builds, "GET", "/v1/builds").builds
 
     def build(self, id: str, *, wait_s: float = 0.0, since: int | None = None) -> BuildView:  # noqa: A002
-        """How a build stands: at its next change, after the one that `since` names (a view's `change`) or else from
-        now, or after `wait_s`, which is 60 at most. Raises BuildNotFound."""
+        """Return a build's state, after waiting at most `wait_s` (limit: 60) for its next change.
+
+        `since` is the `change` of the last view; without it, the next change from now on counts. Raises BuildNotFound.
+        """
         params = {"wait": f"{wait_s:g}"} | ({} if since is None else {"since": str(since)})
         timeout_s = MANAGE_TIMEOUT_S + wait_s
         return self._json(BuildView, "GET", f"/v1/builds/{segment(id)}", params=params, timeout=timeout_s)
 
     def build_report(self, id: str, *, page: bool = False) -> bytes:  # noqa: A002
-        """What was built, compared and measured: as JSON, or as a `page` of HTML."""
+        """Return a build's report of engines, accuracy and latency, as JSON or, with `page`, as HTML."""
         return self._request("GET", f"/v1/builds/{segment(id)}/report{'.html' if page else ''}").content
 
     def engines(self) -> list[EngineView]:
-        """Every engine, the newest first."""
+        """List the engines, newest first."""
         return self._json(Engines, "GET", "/v1/engines").engines
 
-    def collect_engines(self, *, dry_run: bool = False) -> Collected:
-        """Remove the engines that no function and no build uses; with `dry_run`, only say which."""
+    def collect_engines(self, *, dry_run: bool = False) -> CollectedEngines:
+        """Remove the engines that no function and no build uses. With `dry_run`, only list them."""
         body = msgspec.json.encode({"dry_run": dry_run})
-        return self._json(Collected, "POST", "/v1/engines/gc", content=body, headers=JSON_BODY)
+        return self._json(CollectedEngines, "POST", "/v1/engines/gc", content=body, headers=JSON_BODY)
 
     def models(self) -> list[ModelView]:
-        """The models of every function, as it serves."""
+        """List the models of the revisions that serve."""
         return self._json(Models, "GET", "/v1/models").models
 
     def model(self, name: str) -> ModelView:
-        """One model: `NAME`, or `FUNCTION.PARAMETER` for one inside a function. Raises FunctionNotFound."""
+        """Return a model: `NAME`, or `FUNCTION.PARAMETER` for a model in a function. Raises FunctionNotFound."""
         return self._json(ModelView, "GET", f"/v1/models/{segment(name)}")
 
     def cancel_build(self, id: str) -> BuildView:  # noqa: A002
-        """Ask for its end; what waits for it fails."""
+        """Request the cancellation of a build. Revisions that wait for it fail."""
         return self._json(BuildView, "DELETE", f"/v1/builds/{segment(id)}")
 
 
 class _FileContent:
-    """A file as a request's body; each try reads it from its beginning."""
+    """A file as a request body. Each attempt reads it from the start."""
 
     def __init__(self, path: Path, sent: Callable[[int], None] | None) -> None:
         self._path = path
@@ -81,7 +86,7 @@ class _FileContent:
     def __iter__(self) -> Iterator[bytes]:
         count = 0
         with self._path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
+            while chunk := file.read(_UPLOAD_CHUNK_BYTES):
                 yield chunk
                 count += len(chunk)
                 if self._sent is not None:

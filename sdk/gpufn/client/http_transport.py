@@ -1,4 +1,4 @@
-"""The Transport of every process that is not a worker: `.remote` and its siblings over HTTP."""
+"""HTTP Transport for `.remote` and related methods, in every process except workers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
 from gpufn_core.spec.priority import Priority
 
-_CALLER = 5  # the line with `f.remote(x)`, from _calling, behind contextlib, the transport and the Remote
+_CALLER_LEVEL = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport and the Remote
 
 
 class HttpTransport:
     """`Transport` over HTTP. The first call creates the client."""
 
     def __init__(self, make_client: Callable[[], CallApi] = CallApi) -> None:
-        self._make = make_client
+        self._make_client = make_client
         self._client: CallApi | None = None
         self._pid = 0
-        self._making = threading.Lock()  # a `map` makes its first calls at the same time
+        self._lock = threading.Lock()  # a `map` makes its first calls concurrently
         self._compared: set[str] = set()
 
     @property
     def client(self) -> CallApi:
-        with self._making:
+        with self._lock:
             if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
-                self._client, self._pid = self._make(), os.getpid()
+                self._client, self._pid = self._make_client(), os.getpid()
             return self._client
 
     def close(self) -> None:
@@ -45,16 +45,16 @@ class HttpTransport:
 
     @contextlib.contextmanager
     def _calling(self, function: str) -> Iterator[None]:
-        """The first call of each function warns when the deployed code differs from its file here."""
-        with self._making:
+        """Warn on the first call of each function if the deployed code differs from its file here."""
+        with self._lock:
             is_first = function not in self._compared
             self._compared.add(function)
         if is_first and declared_here(function):
             from gpufn.deploy.deployed_code import difference  # noqa: PLC0415
 
             if warning := difference(self.client, function):
-                warnings.warn(warning, DeployedCodeDiffers, stacklevel=_CALLER)
-        with _told_to_deploy(function):
+                warnings.warn(warning, DeployedCodeDiffers, stacklevel=_CALLER_LEVEL)
+        with _deploy_hint(function):
             yield
 
     def call(
@@ -138,20 +138,20 @@ class HttpTransport:
 
 
 @contextlib.contextmanager
-def _told_to_deploy(function: str) -> Iterator[None]:
+def _deploy_hint(function: str) -> Iterator[None]:
     try:
         yield
     except FunctionNotFound as error:
-        if "no function" not in error.message:  # it is there, and has no such method
+        if "no function" not in error.message:  # the function exists but has no such method
             raise
         raise FunctionNotFound(
-            f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
-            f"and Client().deploy({function.replace('-', '_')}) one of this process"
+            f"{error.message.rstrip('.')} at this gateway; deploy its file with `gpufn deploy FILE`, "
+            f"or a function of this process with Client().deploy({function.replace('-', '_')})"
         ) from None
 
 
 def _type_of(items: Sequence[bytes]) -> str:
-    """Of a chunk, which is pickled when one of its items is."""
+    """Return the content type of a chunk: pickled if any of its items is."""
     from gpufn_core.encoding import values  # noqa: PLC0415
 
     return media.PICKLED if any(values.call_type(item) == media.PICKLED for item in items) else media.NATIVE

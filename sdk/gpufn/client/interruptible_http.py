@@ -1,5 +1,7 @@
-"""Connections that a wait can be woken from (`gpufn.call.cancellable_wait`): they are shut, and the gateway cancels the call of a
-client that has gone."""
+"""Connections whose blocking reads and writes can be interrupted (`gpufn.call.cancellable_wait`).
+
+An interrupt shuts the connection down; the gateway then cancels the disconnected client's call.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,11 @@ from typing import Any
 from gpufn.call.cancellable_wait import woken_by
 
 
-def make_leavable(transport: Any) -> None:
-    """An httpx.HTTPTransport, which has no option for it. With one that is made otherwise nobody can leave early."""
+def make_interruptible(transport: Any) -> None:
+    """Wrap the connections of an httpx.HTTPTransport, which has no option for it.
+
+    Waits cannot be interrupted if a release of httpx has other internals.
+    """
     pool = getattr(transport, "_pool", None)
     if (backend := getattr(pool, "_network_backend", None)) is not None:
         pool._network_backend = _Backend(backend)  # type: ignore[union-attr]
@@ -33,20 +38,23 @@ class _Connection:
         self._stream = stream
 
     def read(self, *args: Any, **options: Any) -> Any:
-        with woken_by(self._shut):
+        with woken_by(self._shut_down):
             return self._stream.read(*args, **options)
 
     def write(self, *args: Any, **options: Any) -> None:
-        with woken_by(self._shut):
+        with woken_by(self._shut_down):
             self._stream.write(*args, **options)
 
     def start_tls(self, *args: Any, **options: Any) -> _Connection:
         return _Connection(self._stream.start_tls(*args, **options))
 
-    def _shut(self) -> None:
-        """Not closed: that is for the thread that reads it, before its number is another file's."""
+    def _shut_down(self) -> None:
+        """Shut the socket down without closing it.
+
+        Only the reading thread closes it: the file descriptor must not be reused under that thread.
+        """
         with contextlib.suppress(OSError):
-            # Not an SSLSocket's own, which takes its TLS from under the thread that reads.
+            # Not SSLSocket.shutdown, which drops the TLS state under the reading thread.
             socket.socket.shutdown(self._stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def __getattr__(self, name: str) -> Any:

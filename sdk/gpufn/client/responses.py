@@ -1,4 +1,4 @@
-"""What the gateway answers, read: a result, a document, a problem as the exception that it describes."""
+"""Decoding of gateway responses: results, JSON documents, and problems, which become exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpufn.client.views import Answer, Problem
+from gpufn.client.views import Problem, RawResult
 from gpufn_core.errors import ErrorInfo, GpufnError, PayloadTooLarge, ProtocolMismatch, error_from
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TOO_LARGE = "pass a path or an address that the other side can read, or split it over several calls"
+_TOO_LARGE = "pass a path or URL that the other side can read, or split the data over several calls"
 
 
-def answer_of(response: httpx.Response) -> Answer:
+def raw_result_of(response: httpx.Response) -> RawResult:
     headers = response.headers
-    return Answer(
+    return RawResult(
         content_type=headers.get("content-type", ""),
         body=response.content,
         invocation=headers.get("x-gpufn-invocation", ""),
@@ -37,31 +37,33 @@ def _timings(header: str) -> Iterator[tuple[str, float]]:
             yield phase, float(duration)
 
 
-def decoded(kind: type[T], data: bytes) -> T:
+def decode(kind: type[T], data: bytes) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise ProtocolMismatch(f"the gateway's answer could not be read; is it of another release? {error}") from error
+        raise ProtocolMismatch(
+            f"cannot decode the gateway's response; it may run another release of gpufn: {error}"
+        ) from error
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> GpufnError:
-    """The exception that a problem describes; its `status` is the HTTP one."""
+    """Return the exception that a problem describes; its `status` is the HTTP status."""
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except msgspec.MsgspecError:
         problem = Problem(detail=body[:200].decode(errors="replace").strip())
     if not problem.code and not body:
-        problem = Problem(detail=f"the gateway answered {status}")
+        problem = Problem(detail=f"the gateway returned {status}")
     retry_after = problem.retry_after_s
     if retry_after is None:
         with contextlib.suppress(ValueError):
             retry_after = float(headers.get("retry-after", ""))
-    error = _raised(problem, retry_after)
+    error = _exception_of(problem, retry_after)
     error.status = status  # type: ignore[attr-defined]
     return error
 
 
-def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
+def _exception_of(problem: Problem, retry_after_s: float | None) -> GpufnError:
     message = problem.detail or problem.title
     if problem.code == PayloadTooLarge.code:
         message = f"{message.rstrip('.')}: {_TOO_LARGE}"

@@ -1,4 +1,4 @@
-"""Streams of a gateway as they come in chunks: items, server-sent events, lines."""
+"""Parsers of the gateway's chunked streams: items, server-sent events, lines."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from gpufn_core.errors import GatewayUnavailable
 
 
 def items_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The records of `media.ITEMS`."""
+    """Parse `media.ITEMS` records into content type and body."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
-        at = 0
-        while len(buffer) - at >= media.RECORD.size:
-            kind, name_length, body_length = media.RECORD.unpack_from(buffer, at)
-            name_at = at + media.RECORD.size
-            start = name_at + name_length
-            end = start + body_length
+        offset = 0
+        while len(buffer) - offset >= media.RECORD.size:
+            kind, name_length, body_length = media.RECORD.unpack_from(buffer, offset)
+            name_start = offset + media.RECORD.size
+            body_start = name_start + name_length
+            end = body_start + body_length
             if len(buffer) < end:
                 break
-            content_type, body = buffer[name_at:start].decode("ascii"), bytes(buffer[start:end])
-            at = end
+            content_type, body = buffer[name_start:body_start].decode("ascii"), bytes(buffer[body_start:end])
+            offset = end
             if kind == media.RecordKind.END:
                 return
             if kind == media.RecordKind.ERROR:
                 raise error_of(0, {}, body)
             yield content_type, body
-        del buffer[:at]
+        del buffer[:offset]
     raise GatewayUnavailable("the stream broke off before its end")
 
 
 def events_of(lines: Iterable[bytes]) -> Iterator[Any]:
-    """Server-sent events: `item`, then `end` or `error`."""
+    """Parse server-sent events: the data of each `item`, until `end` or `error`."""
     event, data = "", b""
     for line in lines:
         if line:
@@ -59,12 +59,12 @@ def events_of(lines: Iterable[bytes]) -> Iterator[Any]:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    begun: list[bytes] = []  # of a line, which may be megabytes and come in a hundred chunks
+    parts: list[bytes] = []  # of one line, which may be megabytes in a hundred chunks
     for chunk in chunks:
         first, *following = chunk.split(b"\n")
-        begun.append(first)
+        parts.append(first)
         for line in following:
-            yield b"".join(begun).removesuffix(b"\r")
-            begun = [line]
-    if rest := b"".join(begun):
+            yield b"".join(parts).removesuffix(b"\r")
+            parts = [line]
+    if rest := b"".join(parts):
         yield rest

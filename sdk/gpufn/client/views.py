@@ -1,4 +1,4 @@
-"""What the gateway answers, as typed values (docs/http.md). Fields that a newer gateway adds are ignored."""
+"""Typed gateway responses (docs/http.md). Fields that a newer gateway adds are ignored."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from gpufn_core.spec.schedule import Missed
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Function, its active spec, and what the controller last knew; `queued` and `running` None mean unknown.
+    """A Function, its active spec, and its last status from the controller.
 
-    `env` has the names of its environment variables, and `spec["env"]` the values only where they were requested.
+    `queued` and `running` are None while unknown. `env` has the names of its environment variables. `spec["env"]` has
+    their values only if the request included them.
     """
 
     name: str
@@ -46,7 +47,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     next: NextRevision | None = None
     check: Check | None = None  # of the active revision
     source: Source | None = None  # of the active revision
-    deployed_at: float | None = None  # the active revision
+    deployed_at: float | None = None  # of the active revision
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
@@ -64,8 +65,10 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MapView(msgspec.Struct, frozen=True, kw_only=True):
-    """A map: how many of its items were accepted, and how many of those have ended. `state` is open, while more may
-    come, or running, ended, cancelled."""
+    """A map, with the number of accepted items and of ended items.
+
+    `state` is open (accepts more items), running, ended or cancelled.
+    """
 
     id: str
     function: str = ""
@@ -77,7 +80,7 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MapCancellation(MapView, frozen=True, kw_only=True):
-    """`cancelled` is False when all its items had ended."""
+    """The result of a map's cancellation. `cancelled` is False if all items had already ended."""
 
     cancelled: bool
 
@@ -87,7 +90,7 @@ class Maps(msgspec.Struct, frozen=True):
 
 
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1; `change` grows."""
+    """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change."""
 
     id: str
     device: str
@@ -106,13 +109,13 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The model's file and the DeviceKind: `resnet18.onnx on NVIDIA L4`."""
+        """The model's file and the DeviceKind, such as `resnet18.onnx on NVIDIA L4`."""
         files = self.model.get("files") or [{"name": self.model.get("parameter", "model")}]
         return f"{files[0]['name']} on {self.device}"
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that was published, and the revisions that use it. `model` is the ONNX file's name."""
+    """A published engine and the revisions that use it. `model` is the name of the ONNX file."""
 
     key: str
     model: str
@@ -127,7 +130,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the revision that serves, and its engines by DeviceKind, the best first."""
+    """A model of the revision that serves, and its engines by DeviceKind, best first."""
 
     name: str
     function: str
@@ -144,8 +147,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[str, tuple[EngineView, ...]] = {}
 
 
-class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """The engines that nothing uses, how many files they alone have, and their bytes."""
+class CollectedEngines(msgspec.Struct, frozen=True, kw_only=True):
+    """Unused engines, and the number and bytes of the files that only they use."""
 
     engines: tuple[EngineView, ...] = ()
     files: int = 0
@@ -153,8 +156,8 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Building(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that was taken and is not active before its builds, which are ids, have succeeded."""
+class BuildingRevision(msgspec.Struct, frozen=True, kw_only=True):
+    """An accepted revision that becomes active once its builds have succeeded. `builds` are their ids."""
 
     function: str
     revision: int
@@ -163,7 +166,7 @@ class Building(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision, with its builds; `error` is set when it failed."""
+    """One revision and its builds. `error` is set if the revision failed."""
 
     number: int
     state: RevisionState
@@ -174,8 +177,10 @@ class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there are as many workers as there are: `terms` are the figures that the decision was made from. `classes`
-    has the calls that are queued or run by class, None while unknown."""
+    """The reason for a function's number of workers. `terms` are the numbers behind the decision.
+
+    `classes` counts the queued and running calls by priority class; None while unknown.
+    """
 
     function: str
     workers: WorkerCounts = WorkerCounts()
@@ -205,7 +210,7 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     queue_s: float | None = None
     run_s: float | None = None
-    gpu_s: float = 0.0  # GPU seconds that its attempts are charged
+    gpu_s: float = 0.0  # GPU seconds charged for its attempts
     error: dict[str, Any] | None = None
     waiting: Waiting | None = None
     attempts: tuple[AttemptRecord, ...] = ()
@@ -218,12 +223,12 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str:
-        """Why it failed, on one line; nothing when it did not."""
+        """The error on one line, or "" if the call has not failed."""
         return _cause(self.error)
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted call that failed for good; `size` is its payload's, in bytes."""
+    """A submitted call that failed permanently. `size` is the size of its payload in bytes."""
 
     id: str
     function: str
@@ -239,12 +244,12 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str:
-        """On one line."""
+        """The error, or else the state, on one line."""
         return _cause(self.error) or self.state.value
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter, and the call that was made of it."""
+    """A dead letter and the new call that replays it."""
 
     letter: str
     invocation: str
@@ -256,7 +261,7 @@ class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key. `key` is its secret and is there once, in the answer to its creation."""
+    """An API key. `key`, its secret, is only in the response that creates it."""
 
     id: str
     scopes: tuple[str, ...] = ()
@@ -267,7 +272,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
-    """When a function is called by itself. `next_at` is None while it is paused; `invocation` its last call."""
+    """A schedule of a function. `next_at` is None while it is paused; `invocation` is its last call."""
 
     id: str
     function: str
@@ -293,7 +298,7 @@ class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the calls of one function took that one API key made on one day of UTC, as 2026-11-21."""
+    """The usage of one function's calls by one API key on one UTC day, such as 2026-11-21."""
 
     day: str
     function: str
@@ -305,8 +310,8 @@ class Usages(msgspec.Struct, frozen=True):
     usage: list[UsageView]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A result as it came, and where the time went, in milliseconds by phase."""
+class RawResult(msgspec.Struct, frozen=True, kw_only=True):
+    """An encoded result, and the time that each phase took, in milliseconds."""
 
     content_type: str
     body: bytes
@@ -335,7 +340,7 @@ class AllReplayed(msgspec.Struct, frozen=True):
     replayed: list[Replayed]
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class DroppedLetters(msgspec.Struct, frozen=True):
     dropped: int
 
 
@@ -360,7 +365,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """RFC 9457, with our members."""
+    """An RFC 9457 problem with gpufn's extension members."""
 
     title: str = ""
     detail: str = ""
@@ -379,5 +384,5 @@ class Problem(msgspec.Struct, frozen=True):
 def _cause(error: dict[str, Any] | None) -> str:
     if error is None:
         return ""
-    told = ErrorInfo(str(error.get("code", "")), str(error.get("message", "")), error_type=error.get("error_type"))
-    return (told.summary.splitlines() or [told.code])[0]
+    info = ErrorInfo(str(error.get("code", "")), str(error.get("message", "")), error_type=error.get("error_type"))
+    return (info.summary.splitlines() or [info.code])[0]

@@ -1,1 +1,1 @@
-"""Deploying: bundle the code, upload models, create a revision, wait for its check."""
+"""Deploys: bundle the code, upload models, create a revision, wait for its check."""

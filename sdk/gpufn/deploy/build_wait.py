@@ -1,4 +1,4 @@
-"""Builds as the CLI and `Client.deploy` see them: what is uploaded before, the wait, and why one failed."""
+"""Builds for the CLI and `Client.deploy`: upload the files, wait for the build, explain a failure."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from gpufn.client.views import BuildView
 from gpufn_core.domain.engine import BuildState
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError, error_from
 
-_LONGEST_WAIT_S = 30.0  # of one request
+_LONG_POLL_S = 30.0
 
 
 class Uploads(Protocol):
-    """What is asked of a Client."""
+    """The Client methods that `upload` needs."""
 
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
 
 
 class Builds(Protocol):
-    """What is asked of a Client."""
+    """The Client methods that `wait_until_ended` needs."""
 
     def build(self, id: str, *, wait_s: float = 0.0, since: int | None = None) -> BuildView: ...  # noqa: A002
 
 
-def upload(api: Uploads, paths: Mapping[str, Path], told: Callable[[str], None] = lambda progress: None) -> None:
-    """The files that the gateway lacks."""
+def upload(api: Uploads, paths: Mapping[str, Path], on_progress: Callable[[str], None] = lambda progress: None) -> None:
+    """Upload the files that the gateway does not have."""
     for digest, path in paths.items():
         size = path.stat().st_size or 1
 
         def sent(count: int, name: str = path.name, size: int = size) -> None:
-            told(f"{name} {count / size:.0%}")
+            on_progress(f"{name} {count / size:.0%}")
 
         api.put_artifact(digest, path, sent=sent)
 
 
 def wait_until_ended(
-    api: Builds, build: BuildView, *, seen: Callable[[BuildView], None] = lambda build: None
+    api: Builds, build: BuildView, *, on_change: Callable[[BuildView], None] = lambda build: None
 ) -> BuildView:
-    """`seen` gets the build at each of its changes. Raises BuildFailed, also when it was cancelled."""
-    seen(build)
+    """Wait for the end of a build. `on_change` receives the build at each change.
+
+    Raises BuildFailed if the build failed or was cancelled.
+    """
+    on_change(build)
     while not build.state.ended:
-        build = api.build(build.id, wait_s=_LONGEST_WAIT_S, since=build.change)
-        seen(build)
+        build = api.build(build.id, wait_s=_LONG_POLL_S, since=build.change)
+        on_change(build)
     if build.state is BuildState.CANCELLED:
         raise BuildFailed(f"the build {build.id} was cancelled")
     if build.state is BuildState.FAILED:
@@ -52,14 +55,14 @@ def wait_until_ended(
 
 
 def build_error(info: ErrorInfo | None) -> GpufnError:
-    """Why a build failed: its stage, its node and the message on one line; the compiler's log is a note."""
+    """Return the exception of a failed build: stage, node and message on one line, the compiler's log as a note."""
     error = error_from(info) if info is not None else BuildFailed()
     if not isinstance(error, BuildFailed):
         return error
     where = error.stage + (f", node {error.node}" if error.node and error.node not in error.message else "")
-    told = BuildFailed(
+    failure = BuildFailed(
         f"{where}: {error.message}" if where else error.message, stage=error.stage, node=error.node, log=error.log
     )
     if error.log:
-        told.add_note(f"\nThe compiler's log:\n{error.log.rstrip()}")
-    return told
+        failure.add_note(f"\nThe compiler's log:\n{error.log.rstrip()}")
+    return failure

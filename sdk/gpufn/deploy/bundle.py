@@ -1,13 +1,13 @@
-"""A user's code as one archive, named by its digest.
+"""Bundles: a user's code as one archive, named by its digest.
 
 From a file:
-1. `load` imports it, as Python would from its own folder
-2. `pack_source` collects the file and the project's modules that it needs, and `include`d files, into a zip
+1. `load` imports the file, as Python would from its own folder
+2. `pack_source` collects the file, the project's modules that it needs, and `include`d files into a zip
 
-From a notebook, `__main__` or a closure: `pack_pickle` puts the Function itself there, by value, as `function.pkl`,
-beside the project's modules that the pickle names.
+From a notebook, `__main__` or a closure, `pack_pickle` stores the Function itself by value as `function.pkl`, with the
+project's modules that the pickle names.
 
-The same files give the same bytes, so an unchanged project is not uploaded again.
+Equal files give equal bytes, so an unchanged project is not uploaded again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ from gpufn_core.spec.function_spec import Packaging
 
 PICKLE_NAME = "function.pkl"
 
-_NOTHING: Mapping[str, bytes] = MappingProxyType({})
+_NO_CONTENTS: Mapping[str, bytes] = MappingProxyType({})
 
 AnyFunction = Function[..., Any, Any] | FunctionClass
 
 
 @dataclass(frozen=True)
 class Project:
-    """An imported file: the folder that its imports start from, and the modules that its import loaded. It was imported
-    without the packages in `missing`, which are not installed here."""
+    """An imported file, its import root, and the modules that its import loaded.
+
+    `missing` are packages that are not installed here; stand-ins replaced them.
+    """
 
     module: ModuleType
     root: Path
@@ -54,16 +56,16 @@ class Project:
 
     @property
     def functions(self) -> list[AnyFunction]:
-        """The functions that the file declares, in its order; imported ones belong to their own file."""
+        """The functions that the file declares, in order, without imported ones."""
         name = self.module.__name__
-        found = (value for value in vars(self.module).values() if isinstance(value, (Function, FunctionClass)))
-        return list(dict.fromkeys(function for function in found if function.raw.__module__ == name))
+        functions = (value for value in vars(self.module).values() if isinstance(value, (Function, FunctionClass)))
+        return list(dict.fromkeys(function for function in functions if function.raw.__module__ == name))
 
 
 def check_file(path: Path) -> None:
-    """Raises InvalidBundle for what is no Python file."""
+    """Raises InvalidBundle if `path` is not a Python file."""
     if path.is_dir():
-        raise InvalidBundle(f"{path} is a folder: name the file in it that declares the functions")
+        raise InvalidBundle(f"{path} is a folder: pass the file in it that declares the functions")
     if not path.is_file():
         raise InvalidBundle(f"there is no file {path}")
     if path.resolve().suffix != ".py":
@@ -73,8 +75,8 @@ def check_file(path: Path) -> None:
 def load(path: Path, *, to_run: bool = True) -> Project:
     """Import a user's file. Raises InvalidBundle with the line that fails.
 
-    Where its code is not `to_run` here, a package that is not installed gets a stand-in. That is tried when the import
-    has failed for the lack of it: a file that does without the package is imported as it is.
+    Unless its code is `to_run` here, stand-ins replace packages that are not installed. A stand-in is added only after
+    an import has failed: a file that handles the missing package is imported unchanged.
     """
     check_file(path)
     file = path.resolve()
@@ -91,15 +93,15 @@ def load(path: Path, *, to_run: bool = True) -> Project:
         except BaseException as error:
             package = None if to_run else missing_packages.missing_package(error)
             if package is None:
-                why = where_it_failed(error, file, root) + import_guard.advice(error, root)
+                reason = describe_failure(error, file, root) + import_guard.advice(error, root)
                 if missing:
-                    why += f" (read without {', '.join(missing)}: not installed here)"
-                raise InvalidBundle(f"cannot import {path}: {why}") from error
+                    reason += f" (imported without {', '.join(missing)}: not installed here)"
+                raise InvalidBundle(f"cannot import {path}: {reason}") from error
         missing_packages.stand_in_for(package)
         missing_packages.forget_project(root, before)
         missing.append(package)
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
-        raise InvalidBundle(f"{path} has the name of another module, {name} ({module.__file__}): rename the file")
+        raise InvalidBundle(f"{path} has the same name as the module {name} ({module.__file__}): rename the file")
     if hidden := _hidden_in(module):
         raise InvalidBundle(
             f"{hidden} has a decorator above @gpu_function, which hides it: write @gpu_function above the others"
@@ -107,8 +109,8 @@ def load(path: Path, *, to_run: bool = True) -> Project:
     return Project(module, root, frozenset(sys.modules) - before, tuple(missing))
 
 
-def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:
-    """The project's file, the modules beside it that it needs, the files that `include`'s globs match, `contents`."""
+def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NO_CONTENTS) -> Bundle:
+    """Bundle the project's file, the project's modules that it needs, files matching `include`, and `contents`."""
     files = Collector([project.root, Path.cwd()])
     files.add(project.module.__name__)
     for name in sorted(project.loaded):
@@ -118,16 +120,18 @@ def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping
     return files.bundle()
 
 
-def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:
-    """`function` by value. Raises InvalidBundle when something that it refers to cannot be pickled."""
+def pack_pickle(
+    function: AnyFunction, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NO_CONTENTS
+) -> Bundle:
+    """Bundle `function` by value. Raises InvalidBundle if it refers to an object that cannot be pickled."""
     try:
-        data, imported = _by_value(function)
+        data, imported = _pickle_by_value(function)
     except Exception as error:
         raise InvalidBundle(
-            f"{function.__qualname__} cannot be sent by value: {error}. Create what cannot be pickled inside the "
-            "function, or move the function to the top level of a file and deploy that"
+            f"{function.__qualname__} cannot be sent by value: {error}. Create the object inside the function, or move "
+            "the function to the top level of a file and deploy that file"
         ) from error
-    files = Collector([Path.cwd(), *_roots_of("__main__"), *_roots_of(function.raw.__module__)])
+    files = Collector([Path.cwd(), *_import_roots_of("__main__"), *_import_roots_of(function.raw.__module__)])
     for _, text, _ in pickletools.genops(data):
         if isinstance(text, str) and text in sys.modules and text != "__main__":
             files.add(text)
@@ -139,16 +143,16 @@ def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Ma
     return files.bundle()
 
 
-def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
-    """Its pickle, and the modules that code in that imports when it runs: these are nowhere in the pickle by name.
+def _pickle_by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
+    """Return a function's pickle, and the modules that its code imports at run time, which the pickle does not name.
 
-    Nor are names that stand in type hints alone, so these travel as what they mean.
+    The pickle does not have the names in string type hints either, so the hints are evaluated first.
     """
     import cloudpickle  # noqa: PLC0415
 
     imported: dict[str, None] = {}
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, CodeType):
                 imported.update(dict.fromkeys(imports_of(obj)))
@@ -156,7 +160,7 @@ def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
                 obj.__module__ == "__main__" or "<locals>" in obj.__qualname__
             ):
                 if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
-                    raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which would arrive without its fields")
+                    raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which loses its fields when pickled")
                 type_hints.read_in(obj)
             return super().reducer_override(obj)
 
@@ -165,8 +169,8 @@ def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
     return buffer.getvalue(), list(imported)
 
 
-def _roots_of(name: str) -> list[Path]:
-    """The folder that the imports of module `name` start from, where that has a file."""
+def _import_roots_of(name: str) -> list[Path]:
+    """Return the import root of module `name`, or nothing if the module has no file."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
         return []
@@ -175,10 +179,12 @@ def _roots_of(name: str) -> list[Path]:
 
 
 def bundles_of(
-    functions: Iterable[AnyFunction], include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING
+    functions: Iterable[AnyFunction], include: Sequence[str] = (), contents: Mapping[str, bytes] = _NO_CONTENTS
 ) -> Iterator[tuple[AnyFunction, Packaging, Bundle]]:
-    """How each function of this process travels: by source if its module is a project's file, else by value. `contents`
-    are more entries, of each bundle."""
+    """Bundle each function of this process: by source if its module is a project's file, else by value.
+
+    Each bundle also gets the entries of `contents`.
+    """
     by_module: dict[str, Bundle] = {}
     for function in functions:
         name = function.raw.__module__
@@ -188,33 +194,36 @@ def bundles_of(
             yield function, Packaging.PICKLE, pack_pickle(function, include, contents)
             continue
         if name not in by_module:
-            (root,) = _roots_of(name)
+            (root,) = _import_roots_of(name)
             by_module[name] = pack_source(Project(module, root, frozenset()), include, contents)
         yield function, Packaging.SOURCE, by_module[name]
 
 
 def can_be_imported(function: AnyFunction) -> bool:
-    """Whether a worker finds it by module and name; not what a notebook, `__main__` or another function made."""
+    """Return whether a worker can import the function by module and name.
+
+    False for functions created in a notebook, in `__main__` or in another function.
+    """
     module = sys.modules.get(function.raw.__module__)
     return function.raw.__module__ != "__main__" and getattr(module, function.raw.__qualname__, None) is function
 
 
 def _hidden_in(module: ModuleType) -> str | None:
-    """The name of a function whose name stands for something else, which holds it: what a decorator made of it."""
+    """Return the name of a declared function that another decorator has wrapped, if there is one."""
     for function in declared_in(module.__name__):
-        named = vars(module).get(function.raw.__qualname__)
-        is_declared = named is function.raw or isinstance(named, (Function, FunctionClass))
-        if callable(named) and not is_declared and getattr(function.raw, "__globals__", vars(module)) is vars(module):
+        value = vars(module).get(function.raw.__qualname__)
+        is_declared = value is function.raw or isinstance(value, (Function, FunctionClass))
+        if callable(value) and not is_declared and getattr(function.raw, "__globals__", vars(module)) is vars(module):
             return function.__qualname__
     return None
 
 
-def where_it_failed(error: BaseException, file: Path, root: Path) -> str:
-    """One line: which of the user's lines, its text, and the error."""
-    what = error.message if isinstance(error, GpufnError) else traceback.format_exception_only(error)[-1].strip()
-    what = what.partition("\n")[0]
+def describe_failure(error: BaseException, file: Path, root: Path) -> str:
+    """Describe an import error on one line: the number and text of the user's line, and the error."""
+    message = error.message if isinstance(error, GpufnError) else traceback.format_exception_only(error)[-1].strip()
+    message = message.partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
-        where, line = Path(error.filename), error.lineno or 0
+        source, line = Path(error.filename), error.lineno or 0
     else:
         frames = [
             frame
@@ -222,11 +231,11 @@ def where_it_failed(error: BaseException, file: Path, root: Path) -> str:
             if frame.filename.startswith("/") and is_below(Path(frame.filename).resolve(), root)
         ]
         if not frames:
-            return what
-        where, line = Path(frames[-1].filename), frames[-1].lineno or 0
-    text = linecache.getline(str(where), line).strip()
-    name = "" if where.resolve() == file else f"{where.name}, "
-    return f"{name}line {line}, `{text}`: {what}" if text else f"{name}line {line}: {what}"
+            return message
+        source, line = Path(frames[-1].filename), frames[-1].lineno or 0
+    text = linecache.getline(str(source), line).strip()
+    name = "" if source.resolve() == file else f"{source.name}, "
+    return f"{name}line {line}, `{text}`: {message}" if text else f"{name}line {line}: {message}"
 
 
-EMPTY = Collector([]).bundle()  # of a function without code
+EMPTY = Collector([]).bundle()  # for functions without code

@@ -1,4 +1,4 @@
-"""The wait for the check of a new revision: one worker of it starts before calls go there."""
+"""Wait for the check of a new revision: the start of one of its workers, before calls go to the revision."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
 from gpufn_core.errors import Conflict, FunctionStartFailed, RevisionNotFound
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
-_KNOWN_WITHIN_S = 5.0  # the gateway's own view of the two records may lag behind its answer
-_BEYOND_START_S = 30.0  # for the node to unpack the bundle, beside the startup_timeout of the worker
-_STARTS_WITH_IMAGE = 3  # while its node may build the image, a start that is late is tried again
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
+_VIEW_LAG_S = 5.0  # the gateway's view of the two records may lag behind its own response
+_UNPACK_S = 30.0  # for the node to unpack the bundle, on top of the worker's startup_timeout
+_STARTS_WITH_IMAGE = 3  # a late start is retried, since the node may have to build the image first
 
 
 class Api(Protocol):
@@ -36,30 +36,30 @@ def wait_until_checked(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check | None:
-    """The check of the active revision as it ended; None for a revision without one.
+    """Return the check of the active revision once it has ended; None for a revision without a check.
 
-    Raises FunctionStartFailed when its worker does not start, Conflict when another revision took its place, and
+    Raises FunctionStartFailed if the worker does not start, Conflict if another revision replaces this one, and
     TimeoutError.
     """
     if not is_pending(view):
         return view.check
     name, number = view.name, view.active
-    began, pause_s = clock(), _FIRST_PAUSE_S
+    started, poll_s = clock(), _FIRST_POLL_S
     starts = _STARTS_WITH_IMAGE if view.spec.get("image") else 1
-    patience_s = starts * startup_timeout_s + _BEYOND_START_S if timeout_s is None else timeout_s
+    limit_s = starts * startup_timeout_s + _UNPACK_S if timeout_s is None else timeout_s
     while True:
         revision = _revision(api, name, number)
         if revision is not None and revision.state is RevisionState.FAILED:
             raise _start_failed(view, revision)
         if revision is not None and (revision.check is None or revision.check.state is not CheckState.PENDING):
             return revision.check
-        waited_s = clock() - began
-        if waited_s >= _KNOWN_WITHIN_S and (revision is None or not revision.active):
+        waited_s = clock() - started
+        if waited_s >= _VIEW_LAG_S and (revision is None or not revision.active):
             raise Conflict(f"{name}@{number} was replaced before it was checked")
-        if waited_s >= patience_s:
-            raise TimeoutError(f"no worker of {name}@{number} is ready after {patience_s:g} s; `gpufn why {name}`")
-        sleep(pause_s)
-        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)
+        if waited_s >= limit_s:
+            raise TimeoutError(f"no worker of {name}@{number} is ready after {limit_s:g} s; see `gpufn why {name}`")
+        sleep(poll_s)
+        poll_s = min(poll_s * 1.2, _LONGEST_POLL_S)
 
 
 def _revision(api: Api, name: str, number: int) -> RevisionProgress | None:
@@ -70,10 +70,10 @@ def _revision(api: Api, name: str, number: int) -> RevisionProgress | None:
 
 
 def _start_failed(view: FunctionView, revision: RevisionProgress) -> FunctionStartFailed:
-    which = f"{view.name}@{revision.number} does not start"
+    message = f"{view.name}@{revision.number} does not start"
     if view.serving != revision.number:
-        which += f", {view.name}@{view.serving} still serves"
+        message += f", {view.name}@{view.serving} still serves"
     if revision.error is None:
-        return FunctionStartFailed(which)
+        return FunctionStartFailed(message)
     line = user_line(revision.error)
-    return FunctionStartFailed(f"{which}: {revision.error.summary}" + (f"\n  {line}" if line else ""))
+    return FunctionStartFailed(f"{message}: {revision.error.summary}" + (f"\n  {line}" if line else ""))

@@ -1,14 +1,14 @@
-"""What the code of one function of a file comes to, whatever the other functions of the file do. Pure.
+"""Digest of one function's code, independent of the other functions in its file. Pure.
 
-`code_digest` covers every file of the bundle but the one that declares the function, and of that file the syntax tree:
-comments, blank lines and line numbers do not count. From the tree it leaves out
+`code_digest` covers the other files of the bundle in full, and the syntax tree of the file that declares the function:
+comments, blank lines and line numbers do not count. It omits from the tree
 
-- other `@gpu_function`s, where nothing that is kept mentions their names, and where they do nothing when the file is
-  imported: no further decorator, base class or class-level statement, and no call in an option or a default;
-- `if __name__ == "__main__":`, which no worker runs.
+- other `@gpu_function`s that no remaining statement mentions by name, if importing them has no side effects: no other
+  decorator, base class or class-level statement, and no call in an option or a default;
+- `if __name__ == "__main__":`, which workers do not run.
 
-A mention is a name, an attribute or a string, in the file or in another module of the bundle. Where code can reach a
-name that it does not mention (`globals()`, `getattr`, `import *` and the like) nothing is left out.
+A mention is a name, an attribute or a string, in the file or in another module of the bundle. Nothing is omitted if the
+code can reach names that it does not mention (`globals()`, `getattr`, `import *` and others).
 """
 
 from __future__ import annotations
@@ -32,81 +32,83 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def code_digest(files: Mapping[str, bytes], module: str, qualname: str) -> str:
-    """`files` are those of the bundle; `module` and `qualname` are the function's. "" where it cannot be known."""
-    entry = _entry_of(files, module)
+    """Return the digest of function `qualname` of `module` in the bundle `files`, or "" if it cannot be computed."""
+    entry = _entry_file(files, module)
     if entry is None:
         return ""
     others = {name: data for name, data in files.items() if name != entry}
     try:
         body = ast.parse(files[entry]).body
-        kept = _kept(body, others, PurePosixPath(entry), qualname.partition(".")[0])
+        relevant = _relevant_statements(body, others, PurePosixPath(entry), qualname.partition(".")[0])
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    digest = hashlib.sha256(ast.dump(ast.Module(kept, [])).encode("utf-8", "surrogatepass"))
+    digest = hashlib.sha256(ast.dump(ast.Module(relevant, [])).encode("utf-8", "surrogatepass"))
     for name in sorted(others):
         digest.update(f"\0{name}\0{hashlib.sha256(others[name]).hexdigest()}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
-def _entry_of(files: Mapping[str, bytes], module: str) -> str | None:
+def _entry_file(files: Mapping[str, bytes], module: str) -> str | None:
     path = module.replace(".", "/")
     return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in files), None)
 
 
-def _kept(body: list[ast.stmt], others: Mapping[str, bytes], entry: PurePosixPath, own: str) -> list[ast.stmt]:
-    """The statements that the function may depend on, in their order."""
+def _relevant_statements(
+    body: list[ast.stmt], others: Mapping[str, bytes], entry: PurePosixPath, own: str
+) -> list[ast.stmt]:
+    """Return the statements that the function may depend on, in order."""
     body = [statement for statement in body if not _is_main(statement)]
-    mentioned = _mentions(statement for statement in body if not _may_go(statement, own))
+    mentioned = _mentions(statement for statement in body if not _is_omittable(statement, own))
     module = entry.parent.name if entry.stem == "__init__" else entry.stem
     for name, data in others.items():
         if name.endswith(".py"):
-            found = _mentions([ast.parse(data)])
-            # How another module reaches this one matters only where it names it.
-            mentioned |= found if module in found else found - _DYNAMIC
+            mentions = _mentions([ast.parse(data)])
+            # Dynamic access in another module matters only if that module names this one.
+            mentioned |= mentions if module in mentions else mentions - _DYNAMIC
     if mentioned & _DYNAMIC:
         return body
     while True:
-        kept = [each for each in body if not _may_go(each, own) or getattr(each, "name", "") in mentioned]
-        found = _mentions(kept)
-        if found & _DYNAMIC:
+        relevant = [each for each in body if not _is_omittable(each, own) or getattr(each, "name", "") in mentioned]
+        mentions = _mentions(relevant)
+        if mentions & _DYNAMIC:
             return body
-        if found <= mentioned:
-            return kept
-        mentioned |= found
+        if mentions <= mentioned:
+            return relevant
+        mentioned |= mentions
 
 
 def _mentions(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names, attributes, the parts of imports, and strings with the last part of those that have dots."""
-    found: set[str] = set()
+    """Return names, attributes, parts of imports, and strings with their last part after a dot or colon."""
+    mentions: set[str] = set()
     for node in nodes:
         for each in ast.walk(node):
             match each:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
-                    found.add(name)
+                    mentions.add(name)
                 case ast.Constant(value=str(text)):
-                    found |= {text, text.rpartition(".")[2], text.rpartition(":")[2]}
+                    mentions |= {text, text.rpartition(".")[2], text.rpartition(":")[2]}
                 case ast.alias(name=name):
-                    found |= set(name.split("."))
+                    mentions |= set(name.split("."))
                 case ast.ImportFrom(module=str(name)):
-                    found |= set(name.split("."))
+                    mentions |= set(name.split("."))
                 case ast.Global(names=names) | ast.Nonlocal(names=names):
-                    found |= set(names)
-    return found
+                    mentions |= set(names)
+    return mentions
 
 
 def _is_main(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and not statement.orelse and ast.dump(statement.test) == _MAIN
 
 
-def _may_go(statement: ast.stmt, own: str) -> bool:
-    """Whether it is another deployed function or class, which does nothing when its file is imported."""
+def _is_omittable(statement: ast.stmt, own: str) -> bool:
+    """Return whether the statement is another `@gpu_function` whose import has no side effects."""
     if not isinstance(statement, _Definition) or statement.name == own:
         return False
     if len(statement.decorator_list) != 1 or not _is_gpu_function(statement.decorator_list[0]):
         return False
     if isinstance(statement, ast.ClassDef):
-        return not statement.bases and not statement.keywords and all(map(_is_idle, statement.body))
-    return _is_idle_header(statement, statement.decorator_list)
+        return not statement.bases and not statement.keywords and all(map(_is_inert, statement.body))
+    return _is_inert_header(statement, statement.decorator_list)
 
 
 def _is_gpu_function(decorator: ast.expr) -> bool:
@@ -116,15 +118,15 @@ def _is_gpu_function(decorator: ast.expr) -> bool:
     return name == "gpu_function" and all(map(_calls_nothing, arguments))
 
 
-def _is_idle(statement: ast.stmt) -> bool:
-    """Of a class's body."""
+def _is_inert(statement: ast.stmt) -> bool:
+    """Return whether a statement of a class body has no side effects."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             marks = [
                 each.id if isinstance(each, ast.Name) else getattr(each, "attr", "")
                 for each in statement.decorator_list
             ]
-            return set(marks) <= _METHOD_MARKS and _is_idle_header(statement, [])
+            return set(marks) <= _METHOD_MARKS and _is_inert_header(statement, [])
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
         case ast.Assign(value=value):
@@ -135,7 +137,7 @@ def _is_idle(statement: ast.stmt) -> bool:
             return False
 
 
-def _is_idle_header(function: ast.FunctionDef | ast.AsyncFunctionDef, decorators: list[ast.expr]) -> bool:
+def _is_inert_header(function: ast.FunctionDef | ast.AsyncFunctionDef, decorators: list[ast.expr]) -> bool:
     arguments = function.args
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     hints = [each.annotation for each in every if each is not None and each.annotation is not None]
@@ -145,18 +147,18 @@ def _is_idle_header(function: ast.FunctionDef | ast.AsyncFunctionDef, decorators
 
 
 def _calls_nothing(expression: ast.expr) -> bool:
-    """But the classes of gpufn's options."""
+    """Return whether the expression calls nothing except the classes of gpufn's options."""
     return all(_is_option(each) for each in ast.walk(expression) if isinstance(each, ast.Call)) and not any(
         isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for each in ast.walk(expression)
     )
 
 
 def _is_option(call: ast.Call) -> bool:
-    """`Retry(3)`, `gpufn.Retry(3)`, `Image.python("3.12").pip_install("torch")`."""
-    return next(_roots(call.func), "") in _OPTIONS
+    """Match `Retry(3)`, `gpufn.Retry(3)` and `Image.python("3.12").pip_install("torch")`."""
+    return next(_root_names(call.func), "") in _OPTIONS
 
 
-def _roots(expression: ast.expr) -> Iterator[str]:
+def _root_names(expression: ast.expr) -> Iterator[str]:
     while not isinstance(expression, ast.Name):
         match expression:
             case ast.Attribute(value=inner) | ast.Call(func=inner):

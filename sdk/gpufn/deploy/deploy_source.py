@@ -1,7 +1,8 @@
-"""Where a deploy comes from: the file below its project, and who deploys it.
+"""Source of a deploy: the file's path in its project, and the deploying user.
 
-A project is the folder that has `.git`, else `pyproject.toml`, else the file's own. Its identity is a digest: of the
-address of the git remote `origin`, which is the same in every clone; else of the folder's path.
+A project is the folder that has `.git`, else the one that has `pyproject.toml`, else the file's own folder. Its
+identity is a digest of the URL of the git remote `origin`, which is the same in every clone, or else of the folder's
+path.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _SCHEME = re.compile(r"^\w[\w+.-]*://")
 
 
 def source_of(function: AnyFunction) -> Source:
-    """Where a function of this process was declared. In a notebook: no file, and the project of the working folder."""
+    """Return the Source of a function of this process.
+
+    For a notebook: no file, and the project of the working folder.
+    """
     file = getattr(sys.modules.get(function.raw.__module__), "__file__", None)
     if file is None:
         return _source(Path.cwd(), "")
@@ -67,14 +71,14 @@ def _origin(root: Path) -> str | None:
             git = (root / git.read_text().partition("gitdir:")[2].strip()).resolve()
             common = git / "commondir"
             git = git / common.read_text().strip() if common.is_file() else git
-        found = _ORIGIN.search((git / "config").read_text(errors="replace"))
+        match = _ORIGIN.search((git / "config").read_text(errors="replace"))
     except OSError:
         return None
-    return None if found is None else normal_remote(found[1])
+    return None if match is None else normal_remote(match[1])
 
 
 def normal_remote(url: str) -> str:
-    """One spelling of a remote's address, without the user and the password.
+    """Normalize a remote's URL, and remove user and password.
 
     >>> {normal_remote(each) for each in ("git@host:a/b.git", "https://me:secret@host/a/b", "ssh://git@host/a/b.git/")}
     {'host/a/b'}
@@ -90,6 +94,6 @@ def normal_remote(url: str) -> str:
 def _deployer() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, in a container
+    except (KeyError, OSError):  # a user id without a name, as in a container
         user = "?"
     return f"{user}@{socket.gethostname()}"

@@ -1,7 +1,7 @@
-"""Whether a deployed function has the code of the file that declares it here.
+"""Comparison of a deployed function's code with the file that declares it here.
 
-The digest covers the function's own code (`gpufn.deploy.code_digest`) and the project's modules that its file imports. It
-leaves out the files of `--include` and of an image, which only the deploy command knows.
+The digest covers the function's own code (`gpufn.deploy.code_digest`) and the project's modules that its file imports.
+It omits the files of `--include` and of an image, which only the deploy command knows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Api(Protocol):
 
 
 def difference(api: Api, name: str) -> str:
-    """Return the warning that the deployed function `name` has other code than its file here.
+    """Return a warning if the code of the deployed function `name` differs from its file here.
 
-    Return "" where the code is the same, and where it cannot be compared: this process does not declare the function
-    exactly once, no file does, another version of Python made the digest, or the gateway refuses to show the function.
+    Return "" if the code is the same or cannot be compared: this process does not declare the function exactly once, no
+    file declares it, another version of Python made the digest, or the gateway does not show the function.
     """
     declared = declared_here(name)
     if len(declared) != 1:
@@ -38,25 +38,25 @@ def difference(api: Api, name: str) -> str:
         return ""
     try:
         deployed = api.function(name)
-    except GpufnError:  # the call itself reports a gateway or a function that is not there
+    except GpufnError:  # the call itself reports a missing gateway or function
         return ""
     source = deployed.source
     if source is None or source.code in ("", here) or deployed.spec.get("python") != _python():
         return ""
     file = Path(_file_of(function) or "")
     return (
-        f"{name}@{deployed.active} was deployed with other code than {file.name} has now: calls run the deployed code. "
+        f"the deployed code of {name}@{deployed.active} differs from {file.name}: calls run the deployed code. "
         f"To deploy the file: gpufn deploy {file}"
     )
 
 
 def digest_of_function(function: Declared) -> str:
-    """Return the digest of the function's code as its file has it now; "" where no file declares it at top level."""
+    """Return the digest of the function's code in its current file, or "" if no file declares it at top level."""
     file = _file_of(function)
     if file is None or "<locals>" in function.raw.__qualname__:
         return ""
     try:
-        root, module = import_name(Path(file).resolve())  # a script's own name is `__main__`
+        root, module = import_name(Path(file).resolve())  # not __module__: that is `__main__` in a script
         files = Collector([root])
         files.add(module)
     except (InvalidBundle, OSError):

@@ -1,11 +1,11 @@
-"""What `gpufn deploy` and `Client.deploy` do with one function.
+"""Deploy of one function, for `gpufn deploy` and `Client.deploy`.
 
-1. read the revision that serves; where its code and spec are the same, nothing is to do
-2. say what no node has: its calls would wait, and nothing else would tell
-3. upload the bundle and the models' files, make the revision
-4. wait until the engines of its models are built; until then it is not active
-5. wait until one worker of it has started: the check of a deploy (`gpufn.deploy.check_wait`)
-6. wait until calls go to it: while workers of the old revision are warm, they stay there until the new one has its own
+1. read the revision that serves; stop if its code and spec are the same
+2. warn about requirements that no node meets: the function's calls would wait without an error
+3. upload the bundle and the models' files, create the revision
+4. wait until the engines of its models are built; it becomes active only then
+5. wait until one of its workers has started: the check of a deploy (`gpufn.deploy.check_wait`)
+6. wait until calls go to it: while the old revision has warm workers, it keeps serving until the new one has its own
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from gpufn.client.views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.deploy.build_wait import build_error, upload
-from gpufn.deploy.capacity_warnings import what_no_node_has
+from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.revision import CheckState, RevisionState, Source
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
     from gpufn.declare.model import Model
     from gpufn.deploy.bundle import AnyFunction
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_BUILD_PAUSE_S = 0.2  # so that no stage is missed that takes long enough to be wondered about
-_MOVES_WITHIN_S = 10.0  # `active`, after the last build
-_MANY_PARALLEL_CALLS = 4096  # of one worker; more are rarely what was meant
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
+_BUILD_POLL_S = 0.2  # short enough to show every build stage of a noticeable length
+_ACTIVATION_S = 10.0  # limit from the last build to the activation of the revision
+_MANY_PARALLEL_CALLS = 4096  # in one worker; a higher number is rarely intended
 
 
 class Deployable(NamedTuple):
-    """A spec, its bundle, where the files of its models lie, by digest, and where all of it comes from. `code` is the
-    digest of the function's own code; the bundle may hold other functions as well."""
+    """A spec, its bundle, the paths of its models' files by digest, and the source of the deploy.
+
+    `code` is the digest of the function's own code; the bundle may contain other functions too.
+    """
 
     spec: FunctionSpec
     bundle: Digest
@@ -51,13 +53,17 @@ class Deployable(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, of bundle and models."""
+        """Bytes of the bundle and the models."""
         return len(self.data) + sum(path.stat().st_size for path in self.paths.values())
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """`view` is None while the engines of `revision` are built, in `builds`. `is_new` False: nothing had changed.
-    `arguments` are the changes of the signature. `crowded` is the warning for very many calls in one worker."""
+    """A deployed revision, and the warnings of its deploy.
+
+    `view` is None while `builds` build the engines of `revision`. `is_new` is False if nothing had changed. `lacking`
+    is the requirement that no node meets. `arguments` are the changes of the signature. `crowded` is the warning about
+    too many parallel calls in one worker.
+    """
 
     function: str
     revision: int
@@ -70,7 +76,7 @@ class Deployment(msgspec.Struct, frozen=True):
     crowded: str = ""
 
     def warnings(self) -> Iterator[str]:
-        """One sentence each."""
+        """Yield the warnings, one sentence each."""
         if self.lacking:
             yield f"calls of {self.function} will wait: {self.lacking}"
         if self.arguments:
@@ -90,11 +96,11 @@ class Api(Protocol):
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
     def create_revision(
         self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool, code: str
-    ) -> FunctionView | Building: ...
+    ) -> FunctionView | BuildingRevision: ...
 
 
 def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
-    """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
+    """Read and hash the code and the models of each function. Raises InvalidSpec and InvalidBundle."""
     from gpufn.declare import image as _image  # noqa: PLC0415
     from gpufn.declare.function import Function, FunctionClass  # noqa: PLC0415
     from gpufn.deploy.bundle import bundles_of  # noqa: PLC0415
@@ -105,13 +111,13 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     functions = list(functions)
     for function in functions:
         if not isinstance(function, (Function, FunctionClass)):
-            raise _no_function(function)
+            raise _not_a_function(function)
     functions = list(dict.fromkeys(functions))
-    named: dict[str, AnyFunction] = {}
+    by_name: dict[str, AnyFunction] = {}
     for function in functions:
-        if (other := named.setdefault(function.name, function)) is not function:
+        if (other := by_name.setdefault(function.name, function)) is not function:
             both = f"{other.raw.__name__} and {function.raw.__name__}"
-            raise InvalidSpec(f"{both} would both be deployed as {function.name}: give one another name=...")
+            raise InvalidSpec(f"{both} would both be deployed as {function.name}: set name=... on one of them")
     images = {
         function: _image.prepare(declared, folder_of(function.raw))
         for function in functions
@@ -129,26 +135,29 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
         yield Deployable(spec, bundle.digest, bundle.data, paths, source_of(function), code)
 
 
-def _no_function(given: Any) -> InvalidSpec:
-    instead = ""
-    if isinstance(given, str):
-        instead = "; those of a file are deployed by `gpufn deploy FILE`"
-    elif isinstance(given, Iterable):
-        instead = "; deploy takes functions one by one: deploy(*functions)"
-    return InvalidSpec(f"{given!r} is no @gpu_function: deploy takes functions and classes that are{instead}")
+def _not_a_function(value: Any) -> InvalidSpec:
+    hint = ""
+    if isinstance(value, str):
+        hint = "; to deploy a file, run `gpufn deploy FILE`"
+    elif isinstance(value, Iterable):
+        hint = "; deploy takes functions one by one: deploy(*functions)"
+    return InvalidSpec(
+        f"{value!r} is not a @gpu_function: deploy takes functions and classes with that decorator{hint}"
+    )
 
 
 def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
-    """A model as a function without code; `options` as of `@gpu_function`, with its name. Paths start here.
+    """Return a model as a function without code. Relative paths start at the working folder.
 
-    Calls share runs of up to `max_batch` rows; with 1, one call is read while another runs.
+    `options` are those of `@gpu_function`, with the function's name. Calls are batched to up to `max_batch` rows;
+    with 1, the worker decodes one call while another runs.
     """
     from gpufn.declare.options import settings_from  # noqa: PLC0415
     from gpufn.deploy.bundle import EMPTY  # noqa: PLC0415
     from gpufn.deploy.model_files import prepare  # noqa: PLC0415
 
-    gathers = {"batch": Batch(model.max_batch)} if model.max_batch > 1 else {"concurrency": 2}
-    settings = settings_from({**gathers, **options}, "model")
+    batching = {"batch": Batch(model.max_batch)} if model.max_batch > 1 else {"concurrency": 2}
+    settings = settings_from({**batching, **options}, "model")
     prepared = prepare("model", model, Path.cwd())
     spec = settings.spec(
         (MethodSpec(parameters={"type": "object"}),),
@@ -161,40 +170,45 @@ def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
 
 def deploy(
     api: Api,
-    wanted: Deployable,
+    deployable: Deployable,
     *,
     force: bool = False,
     check: bool = True,
     replace: bool = False,
-    told: Callable[[str], None] = lambda progress: None,
+    on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
-    """Steps 1 to 3. `force`: a new revision even when nothing changed. `replace`: also of another file or project.
-    `told` gets how far the uploads are."""
-    spec, digest = wanted.spec, wanted.bundle
-    name, patience_s = spec.name, spec.startup_timeout_s
-    before = _known(api, name)
-    same = None if before is None or force or not _serves_alone(before) else _same(api, before, wanted)
+    """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
+
+    `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
+    project.
+    """
+    spec, digest = deployable.spec, deployable.bundle
+    name, timeout_s = spec.name, spec.startup_timeout_s
+    before = _current_view(api, name)
+    same = None if before is None or force or not _is_serving(before) else _unchanged_revision(api, before, deployable)
     if before is not None and same is not None:
         if same.bundle == digest:
-            api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
-        return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
+            api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
+        return Deployment(name, before.active, before, is_new=False, startup_timeout_s=timeout_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
-        lacking = what_no_node_has(spec.resources, api.nodes(), in_container=spec.image is not None)
-    api.put_bundle(digest, wanted.data)
-    upload(api, wanted.paths, told)
-    made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace, code=wanted.code)
-    arguments, crowded = _changed_arguments(before, spec), crowding(spec)
-    if isinstance(made, Building):
-        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments, crowded)
-    return Deployment(name, made.active, made, True, patience_s, lacking, arguments=arguments, crowded=crowded)
+        lacking = unmet_requirement(spec.resources, api.nodes(), in_container=spec.image is not None)
+    api.put_bundle(digest, deployable.data)
+    upload(api, deployable.paths, on_progress)
+    created = api.create_revision(
+        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code
+    )
+    arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
+    if isinstance(created, BuildingRevision):
+        return Deployment(name, created.revision, None, True, timeout_s, lacking, created.builds, arguments, crowded)
+    return Deployment(name, created.active, created, True, timeout_s, lacking, arguments=arguments, crowded=crowded)
 
 
-def crowding(spec: FunctionSpec) -> str:
-    """The warning for a function whose batches add up to very many calls in one worker; "" for others.
+def parallelism_warning(spec: FunctionSpec) -> str:
+    """Return a warning if the batches of a function add up to too many calls in one worker, else "".
 
     >>> spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
-    >>> crowding(msgspec.structs.replace(spec, concurrency=200, batch=Batch(32)))[:70]
+    >>> parallelism_warning(msgspec.structs.replace(spec, concurrency=200, batch=Batch(32)))[:70]
     'each worker of f runs up to 6,400 calls at the same time (concurrency='
     """
     if spec.batch is None or spec.parallel_calls <= _MANY_PARALLEL_CALLS:
@@ -202,29 +216,31 @@ def crowding(spec: FunctionSpec) -> str:
     return (
         f"each worker of {spec.name} runs up to {spec.parallel_calls:,} calls at the same time "
         f"(concurrency={spec.concurrency} x max_size={spec.batch.max_size}): concurrency is the number of batches that "
-        "run at the same time; lower it, unless the function has the memory and the threads for so many"
+        "run at the same time; lower it, unless the function has the memory and the threads for that many calls"
     )
 
 
 def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> FunctionView:
-    """Steps 4 to 6, in silence."""
+    """Run steps 4 to 6 without progress output."""
     view = deployment.view or wait_until_built(api, deployment.function, deployment.revision, timeout_s)
-    view = checked(api, view, deployment.startup_timeout_s, timeout_s)
-    if unchecked(view):
+    view = finish_check(api, view, deployment.startup_timeout_s, timeout_s)
+    if unchecked_warning(view):
         return view
-    return wait_until_it_serves(api, view, deployment.startup_timeout_s if timeout_s is None else timeout_s)
+    return wait_until_serving(api, view, deployment.startup_timeout_s if timeout_s is None else timeout_s)
 
 
-def checked(api: Api, view: FunctionView, startup_timeout_s: float, timeout_s: float | None = None) -> FunctionView:
-    """Step 5: the function as it is afterwards."""
+def finish_check(
+    api: Api, view: FunctionView, startup_timeout_s: float, timeout_s: float | None = None
+) -> FunctionView:
+    """Run step 5 and return the function's view afterwards."""
     if not is_pending(view):
         return view
     check = wait_until_checked(api, view, startup_timeout_s, timeout_s)
     return msgspec.structs.replace(api.function(view.name), check=check)
 
 
-def unchecked(view: FunctionView) -> str:
-    """The warning for a revision whose check found no room; "" for others."""
+def unchecked_warning(view: FunctionView) -> str:
+    """Return a warning if no node had room for the revision's check, else ""."""
     if view.check is None or view.check.state is not CheckState.UNCHECKED:
         return ""
     return f"{view.name}@{view.active} was not checked, its first call may fail: {view.check.reason}"
@@ -236,84 +252,84 @@ def wait_until_built(
     number: int,
     timeout_s: float | None = None,
     *,
-    seen: Callable[[Sequence[BuildView]], None] = lambda builds: None,
+    on_builds: Callable[[Sequence[BuildView]], None] = lambda builds: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FunctionView:
-    """Step 4. `seen` gets the revision's builds as they go on.
+    """Run step 4. `on_builds` receives the revision's builds at each poll.
 
-    Raises BuildFailed, Conflict when another revision took its place meanwhile, and TimeoutError.
+    Raises BuildFailed, Conflict if another revision replaced this one meanwhile, and TimeoutError.
     """
     started, ready_at = clock(), None
     while True:
         revision = api.revision(name, number)
-        seen(revision.builds)
+        on_builds(revision.builds)
         if revision.state is RevisionState.FAILED:
             raise build_error(revision.error)
         if revision.state is not RevisionState.BUILDING:
             ready_at = clock() if ready_at is None else ready_at
             view, active = None, 0
-            with contextlib.suppress(FunctionNotFound):  # its first revision
+            with contextlib.suppress(FunctionNotFound):  # the function's first revision
                 view = api.function(name)
                 active = view.active
             if view is not None and active == number:
                 return view
-            if active > number or clock() > ready_at + _MOVES_WITHIN_S:
-                other = f"{name}@{active}" if active else "none"
-                raise Conflict(f"{name}@{number} is built, and {other} is the active one")
+            if active > number or clock() > ready_at + _ACTIVATION_S:
+                other = f"{name}@{active}" if active else "no revision"
+                raise Conflict(f"{name}@{number} is built, but {other} is active")
         if timeout_s is not None and clock() >= started + timeout_s:
-            raise TimeoutError(f"{name}@{number} is not built after {timeout_s:g} s; the build goes on")
-        sleep(_BUILD_PAUSE_S)
+            raise TimeoutError(f"{name}@{number} is not built after {timeout_s:g} s; the build continues")
+        sleep(_BUILD_POLL_S)
 
 
-def wait_until_it_serves(
+def wait_until_serving(
     api: Api,
     view: FunctionView,
     timeout_s: float,
     *,
-    told: Callable[[str], None] = lambda reason: None,
+    on_reason: Callable[[str], None] = lambda reason: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FunctionView:
-    """Step 6. `told` gets the reason for the wait, each time it is another one.
+    """Run step 6. `on_reason` receives the reason for the wait whenever it changes.
 
-    Raises FunctionStartFailed when the new revision's workers do not start, Conflict when another one took its place,
-    and TimeoutError.
+    Raises FunctionStartFailed if the new revision's workers do not start, Conflict if another revision replaces it, and
+    TimeoutError.
     """
-    name, wanted = view.name, view.active
-    give_up, pause_s, last = clock() + timeout_s, _FIRST_PAUSE_S, ""
-    while view.serving != wanted:
-        if view.active != wanted:
-            raise Conflict(f"{name}@{wanted} was replaced by {name}@{view.active} before it served")
-        if view.next is not None and view.next.revision == wanted and (error := view.next.start_error) is not None:
+    name, number = view.name, view.active
+    deadline, poll_s, last = clock() + timeout_s, _FIRST_POLL_S, ""
+    while view.serving != number:
+        if view.active != number:
+            raise Conflict(f"{name}@{number} was replaced by {name}@{view.active} before it served")
+        if view.next is not None and view.next.revision == number and (error := view.next.start_error) is not None:
             raise FunctionStartFailed(
-                f"{name}@{wanted} does not start, {name}@{view.serving} still serves: {error.summary}"
+                f"{name}@{number} does not start, {name}@{view.serving} still serves: {error.summary}"
             )
-        if clock() >= give_up:
+        if clock() >= deadline:
             raise TimeoutError(
-                f"{name}@{wanted} does not serve after {timeout_s:g} s, {name}@{view.serving} still does: {view.reason}"
+                f"{name}@{number} does not serve after {timeout_s:g} s, {name}@{view.serving} still does: {view.reason}"
             )
         if view.reason != last:
             last = view.reason
-            told(last)
-        sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            on_reason(last)
+        sleep(poll_s)
+        poll_s = min(poll_s * 1.5, _LONGEST_POLL_S)
         try:
             view = api.function(name)
-        except Forbidden:  # a key that may only deploy cannot see it
+        except Forbidden:  # a key that may only deploy cannot read functions
             return view
     return view
 
 
-def _known(api: Api, name: str) -> FunctionView | None:
+def _current_view(api: Api, name: str) -> FunctionView | None:
     try:
-        return api.function(name, env_values=True)  # to compare them
+        return api.function(name, env_values=True)  # the comparison needs the values
     except (FunctionNotFound, Forbidden):
         return None
 
 
-def _serves_alone(view: FunctionView) -> bool:
-    """Whether the active revision serves: one that does not start is worth another try."""
+def _is_serving(view: FunctionView) -> bool:
+    """Return whether the active revision serves; a revision that does not start is deployed again."""
     return view.active == view.serving and view.start_error is None
 
 
@@ -325,16 +341,18 @@ def _changed_arguments(before: FunctionView | None, spec: FunctionSpec) -> tuple
     )
 
 
-def _same(api: Api, view: FunctionView, wanted: Deployable) -> RevisionView | None:
-    """The active revision, where it runs what is wanted: the same bundle, or the same code of the function in another
-    one. Third-party modules of the bundle do not count then: they belong to all its functions."""
+def _unchanged_revision(api: Api, view: FunctionView, deployable: Deployable) -> RevisionView | None:
+    """Return the active revision if it has the same bundle, or the same code of the function in another bundle.
+
+    With another bundle, its third-party modules do not count: they belong to all functions of the bundle.
+    """
     active = next((each for each in api.revisions(view.name) if each.number == view.active), None)
     if active is None or not view.spec:
         return None
-    before, after = spec_from_json(view.spec), spec_from_json(msgspec.json.encode(wanted.spec))
-    if active.bundle == wanted.bundle:
+    before, after = spec_from_json(view.spec), spec_from_json(msgspec.json.encode(deployable.spec))
+    if active.bundle == deployable.bundle:
         return active if before == after else None
-    if not wanted.code or active.code != wanted.code:
+    if not deployable.code or active.code != deployable.code:
         return None
     return active if _without_modules(before) == _without_modules(after) else None
 

@@ -1,4 +1,4 @@
-"""The files of a bundle: the modules of a project that are needed, found by their imports, and what `include` adds."""
+"""Files of a bundle: the project's modules, found by following imports, and the files that `include` adds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufn.deploy import import_guard
 from gpufn_core.errors import InvalidBundle
 from gpufn_core.ids import Digest, digest_of
 
-_OURS = (
+_GPUFN_PACKAGES = (
     "gpufn",
     "gpufn_core",
     "gpufn_platform",
@@ -29,8 +29,8 @@ _OURS = (
     "gpufn_builder",
     "gpufn_local",
 )
-_ALWAYS_LOADED = (*_OURS, "__main__", "cloudpickle", "msgspec")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first instant that a zip can say
+_ALWAYS_LOADED = (*_GPUFN_PACKAGES, "__main__", "cloudpickle", "msgspec")
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest timestamp of the zip format
 _INSTALLED = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in {
@@ -43,7 +43,7 @@ _INSTALLED = tuple(
 
 @dataclass(frozen=True)
 class Bundle:
-    """`modules` are third-party: what the worker's process can have in memory before it reads the bundle."""
+    """A zip archive. `modules` are third-party modules, which a worker can import before it reads the bundle."""
 
     data: bytes
     files: tuple[str, ...]
@@ -59,25 +59,25 @@ class Bundle:
 
 
 def check_globs(root: Path, globs: Sequence[str]) -> None:
-    """Raises InvalidBundle for what would leave `root`, or is empty."""
+    """Raises InvalidBundle for a glob that is empty or leaves `root`."""
     for glob in globs:
         parts = PurePosixPath(glob).parts
         if not parts or parts[0] == "/" or ".." in parts:
-            raise _no_glob(root, glob)
+            raise _invalid_glob(root, glob)
 
 
-def _no_glob(root: Path, glob: str) -> InvalidBundle:
+def _invalid_glob(root: Path, glob: str) -> InvalidBundle:
     return InvalidBundle(f"include={glob!r} is not a glob below {root}: write for example 'data/*'")
 
 
 class Collector:
-    """Follows imports through the project's own modules, whether they were executed yet or not."""
+    """Collects a project's modules by following their imports, executed or not."""
 
     def __init__(self, roots: list[Path]) -> None:
         self._roots = [root.resolve() for root in dict.fromkeys(roots)]
         self._seen: set[str] = set()
         self._files: dict[str, bytes] = {}
-        self._foreign: set[str] = set()
+        self._third_party: set[str] = set()
 
     def add(self, name: str) -> None:
         if name in self._seen:
@@ -87,7 +87,7 @@ class Collector:
         if file is None:
             top = name.partition(".")[0]
             if top in sys.modules and top not in sys.stdlib_module_names and top not in _ALWAYS_LOADED:
-                self._foreign.add(top)
+                self._third_party.add(top)
             return
         if parent := name.rpartition(".")[0]:
             self.add(parent)
@@ -108,14 +108,14 @@ class Collector:
         check_globs(root, globs)
         for glob in globs:
             try:
-                # With ** as the last part, Pythons before 3.13 find folders only.
-                whole = f"{glob}/*" if PurePosixPath(glob).name == "**" else glob
-                matches = [path for path in root.glob(whole) if path.is_file()]
-            except ValueError as error:  # Pythons before 3.13 know ** as a whole part only
-                raise _no_glob(root, glob) from error
+                # With ** as the last part, Python before 3.13 matches folders only.
+                pattern = f"{glob}/*" if PurePosixPath(glob).name == "**" else glob
+                matches = [path for path in root.glob(pattern) if path.is_file()]
+            except ValueError as error:  # Python before 3.13 accepts ** as a whole part only
+                raise _invalid_glob(root, glob) from error
             if not matches and (root / glob).is_dir():
                 below = str(PurePosixPath(glob, "**"))
-                raise InvalidBundle(f"include={glob!r} is a folder: write {below!r} for all below it")
+                raise InvalidBundle(f"include={glob!r} is a folder: write {below!r} to include the files below it")
             if not matches:
                 raise InvalidBundle(f"include={glob!r} matches no file below {root}")
             for path in matches:
@@ -134,11 +134,11 @@ class Collector:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, self._files[name])
         local = {module.partition(".")[0] for module in self._seen if self._file_of(module)}
-        return Bundle(buffer.getvalue(), tuple(sorted(self._files)), tuple(sorted(self._foreign - local)))
+        return Bundle(buffer.getvalue(), tuple(sorted(self._files)), tuple(sorted(self._third_party - local)))
 
     def _file_of(self, name: str) -> Path | None:
-        """The project's file that holds module `name`, if it is the project's."""
-        if import_guard.is_kept(name.partition(".")[0]):
+        """Return the file of module `name` if it belongs to the project."""
+        if import_guard.is_reserved(name.partition(".")[0]):
             return None
         if (module := sys.modules.get(name)) is not None:
             file = getattr(module, "__file__", None)
@@ -151,15 +151,18 @@ class Collector:
         return None
 
     def _is_local(self, file: Path) -> bool:
-        """Where it lies, or where a link to it does."""
+        """Return whether the file, or the link to it, is in one of the roots and not installed."""
         path = file.resolve()
-        places = (path, file.absolute())
-        is_own = any(is_below(place, root) for place in places for root in self._roots)
+        locations = (path, file.absolute())
+        is_own = any(is_below(location, root) for location in locations for root in self._roots)
         return path.is_file() and is_own and not _is_installed(path)
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Every module that the source may import, wherever the statement stands; `from a import b` may mean a module."""
+    """Yield every module that the source may import, at any nesting level.
+
+    `from a import b` yields `a.b` too, since it may be a module.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -181,12 +184,12 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
 
 
 def imports_of(code: CodeType) -> Iterator[str]:
-    """As `_imports`, of compiled code but not of functions within it; without relative names."""
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
-        if step.opname == "IMPORT_NAME" and not level.argval:
-            yield from _with_parents(step.argval)
-            yield from (f"{step.argval}.{name}" for name in names.argval or () if name != "*")
+    """Yield the modules that compiled code imports, without its nested functions and without relative imports."""
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    for level, names, each in zip(instructions, instructions[1:], instructions[2:], strict=False):
+        if each.opname == "IMPORT_NAME" and not level.argval:
+            yield from _with_parents(each.argval)
+            yield from (f"{each.argval}.{name}" for name in names.argval or () if name != "*")
 
 
 def _with_parents(name: str) -> Iterable[str]:
@@ -195,17 +198,17 @@ def _with_parents(name: str) -> Iterable[str]:
 
 
 def is_below(path: Path, root: Path) -> bool:
-    """The user's own: not installed, though environments often stand in a project's folder."""
+    """Return whether the path lies below `root` and is not installed: a virtual environment is often in the project."""
     return path.is_relative_to(root) and not _is_installed(path)
 
 
 def _is_installed(path: Path) -> bool:
-    """Or ours."""
+    """Return whether the path is in an installed package or in gpufn itself."""
     return "site-packages" in path.parts or f"{path}".startswith(_INSTALLED)
 
 
 def import_root(file: Path) -> Path:
-    """Return the folder that the file's imports start from: its own, or the folder above its outermost package."""
+    """Return the folder where the file's imports start: its own, or the one that contains its outermost package."""
     root = file.parent
     while (root / "__init__.py").is_file():
         root = root.parent
@@ -213,7 +216,7 @@ def import_root(file: Path) -> Path:
 
 
 def import_name(file: Path) -> tuple[Path, str]:
-    """Return the file's import root and its module name there."""
+    """Return the file's import root and its module name."""
     root = import_root(file)
     names = list(file.relative_to(root).with_suffix("").parts)
     if names[-1] == "__init__":

@@ -1,7 +1,7 @@
-"""A user's folder on sys.path whose files do not take the place of Python's own modules, or of those that gpufn needs.
+"""Add a user's folder to sys.path without letting it shadow the standard library or gpufn's dependencies.
 
-A `json.py` beside the user's file would be imported by whoever imports json next, in this process too. The user's other
-modules come before what is installed, as they do for `python FILE`.
+Without the guard, the next import of json anywhere in this process would load a `json.py` beside the user's file. The
+user's other modules take precedence over installed ones, as with `python FILE`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-_NEEDED = frozenset(
+_DEPENDENCIES = frozenset(
     {
         "gpufn",
         "gpufn_core",
@@ -33,13 +33,13 @@ _NEEDED = frozenset(
 )
 
 
-def is_kept(name: str) -> bool:
-    """Whether a top-level module of this name is never the user's."""
-    return name in sys.stdlib_module_names or name in _NEEDED
+def is_reserved(name: str) -> bool:
+    """Return whether users cannot replace the top-level module of this name."""
+    return name in sys.stdlib_module_names or name in _DEPENDENCIES
 
 
-class _Kept(MetaPathFinder):
-    """Stands before Python's own finder of files: finds what is kept, past the users' folders."""
+class _ReservedFinder(MetaPathFinder):
+    """Finds reserved modules outside the users' folders. Runs before Python's PathFinder."""
 
     def __init__(self) -> None:
         self.folders = {""}
@@ -47,16 +47,16 @@ class _Kept(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if path is not None or not is_kept(fullname):
+        if path is not None or not is_reserved(fullname):
             return None
         return PathFinder.find_spec(fullname, [entry for entry in sys.path if entry not in self.folders])
 
 
-_finder = _Kept()
+_finder = _ReservedFinder()
 
 
 def import_from(*folders: Path) -> None:
-    """From now on modules are found in these folders too."""
+    """Add the folders to sys.path, guarded."""
     names = [str(folder) for folder in folders]
     _finder.folders.update(names)
     if _finder not in sys.meta_path:
@@ -66,12 +66,12 @@ def import_from(*folders: Path) -> None:
 
 
 def advice(error: BaseException, folder: Path) -> str:
-    """What to do when `error` may come from a file in `folder` that was not imported for its name; empty else."""
+    """Return a hint if a file in `folder` with a reserved name may have caused `error`, else ""."""
     if not isinstance(error, (ImportError, AttributeError)):
         return ""
     for entry in sorted(os.listdir(folder)):
         name = entry.removesuffix(".py")
-        if is_kept(name) and f"'{name}'" in str(error) and (name != entry or (folder / name).is_dir()):
-            whose = "Python's own modules" if name in sys.stdlib_module_names else "the modules that gpufn needs"
-            return f". {entry} has the name of one of {whose}, which was imported instead: rename it"
+        if is_reserved(name) and f"'{name}'" in str(error) and (name != entry or (folder / name).is_dir()):
+            kind = "a standard library module" if name in sys.stdlib_module_names else "a module that gpufn needs"
+            return f". {entry} has the same name as {kind}, which was imported instead: rename it"
     return ""

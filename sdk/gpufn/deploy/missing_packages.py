@@ -1,8 +1,8 @@
-"""Stand-ins for packages that a user's file imports and that are not installed here.
+"""Stand-ins for packages that a user's file imports but that are not installed here.
 
-A deploy imports the file to read names, options and signatures; the code runs elsewhere. Every attribute of a stand-in
-is a class, so that it can be a base class or a type hint, be called, and be used as a decorator, which returns the
-function as it is.
+A deploy imports the file only to read names, options and signatures; the code runs in workers. Every attribute of a
+stand-in is a class, so it can be a base class or a type hint, can be called, and works as a decorator that returns the
+function unchanged.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import Any
 from gpufn.deploy import import_guard
 from gpufn.deploy.import_collector import is_below
 
-_EXCEPTION_ENDS = ("Error", "Exception", "Warning")
+_EXCEPTION_SUFFIXES = ("Error", "Exception", "Warning")
 
 
 def missing_package(error: BaseException) -> str | None:
-    """The package whose lack `error` reports; None for one that is installed, Python's own, or the project's, and for
-    any other error."""
+    """Return the name of the missing package that `error` reports.
+
+    None for any other error, and if the package is installed, part of the standard library, or the project's.
+    """
     name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     top, _, rest = name.partition(".")
-    if not top or import_guard.is_kept(top) or top in _finder.names:
+    if not top or import_guard.is_reserved(top) or top in _finder.names:
         return None
     try:
         spec = importlib.util.find_spec(top)
@@ -42,7 +44,7 @@ def missing_package(error: BaseException) -> str | None:
 
 
 def stand_in_for(name: str) -> None:
-    """From now on, `name` and the modules below it can be imported."""
+    """Make `name` and the modules below it importable as stand-ins."""
     _finder.names.add(name)
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
@@ -51,32 +53,32 @@ def stand_in_for(name: str) -> None:
 
 def forget_stand_ins() -> None:
     """Undo every `stand_in_for`."""
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _StandInModule)]:
         del sys.modules[name]
     _finder.names.clear()
 
 
 def forget_project(root: Path, before: frozenset[str]) -> None:
-    """Remove the project's modules that were imported since `before`, to import them again."""
+    """Remove the project's modules that were imported since `before`, so that the next import runs them again."""
     for name in sys.modules.keys() - before:
         file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and is_below(Path(file).resolve(), root):
             del sys.modules[name]
 
 
-class _Anything(ABCMeta):
-    """The class of all stand-ins but modules, which are classes themselves."""
+class _StandInType(ABCMeta):
+    """Metaclass of all stand-ins except modules. The stand-ins are classes."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        made = _anything(name)
-        type.__setattr__(cls, name, made)
-        return made
+        attribute = _stand_in(name)
+        type.__setattr__(cls, name, attribute)
+        return attribute
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        decorated = len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, type))
-        return args[0] if decorated and not isinstance(args[0], _Anything) else _anything(cls.__name__)
+        is_decorator = len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, type))
+        return args[0] if is_decorator and not isinstance(args[0], _StandInType) else _stand_in(cls.__name__)
 
     def __getitem__(cls, key: Any) -> Any:
         return cls
@@ -108,10 +110,10 @@ class _Anything(ABCMeta):
     def __float__(cls) -> float:
         return 0.0
 
-    def _compared(cls, other: Any) -> bool:
+    def _compare(cls, other: Any) -> bool:
         return False
 
-    def _combined(cls, *others: Any) -> Any:
+    def _combine(cls, *others: Any) -> Any:
         return cls
 
     def __or__(cls, other: Any) -> Any:
@@ -122,30 +124,30 @@ class _Anything(ABCMeta):
         union = type.__ror__(cls, other)
         return cls if union is NotImplemented else union
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = __and__ = _combined
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _combined
-    __neg__ = __pos__ = __abs__ = __invert__ = __lshift__ = __rshift__ = _combined
+    __lt__ = __le__ = __gt__ = __ge__ = _compare
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = __and__ = _combine
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _combine
+    __neg__ = __pos__ = __abs__ = __invert__ = __lshift__ = __rshift__ = _combine
 
 
-def _anything(name: str) -> Any:
-    bases = (Exception,) if name.endswith(_EXCEPTION_ENDS) else ()
-    return _Anything(name, bases, {"__module__": __name__})
+def _stand_in(name: str) -> Any:
+    bases = (Exception,) if name.endswith(_EXCEPTION_SUFFIXES) else ()
+    return _StandInType(name, bases, {"__module__": __name__})
 
 
-class _Module(ModuleType):
+class _StandInModule(ModuleType):
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        made = _anything(name)
-        setattr(self, name, made)
-        return made
+        attribute = _stand_in(name)
+        setattr(self, name, attribute)
+        return attribute
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Stands behind all others: it finds what nobody else does, and `names` only."""
+class _StandInFinder(MetaPathFinder, Loader):
+    """Finds `names` and the modules below them. Runs after all other finders."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -159,10 +161,10 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+        return _StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
 
 
-_finder = _Finder()
+_finder = _StandInFinder()

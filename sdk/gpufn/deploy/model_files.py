@@ -1,8 +1,8 @@
-"""A Model's files at deploy: which they are, and their digests.
+"""Files of a Model at deploy, and their digests.
 
-1. `external_data` reads from the ONNX file which files beside it hold its weights
-2. each file is hashed as a stream; a ModelSpec names them by digest
-3. `Client.put_artifact` uploads those that the gateway lacks, from where `Prepared` says that they lie
+1. `external_data` reads the names of the weight files from the ONNX file
+2. each file is hashed as a stream; a ModelSpec names the files by digest
+3. `Client.put_artifact` uploads the files that the gateway does not have, from the paths in `Prepared`
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from gpufn.declare.model import Model
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 
-# A StringStringEntryProto as every protobuf writer makes it: field 1 is the key "location", field 2 the file's name,
-# after its length in one or two bytes. Read like this, the SDK needs no ONNX package, and no more than a scan.
+# A serialized StringStringEntryProto: field 1 is the key "location", field 2 the file's name, with its length in one or
+# two bytes before it. A scan for this pattern avoids a dependency on the ONNX package.
 _LOCATION = re.compile(rb"\x0a\x08location\x12(?:([\x01-\x7f])|([\x80-\xff])([\x01-\x1f]))")
 
 
 class Prepared(NamedTuple):
-    """A model with the digests of its files, and where on this machine each digest's file lies."""
+    """A model with the digests of its files, and the local path of each digest's file."""
 
     spec: ModelSpec
     paths: dict[str, Path]
 
 
 def prepare(parameter: str, model: Model, folder: Path) -> Prepared:
-    """Hash the files of `model`, whose paths start from `folder`. Raises InvalidSpec when one is missing."""
+    """Hash the files of `model`, relative to `folder`. Raises InvalidSpec if a file is missing."""
     onnx = folder / model.path
-    listed = [folder / name for name in model.files] if model.files is not None else None
+    declared = [folder / name for name in model.files] if model.files is not None else None
     if not onnx.is_file():
         raise InvalidSpec(f"{parameter}: there is no file {onnx}")
     paths: dict[str, Path] = {}
 
-    keeps = "" if listed is not None else f": {onnx.name} keeps its weights there"
+    weights_note = "" if declared is not None else f", which holds the weights of {onnx.name}"
 
-    def hashed(path: Path, why: str = keeps) -> ModelFile:
+    def hash_file(path: Path, note: str = weights_note) -> ModelFile:
         if not path.is_file():
-            raise InvalidSpec(f"{parameter}: there is no file {path}{why}")
+            raise InvalidSpec(f"{parameter}: there is no file {path}{note}")
         file = file_of(path)
         paths[file.digest] = path
         return file
 
-    beside = listed if listed is not None else [onnx.parent / name for name in external_data(onnx)]
-    files = tuple(map(hashed, [onnx, *beside]))
-    samples = None if model.samples is None else hashed(folder / model.samples, ", which samples names")
+    weights = declared if declared is not None else [onnx.parent / name for name in external_data(onnx)]
+    files = tuple(map(hash_file, [onnx, *weights]))
+    samples = None if model.samples is None else hash_file(folder / model.samples, ", which samples names")
     return Prepared(model.spec(parameter, files, samples), paths)
 
 
 def external_data(onnx: Path) -> list[str]:
-    """The names of the files that the ONNX file gives as the location of external data, each once, in its order.
+    """Return the names of the ONNX file's external data files, without duplicates, in order.
 
     Raises InvalidSpec for a name that leaves the model's folder.
     """
@@ -67,14 +67,14 @@ def external_data(onnx: Path) -> list[str]:
 
 
 def file_of(path: Path) -> ModelFile:
-    """Its name, digest and size; read as a stream."""
+    """Return a file's name, digest and size. Reads the file as a stream."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return ModelFile(path.name, digest, os.fstat(file.fileno()).st_size)
 
 
 def folder_of(declared: Any) -> Path:
-    """Where a function's relative paths start: beside the file of its module, or here when it has none."""
+    """Return the folder where a function's relative paths start: its module's folder, else the working folder."""
     file = getattr(sys.modules.get(declared.__module__), "__file__", None)
     return Path(file).resolve().parent if file else Path.cwd()
 

@@ -1,7 +1,7 @@
-"""`python -m gpufn.deploy.torch_export FILE FACTORY ONNX`: writes the torch module that a user's factory makes as ONNX.
+"""`python -m gpufn.deploy.torch_export FILE FACTORY ONNX`: export the torch module of a user's factory as ONNX.
 
-A process of its own: neither the CLI nor the builder ever imports torch, or a user's file that builds a model. What
-goes wrong is told in the last line of standard error, and by exit code 1.
+A separate process, so that neither the CLI nor the builder imports torch, or a user's file that builds a model. A
+failure is reported on the last line of standard error, with exit code 1.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from gpufn_core.errors import GpufnError, InvalidSpec
 
 def main(file: str, factory: str, onnx: str) -> None:
     project = bundle.load(Path(file))
-    make = getattr(project.module, factory, None)
-    if not callable(make):
+    function = getattr(project.module, factory, None)
+    if not callable(function):
         raise InvalidSpec(f"{file} has no function {factory}")
-    if isinstance(make, (Function, FunctionClass)):
-        deploys = f"`gpufn deploy {file} --name {make.name}` deploys it"
-        raise InvalidSpec(f"{factory} makes no model, it is a @gpu_function: {deploys}")
+    if isinstance(function, (Function, FunctionClass)):
+        command = f"gpufn deploy {file} --name {function.name}"
+        raise InvalidSpec(f"{factory} is a @gpu_function, not a model factory: deploy it with `{command}`")
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
         raise InvalidSpec("torch is not installed here: pip install torch onnx onnxscript") from error
     try:
-        network, inputs = made_by(make(), torch.nn.Module)
+        network, inputs = module_and_inputs(function(), torch.nn.Module)
         export(torch, network, inputs, Path(onnx))
     except GpufnError:
         raise
     except Exception as error:
-        raise InvalidSpec(bundle.where_it_failed(first_cause(error), Path(file).resolve(), project.root)) from error
+        raise InvalidSpec(bundle.describe_failure(root_cause(error), Path(file).resolve(), project.root)) from error
 
 
-def made_by(made: Any, kind: type) -> tuple[Any, tuple[Any, ...] | dict[str, Any]]:
-    """The module and its example inputs, positional or by name: what the factory may return, in one form."""
-    network, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+def module_and_inputs(result: Any, kind: type) -> tuple[Any, tuple[Any, ...] | dict[str, Any]]:
+    """Return the module and its example inputs, positional or by name, from the factory's return value."""
+    network, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(network, kind):
         raise InvalidSpec(
-            f"the factory returns a torch module, or (module, example_inputs), not {type(network).__name__}"
+            f"the factory must return a torch module or (module, example_inputs), not {type(network).__name__}"
         )
     if inputs is None:
         inputs = getattr(network, "example_inputs", None)
     if inputs is None:
-        raise InvalidSpec("give example inputs: return (module, example_inputs), or set module.example_inputs")
+        raise InvalidSpec("there are no example inputs: return (module, example_inputs) or set module.example_inputs")
     if isinstance(inputs, Mapping):
         return network, dict(inputs)
     return network, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
 
 
-def check_tensors(named: Mapping[str, Any], kind: type) -> None:
-    for name, value in named.items():
+def check_tensors(inputs: Mapping[str, Any], kind: type) -> None:
+    for name, value in inputs.items():
         if not isinstance(value, kind):
             raise InvalidSpec(
-                f"the example input {name} is no tensor but {type(value).__name__}: make it a constant of the module"
+                f"the example input {name} is not a tensor but {type(value).__name__}: make it a constant of the module"
             )
 
 
-def first_cause(error: BaseException) -> BaseException:
-    """torch wraps what went wrong in errors of its own, which say where to ask for help."""
+def root_cause(error: BaseException) -> BaseException:
+    """Return the original error, which torch wraps in its own errors with links to its help."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def export(torch: Any, network: Any, inputs: tuple[Any, ...] | dict[str, Any], onnx: Path) -> None:
-    """With the first dimension of every input dynamic, so that calls can share a run; inputs keep their names.
+    """Write the ONNX file. Inputs keep their names, and their first dimension is dynamic, so that calls can be batched.
 
-    torch specialises a size of 0 or 1 in the examples, so one row becomes two.
+    torch specializes sizes 0 and 1 of the example inputs, so one row is doubled.
     """
     network.eval()
     rows = torch.export.Dim("rows", min=1, max=65_536)

@@ -1,4 +1,4 @@
-"""A command that is run in this process, and what a gateway says of a function."""
+"""Run a command in this process; a gateway's view of a function."""
 
 from __future__ import annotations
 

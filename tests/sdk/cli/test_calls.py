@@ -83,8 +83,8 @@ def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
 
 def test_invoke_of_a_generator_as_json_is_one_document(gateway: StubGateway) -> None:
     gateway.on("POST /v1/functions/f/invoke", [1, 2], x_gpufn_invocation="ID", server_timing="run;dur=2")
-    found = json.loads(command("invoke", "f", "--json").stdout)
-    assert found == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
+    document = json.loads(command("invoke", "f", "--json").stdout)
+    assert document == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
 
 
 def test_the_class_of_a_call_is_an_option(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
     early = command("result", id_)
     assert (early.exit_code, early.stderr) == (
         1,
-        f"gpufn: {id_} is still running; `gpufn result {id_} --wait` waits for its end\n",
+        f"gpufn: {id_} is still running; `gpufn result {id_} --wait` waits until it ends\n",
     )
     assert command("result", id_, "--wait").stdout == "[7]\n"
     assert gateway.requests[-1].path.endswith("wait=30.000")
@@ -127,7 +127,7 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
         f"GET /v1/invocations/{id_}/result", values.encode_result((1, 2), media.NATIVE)[1], content_type=media.NATIVE
     )
     assert command("result", id_).stdout == "[1,2]\n"  # as `.spawn` from Python keeps it
-    assert command("cancel", id_).stdout == f"{id_} had ended already\n"
+    assert command("cancel", id_).stdout == f"{id_} had already ended\n"
 
 
 @pytest.mark.parametrize(("out", "why"), [("no/out.png", "No such file or directory"), (".", "Is a directory")])
@@ -179,7 +179,10 @@ def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> 
 
 def test_invoke_refuses_arguments_that_are_no_object() -> None:
     result = command("invoke", "f", "[1]")
-    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments are a JSON object such as")) == (2, True)
+    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments must be a JSON object such as")) == (
+        2,
+        True,
+    )
 
 
 def test_a_key_that_may_only_invoke_can_invoke(gateway: StubGateway) -> None:

@@ -1,4 +1,4 @@
-"""The command line as a whole: its help, what is wrong with what was typed, and exit codes."""
+"""The command line as a whole: help, usage errors and exit codes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_help_lists_every_command_without_importing_them() -> None:
 def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
     where, text = COMMANDS[name]
     module, _, attribute = where.partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    own = found.info.help if isinstance(found, typer.Typer) else (inspect.getdoc(found) or "").splitlines()[0]
+    target = getattr(importlib.import_module(module), attribute)
+    own = target.info.help if isinstance(target, typer.Typer) else (inspect.getdoc(target) or "").splitlines()[0]
     assert own == text
     assert command(name, "--help").exit_code == 0
 
@@ -90,7 +90,7 @@ def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_told(
     monkeypatch.setenv("GPUFN_API_KEY", "abcsecret\r")
     result = command("ls")
     assert result.exit_code == 5
-    assert result.stderr.startswith("gpufn: GPUFN_API_KEY is not a key: it has a line break in it")
+    assert result.stderr.startswith("gpufn: GPUFN_API_KEY is not a key: it contains a line break")
     assert "abcsecret" not in result.output
 
 
@@ -171,7 +171,7 @@ def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> N
 
 
 @pytest.mark.parametrize(
-    ("typed", "status", "told"),
+    ("typed", "code", "report"),
     [
         (["describe", "f"], 4, {"code": "function_not_found", "detail": "there is no f", "retryable": False}),
         (
@@ -208,15 +208,17 @@ def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> N
     ],
 )
 def test_with_json_what_fails_is_json_too_with_the_same_exit_code(
-    gateway: StubGateway, typed: list[str], status: int, told: dict[str, Any]
+    gateway: StubGateway, typed: list[str], code: int, report: dict[str, Any]
 ) -> None:
     missing = {"code": "function_not_found", "detail": "There is no f."}
     gateway.on("GET /v1/functions/f", missing, status=404)
     raised = {"code": "function_raised", "detail": "boom", "error_type": "ValueError", "traceback": "Traceback ..."}
     gateway.on("POST /v1/functions/f/invoke", raised, status=500)
     result = command(*typed, "--json")
-    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (status, "", told)
-    assert command(*typed).exit_code == (4 if typed == ["invoke", "f"] else status)  # it asks first if f streams
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (code, "", report)
+    assert command(*typed).exit_code == (
+        4 if typed == ["invoke", "f"] else code
+    )  # first it reads f, to know whether f is a generator
 
 
 def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +244,7 @@ def test_the_version_is_an_option_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "hint"),
     [
         (
             ["invoke", "f", "{text:", "a}"],
@@ -252,28 +254,34 @@ def test_the_version_is_an_option_too() -> None:
             ["submit", "f", "{x:", "1}"],
             """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'""",
         ),
-        (["ls", "--url", "http://127.0.0.1:1"], "; it stands before the command, as in gpufn --url URL ls"),
+        (["ls", "--url", "http://127.0.0.1:1"], "; put it before the command: gpufn --url URL ls"),
         (["rollback", "f", "3"], "; the revision is an option: gpufn rollback f --revision 3"),
         (["scale", "f", "3"], "; the numbers are options: gpufn scale f --min 3 --max 3"),
         (["scale", "f", "1", "3"], "; the numbers are options: gpufn scale f --min 1 --max 3"),
         (["rm", "--yes", "f", "g"], "; one function at a time"),
-        (["ls", "f"], "; `gpufn describe f` shows one"),
-        (["down", "f"], "; it stops the platform: `gpufn rm f` deletes a function, `gpufn scale f --max 0` rests it"),
+        (["ls", "f"], "; `gpufn describe f` shows one function"),
+        (
+            ["down", "f"],
+            "; it stops the platform. `gpufn rm f` deletes a function, `gpufn scale f --max 0` stops its workers",
+        ),
         (["up", "8080"], "; the port is an option: gpufn up --port 8080"),
         (["invoke", "f", "x=1", "name=you"], """; the arguments are one JSON object: '{"x": 1, "name": "you"}'"""),
-        (["invoke", "f", "name=you"], """the arguments are a JSON object: '{"name": "you"}'"""),
+        (["invoke", "f", "name=you"], """the arguments must be a JSON object: '{"name": "you"}'"""),
         (["desc", "f"], "there is no command 'desc'; did you mean 'describe'?"),
-        (["help"], "there is no command 'help'; `gpufn --help` lists them, and `gpufn COMMAND --help` tells of one"),
+        (
+            ["help"],
+            "there is no command 'help'; `gpufn --help` lists the commands, and `gpufn COMMAND --help` describes one",
+        ),
         (["deploy", "app.py", "f"], "gpufn deploy app.py --name f"),
     ],
 )
-def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], meant: str) -> None:
+def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], hint: str) -> None:
     result = command(*typed)
-    assert (result.exit_code, " ".join(result.stderr.split())[-len(meant) :]) == (2, meant)
+    assert (result.exit_code, " ".join(result.stderr.split())[-len(hint) :]) == (2, hint)
 
 
 def test_a_word_too_many_beside_an_option_is_only_refused() -> None:
-    """Which of the words is the option's is not known here."""
+    """It is unknown which of the words is the option's value."""
     assert command("scale", "--min", "1", "f", "3").stderr.endswith("Error: Got unexpected extra argument(s) (3)\n")
 
 

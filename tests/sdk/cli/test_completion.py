@@ -1,4 +1,4 @@
-"""What a shell is told when it completes a command."""
+"""Shell completion of commands, options and functions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLASS = VIEW | {"name": "g", "spec": VIEW["spec"] | {"methods": [{"name": "up"}
 def _completed(words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, value in {COMPLETE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}.items():
         monkeypatch.setenv(name, value)
-    asked = subprocess.run([sys.executable, "-m", "gpufn"], capture_output=True, text=True, timeout=60, check=False)
-    assert asked.stderr == ""
-    return asked.stdout.split()
+    process = subprocess.run([sys.executable, "-m", "gpufn"], capture_output=True, text=True, timeout=60, check=False)
+    assert process.stderr == ""
+    return process.stdout.split()
 
 
 @pytest.mark.parametrize(

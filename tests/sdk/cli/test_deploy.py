@@ -20,8 +20,8 @@ def test_a_deploy_with_a_key_that_may_not_is_exit_code_5(gateway: StubGateway, p
         (403, {}, b"") if request.method == "HEAD" else original(request)
     )
     result = command("deploy", "app.py")
-    told = "gpufn: this needs a key with the scope 'deploy'"
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (5, told)
+    message = "gpufn: this needs a key with the scope 'deploy'"
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (5, message)
 
 
 def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: Project) -> None:
@@ -52,7 +52,7 @@ def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: P
 @pytest.mark.parametrize(
     ("options", "code", "stdout", "stderr"),
     [
-        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  2 serves until it is ready\n", ""),
+        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  f@2 serves until it is ready\n", ""),
         ([], 1, "", "gpufn: f@3 does not start, f@2 still serves: no such file\n"),
     ],
 )
@@ -133,8 +133,10 @@ def test_deploy_warns_of_a_worker_that_runs_very_many_calls(
     gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
     gateway.any_bundle = True
     result = command("deploy", "app.py")
-    said = "gpufn: warning: each worker of f runs up to 4,128 calls at the same time (concurrency=129 x max_size=32): "
-    assert (result.exit_code, result.stderr.startswith(said)) == (0, warns)
+    warning = (
+        "gpufn: warning: each worker of f runs up to 4,128 calls at the same time (concurrency=129 x max_size=32): "
+    )
+    assert (result.exit_code, result.stderr.startswith(warning)) == (0, warns)
     assert ("lower it" in result.stderr) is warns
 
 
@@ -154,7 +156,7 @@ def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
     ("files", "arguments", "code", "message"),
     [
         ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
-        (APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
+        (APP, ["--name", "g"], 4, "app.py does not declare g; it declares f"),
         (
             {"app.py": "import json.nothing"},
             [],

@@ -1,4 +1,4 @@
-"""What is told of functions and changed in them, and the lists of all else."""
+"""Commands that show and change functions, and the other lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sdk.conftest import StubGateway
 def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f/logs", b"")
     result = command("logs", "f")
-    assert (result.stdout, result.stderr) == ("", "f has written nothing\n")
+    assert (result.stdout, result.stderr) == ("", "f has no log lines\n")
 
 
 def test_none_of_a_functions_lines_does_not_say_that_there_are_none(gateway: StubGateway) -> None:
@@ -36,7 +36,7 @@ def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "text"),
-    [(0, 0, "f gets no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],
+    [(0, 0, "f has no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],
 )
 def test_scale_says_what_it_means(gateway: StubGateway, low: int, high: int, text: str) -> None:
     gateway.on("POST /v1/functions/f/scale", VIEW | {"min_workers": low, "max_workers": high})
@@ -53,8 +53,8 @@ def test_ls_in_a_pipe_is_aligned_text(gateway: StubGateway) -> None:
 
 def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
-    found = json.loads(command("describe", "f", "--json").stdout)
-    assert {name: found[name] for name in VIEW} == VIEW
+    view = json.loads(command("describe", "f", "--json").stdout)
+    assert {name: view[name] for name in VIEW} == VIEW
 
 
 def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
@@ -89,8 +89,8 @@ def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
     output = command("describe", "f").stdout
     fields = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines())
     assert {name: fields.get(name) for name in ("batch", "retries", "queue timeout", "schedule", "webhook")} == {
-        "batch": "up to 16 calls, which wait for 2.5 ms",
-        "retries": "3, after 1 s, of OSError",
+        "batch": "up to 16 calls, waiting up to 2.5 ms",
+        "retries": "3, after 1 s, on OSError",
         "queue timeout": "90 s",
         "schedule": "0 6 * * * Europe/Berlin",
         "webhook": "https://example.org/done",
@@ -158,8 +158,8 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
         ("calls", "f"): "failed, attempt 2",
         ("logs", "f"): "  f@1\n" + time.strftime("%H:%M:%S", time.localtime(1.0)) + "  w-1  ! hi\n",
         ("calls", "f", "-n", "1"): "a map: 1,200 of 3,000 items have ended",
-        ("why", "f"): "because  because\ncalls    not known yet\n",
-        ("why", "f", "--verbose"): "figures  calls 2",
+        ("why", "f"): "reason   because\ncalls    unknown yet\n",
+        ("why", "f", "--verbose"): "terms    calls 2",
     }.items():
         assert text in command(*arguments).stdout
         json.loads(command(*arguments, "--json").stdout)

@@ -31,10 +31,10 @@ def test_who_makes_the_first_key_is_told_that_all_need_one_now(
 ) -> None:
     monkeypatch.setenv("GPUFN_API_KEY", own)
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["admin"]}, status=201)
-    said = command("keys", "create").stderr
-    assert "key k1 (admin: it may do everything); keep it, it is not shown again:" in said
-    assert ("every request needs a key, from this machine too" in said) is (not own)
-    assert ("gpufn keys rm k1" in said, "export GPUFN_API_KEY=..." in said) == (not own, not own)
+    stderr = command("keys", "create").stderr
+    assert "key k1 (admin: every permission); store it, it is not shown again:" in stderr
+    assert ("every request needs a key, from this machine too" in stderr) is (not own)
+    assert ("gpufn keys rm k1" in stderr, "export GPUFN_API_KEY=..." in stderr) == (not own, not own)
     if not own:
         assert "every request needs a key" in command("keys", "create", "--json").stderr
 
@@ -46,7 +46,7 @@ def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> 
     options = ("--rate", "600/min", "--burst", "100", "--concurrency", "8", "--queued", "1000", "--gpu-seconds", "3600")
     assert command("keys", "create", "ci", "--scope", "hi", *options).exit_code == 0
     assert gateway.requests[-1].json == {"label": "ci", "scopes": ["hi"], "limits": limits}
-    assert "10/s (burst 100), 8 at a time, 1,000 queued, 3,600 GPU s/day" in command("keys", "ls").stdout
+    assert "10/s (burst 100), 8 in flight, 1,000 queued, 3,600 GPU s/day" in command("keys", "ls").stdout
     for wrong in (("--rate", "50"), ("--rate", "0/s"), ("--rate=-5/s",), ("--concurrency", "0"), ("--queued", "x")):
         assert command("keys", "create", *wrong).exit_code == 2
 

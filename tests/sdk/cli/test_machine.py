@@ -1,4 +1,4 @@
-"""What concerns this machine: `gpufn doctor`, `version` and `down`."""
+"""`gpufn doctor`, `version` and `down`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_doctor_goes_on_when_an_address_or_a_key_is_none(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
-    assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+    checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
+    assert (checks["gateway"]["state"], checks["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`gpufn deploy MODEL`, `build`, `builds`: what is sent, what is shown, how it ends."""
+"""`gpufn deploy MODEL`, `build`, `builds`, `engines`, `models`: requests, output and exit codes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpufn.cli import app
-from gpufn.cli.models.build_progress import phrase, watched
+from gpufn.cli.models.build_progress import build_progress, describe_progress
 from gpufn.client.views import BuildView
-from gpufn.deploy.torch_export import check_tensors, made_by
+from gpufn.deploy.torch_export import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
 from tests.sdk.conftest import Project, StubGateway
 
-_ONNX = "any bytes"  # the gateway and the builder look into it, not the CLI
+_ONNX = "any bytes"  # only the gateway and the builder parse it, not the CLI
 _DIGEST = hashlib.sha256(_ONNX.encode()).hexdigest()
 _ARTIFACT = f"/v1/artifacts/{_DIGEST}"
 _VIEW: dict[str, Any] = {"name": "net", "active": 1, "serving": 1, "latest": 1, "spec": {}}
@@ -92,8 +92,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     result = _gpufn("deploy", "net.onnx")
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
-        "net.onnx on cpu: waits for a builder",
-        "net.onnx on cpu: waits: no builder runs for cpu",
+        "net.onnx on cpu: waiting for a builder",
+        "net.onnx on cpu: waiting: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
     ]
@@ -115,7 +115,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     result = _gpufn(*arguments.split())
     assert (result.exit_code, result.stdout) == (
         0,
-        "resnet@1  building: `gpufn builds` shows how far it is\n",
+        "resnet@1  building: `gpufn builds` shows the progress\n",
     )
     spec = _sent(platform, "POST /v1/functions").json["spec"]
     model = spec["models"][0]
@@ -176,27 +176,39 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["deploy", "app.py", "--precision", "fp16"], 2, "--precision is for a model; the options of a function are"),
-        (["deploy", "app.py", "--min", "1"], 2, "--min is for a model"),
+        (
+            ["deploy", "app.py", "--precision", "fp16"],
+            2,
+            "--precision is only for a model; set the options of a function",
+        ),
+        (["deploy", "app.py", "--min", "1"], 2, "--min is only for a model"),
         (
             ["deploy", "模型.onnx"],
             2,
-            "模型.onnx has no letter from a to z and no digit to be deployed under: give --name",
+            "cannot derive a name from 模型.onnx, which has no letter a-z or digit: pass --name",
         ),
-        (["deploy", "net.onnx", "--name", "a", "--name", "b"], 2, "a model is deployed under one --name"),
-        (["deploy", "net.onnx", "--include", "x*"], 2, "--include is for a file of functions; a model's weights are"),
+        (["deploy", "net.onnx", "--name", "a", "--name", "b"], 2, "a model has only one --name"),
+        (
+            ["deploy", "net.onnx", "--include", "x*"],
+            2,
+            "--include is only for a file with functions; a model's weights",
+        ),
         (["deploy", "no.onnx"], 2, "gpufn: model: there is no file "),
         (["deploy", "net.onnx", "--precision", "fp8"], 2, "gpufn: precision is fp32, tf32, fp16, bf16 or int8"),
-        (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape is x=1x3x224x224, or"),
-        (["deploy", "net.onnx", "--shape", "x=1:2"], 2, "gpufn: --shape is x=1x3x224x224, or"),
-        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance is rel_l2=0.01"),
+        (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
+        (["deploy", "net.onnx", "--shape", "x=1:2"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
+        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as rel_l2=0.01"),
         (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--require-gpu"], 2, "gpufn: net: a model requires a GPU, and gpu=... asks for none"),
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),
-        (["deploy", "f.py:add_up"], 1, "add_up makes no model, it is a @gpu_function: `gpufn deploy f.py --name"),
+        (
+            ["deploy", "f.py:add_up"],
+            1,
+            "add_up is a @gpu_function, not a model factory: deploy it with `gpufn deploy f.py --name",
+        ),
     ],
 )
 def test_wrong_options_are_said_before_anything_is_sent(
@@ -223,7 +235,7 @@ def test_a_build_shows_its_candidates_and_writes_its_report(platform: StubGatewa
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
-        "the report is in report.html",
+        "wrote the report to report.html",
         "net.onnx on cpu: built in 2 s  (build b1)",
     ]
     assert Path("report.html").read_bytes() == b"<html>"
@@ -235,7 +247,7 @@ def test_a_build_shows_its_candidates_and_writes_its_report(platform: StubGatewa
     [
         (("--report", "nowhere/report.html"), "nowhere/report.html: No such file or directory"),
         (("--report", "."), ".: Is a directory"),
-        (("--report", "report.html", "--no-wait"), "--report is written when the build has ended: not with --no-wait"),
+        (("--report", "report.html", "--no-wait"), "--report needs the end of the build: omit --no-wait"),
     ],
 )
 def test_a_report_that_cannot_be_written_is_told_before_anything_is_built(
@@ -249,8 +261,8 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_built(
 
 def test_a_build_as_json_is_its_view(platform: StubGateway) -> None:
     platform.on("GET /v1/builds/b1", _BUILT)
-    found = json.loads(_gpufn("build", "net.onnx", "--json").stdout)
-    assert (found["state"], found["engines"]) == ("succeeded", ["e" * 64])
+    view = json.loads(_gpufn("build", "net.onnx", "--json").stdout)
+    assert (view["state"], view["engines"]) == ("succeeded", ["e" * 64])
     assert "device" not in _sent(platform, "POST /v1/builds").json
     assert _gpufn("build", "net.onnx", "--no-wait").stdout == "b1\n"
 
@@ -279,10 +291,10 @@ def test_builds_are_listed_and_cancelled(gateway: StubGateway) -> None:
     gateway.on("GET /v1/builds/none", {"code": "build_not_found", "detail": "There is no build with this id."}, 404)
     for arguments in (["builds"], ["builds", "ls"]):
         _, built, failed = _gpufn(*arguments).stdout.splitlines()
-        assert (built.split()[:3], built.endswith("  2 s   built")) == (["b1", "net.onnx", "on"], True)
+        assert (built.split()[:3], built.split()[-3:]) == (["b1", "net.onnx", "on"], ["2", "s", "built"])
         assert failed.endswith("failed: compile, node Conv_3: it crashed")
     assert _gpufn("builds", "cancel", "b1").stdout == "b1 is being cancelled\n"
-    assert _gpufn("builds", "cancel", "b2").stdout == "b2 had ended already\n"
+    assert _gpufn("builds", "cancel", "b2").stdout == "b2 had already ended\n"
     missing = _gpufn("builds", "cancel", "none")
     assert (missing.exit_code, missing.stderr) == (4, "gpufn: there is no build with this id\n")
 
@@ -357,12 +369,12 @@ def test_models_are_listed_and_described(gateway: StubGateway) -> None:
         "outputs": "y INT64 [?]",
         "shapes": "x [1, 3] to [8, 3], tuned for [8, 3]",
         "precision": "fp32",
-        "a": "run has  up to 8 rows, of several calls",
-        "cpu": "onnxruntime-cpu eeeeeeeeeeee, 2 ms a run, off by 2.0e-07 (relative L2)",
+        "batching": "up to 8 rows of several calls",
+        "cpu": "onnxruntime-cpu eeeeeeeeeeee, 2 ms per run, relative L2 error 2.0e-07",
     }
     inside_function = _gpufn("models", "describe", "f.net").stdout
     assert "function   f, as net" in inside_function
-    assert "a run has  one call: no rows" in inside_function
+    assert "batching   none: no rows" in inside_function
 
 
 def test_a_model_that_is_not_there_is_exit_code_4(gateway: StubGateway) -> None:
@@ -372,18 +384,18 @@ def test_a_model_that_is_not_there_is_exit_code_4(gateway: StubGateway) -> None:
 
 
 def test_an_interrupt_says_that_the_build_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), watched(["b1", "b2"]):
+    with pytest.raises(KeyboardInterrupt), build_progress(["b1", "b2"]):
         raise KeyboardInterrupt
     assert capsys.readouterr().err == (
-        "gpufn: the builds go on; `gpufn builds cancel b1` and `gpufn builds cancel b2` end them\n"
+        "gpufn: the builds continue; cancel them with `gpufn builds cancel b1` and `gpufn builds cancel b2`\n"
     )
 
 
 def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "100")
-    with watched(["b1"]) as seen:
-        seen([BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=BuildStage.VERIFY, progress=0.5)])
+    with build_progress(["b1"]) as show:
+        show([BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=BuildStage.VERIFY, progress=0.5)])
     drawn = capsys.readouterr().err
     assert "model on cpu" in drawn
     assert "verify" in drawn
@@ -392,18 +404,18 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"state": BuildState.PENDING}, "waits for a builder"),
-        ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waits: no builder runs for cpu"),
-        ({"state": BuildState.BUILDING}, "starts"),
+        ({"state": BuildState.PENDING}, "waiting for a builder"),
+        ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waiting: no builder runs for cpu"),
+        ({"state": BuildState.BUILDING}, "starting"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY, "detail": "2 of 3"}, "verify: 2 of 3"),
         ({"state": BuildState.SUCCEEDED}, "built"),
-        ({"state": BuildState.SUCCEEDED, "cached": True}, "built before"),
+        ({"state": BuildState.SUCCEEDED, "cached": True}, "reused"),
         ({"state": BuildState.CANCELLED}, "cancelled"),
     ],
 )
 def test_a_build_is_told_in_words(fields: dict[str, Any], text: str) -> None:
-    assert phrase(BuildView(id="b", device="cpu", **fields)) == text
+    assert describe_progress(BuildView(id="b", device="cpu", **fields)) == text
 
 
 class _Module:
@@ -427,17 +439,17 @@ def _with_inputs(inputs: Any) -> _Module:
     ],
 )
 def test_a_factory_returns_a_module_and_its_inputs(made: Any, inputs: Any) -> None:
-    assert made_by(made, _Module)[1] == inputs
+    assert module_and_inputs(made, _Module)[1] == inputs
 
 
-@pytest.mark.parametrize(("made", "message"), [(3, "not int"), (_Module(), "give example inputs")])
+@pytest.mark.parametrize(("made", "message"), [(3, "not int"), (_Module(), "no example inputs")])
 def test_what_a_factory_must_not_return_is_said(made: Any, message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
-        made_by(made, _Module)
+        module_and_inputs(made, _Module)
 
 
 def test_an_example_input_that_is_no_tensor_is_named() -> None:
-    with pytest.raises(InvalidSpec, match="the example input k is no tensor but int: make it a constant"):
+    with pytest.raises(InvalidSpec, match="the example input k is not a tensor but int: make it a constant"):
         check_tensors({"x": "", "k": 3}, str)
 
 
@@ -450,19 +462,19 @@ nn = type("nn", (), {"Module": Module})
 
 
 @pytest.mark.parametrize(
-    ("raises", "said"),
+    ("raises", "message"),
     [
         ("raise ValueError('no\\nmore')", "line 4, `raise ValueError('no\\nmore')`: ValueError: no"),
         ("raise RuntimeError('see above') from KeyError('linear')", "KeyError: 'linear'"),
     ],
 )
 def test_an_export_that_fails_is_told_in_one_line_with_its_first_cause(
-    project: Project, raises: str, said: str
+    project: Project, raises: str, message: str
 ) -> None:
     project({"torch.py": _TORCH, "app.py": f"import torch\n\ndef make_model():\n    {raises}\n"})
-    ended = _gpufn("build", "app.py:make_model")
-    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
-    assert ended.stderr.startswith(f"gpufn: cannot export app.py:make_model: {said}"), ended.stderr
+    result = _gpufn("build", "app.py:make_model")
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"gpufn: cannot export app.py:make_model: {message}"), result.stderr
 
 
 def test_a_torch_module_is_exported_with_dynamic_rows(platform: StubGateway, project: Project) -> None:

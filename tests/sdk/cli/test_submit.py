@@ -54,8 +54,8 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     assert [line.split() for line in added] == [
         ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS"], ["f", "4", "2", "3", "min", "45.0"],
     ]  # fmt: skip
-    told = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
-    assert told == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
+    totals = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
+    assert totals == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
 
 
 def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds_are_missing(
@@ -64,8 +64,8 @@ def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds
     gateway.on("GET /v1/usage", {"usage": []})
     result = _gpufn("usage", "f")
     day = gateway.requests[-1].path.partition("since=")[2]
-    told = f"no calls have ended since {day}; they are counted within 10 s of their ends\n"
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", told)
+    message = f"no calls have ended since {day}; a call is counted within 10 s of its end\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", message)
 
 
 def test_a_time_that_is_none_is_refused(gateway: StubGateway) -> None:
@@ -87,7 +87,7 @@ def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "request_line", "answer", "said"),
+    ("arguments", "request_line", "answer", "output"),
     [
         (("replay", "f", ID), f"POST /v1/dlq/f/{ID}/replay", {"id": "1" * 26, "state": "queued"}, "1" * 26),
         (("replay", "f", "--all"), "POST /v1/dlq/f/replay", {"replayed": [{"letter": ID, "invocation": "x"}]}, "x"),
@@ -96,17 +96,17 @@ def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path)
     ],
 )
 def test_dead_letters_are_replayed_or_dropped(
-    gateway: StubGateway, arguments: tuple[str, ...], request_line: str, answer: Any, said: str
+    gateway: StubGateway, arguments: tuple[str, ...], request_line: str, answer: Any, output: str
 ) -> None:
     gateway.on(request_line, answer)
-    assert _gpufn("dlq", *arguments).stdout == f"{said}\n"
+    assert _gpufn("dlq", *arguments).stdout == f"{output}\n"
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
 def test_one_or_all_is_said(gateway: StubGateway, verb: str) -> None:
     for arguments in (("f",), ("f", ID, "--all")):
         result = _gpufn("dlq", verb, *arguments)
-        assert (result.exit_code, result.stderr) == (2, "gpufn: give the id of one, or --all\n")
+        assert (result.exit_code, result.stderr) == (2, "gpufn: pass either an id or --all\n")
     assert gateway.requests == []
 
 
@@ -136,7 +136,7 @@ def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: Stub
         ["call", "f@3"],
         ["state", "queued, attempt 3"],
         ["called", "by  01k9xq3zr7c8m2v5t0w4y6b1d4"],
-        ["waits", "attempt 3 starts in 1.5 s (retry)"],
+        ["waiting", "attempt 3 starts in 1.5 s (retry)"],
         ["starts", "in  1.5 s"],
     ]
     assert [line.split()[:3] for line in lines[-2:]] == [["1", "lost", "w-1"], ["2", "raised", "w-2"]]
@@ -148,8 +148,8 @@ def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_lis
     gateway.on(f"GET /v1/invocations/{ID}", call)
     gateway.on("GET /v1/calls", {"calls": [call]})
     gateway.on("GET /v1/maps", {"maps": []})
-    assert "error" in (told := _gpufn("status", ID).stdout)
-    assert told.splitlines()[-1].split(maxsplit=1) == ["error", "ValueError: no"]
+    assert "error" in (output := _gpufn("status", ID).stdout)
+    assert output.splitlines()[-1].split(maxsplit=1) == ["error", "ValueError: no"]
     assert _gpufn("calls").stdout.rstrip().endswith("ValueError: no")
 
 
@@ -157,7 +157,7 @@ def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: P
     gateway.on("GET /v1/functions/f", {"name": "f", "active": 1, "serving": 1, "latest": 1})
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
     for data, code, text in (
-        ('{"x": 1}', 2, "give the items as @FILE"),
+        ('{"x": 1}', 2, "pass the items as @FILE"),
         (f"@{tmp_path}/missing", 2, "No such file"),
         (f"@{lines}", 2, "gpufn: --data: line 2: write a JSON object such as '{\"x\": 1}', not '[1]': "),
     ):
@@ -179,17 +179,17 @@ def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
     assert _gpufn("cancel", ID).stdout == f"cancelled {ID}\n"
     gateway.on(f"GET /v1/invocations/{ID}/result", nothing, 404, content_type="application/problem+json")
     result = _gpufn("result", ID)
-    assert (result.exit_code, f"{ID} is a map: `gpufn result {ID}-0` has the result" in result.stderr) == (4, True)
+    assert (result.exit_code, f"{ID} is a map: `gpufn result {ID}-0` prints the result" in result.stderr) == (4, True)
     gateway.answers[f"GET /v1/maps/{ID}"] = []
     gateway.on(f"GET /v1/maps/{ID}", b'{"code": "map_not_found"}', 404, content_type="application/problem+json")
-    told = _gpufn("status", ID)
-    assert (told.exit_code, "no invocation" in told.output) == (4, True)
-    told = _gpufn("result", ID)
-    assert (told.exit_code, "no invocation" in told.output) == (4, True)
+    result = _gpufn("status", ID)
+    assert (result.exit_code, "no invocation" in result.output) == (4, True)
+    result = _gpufn("result", ID)
+    assert (result.exit_code, "no invocation" in result.output) == (4, True)
 
 
 def test_the_calls_of_a_method_are_those_of_its_class(gateway: StubGateway) -> None:
-    """Maps were asked for under the method's name, which is no function's."""
+    """Maps were requested under the method's name, which is not a function's name."""
     gateway.on("GET /v1/functions/f.run/calls", {"calls": []})
     gateway.on("GET /v1/maps", {"maps": []})
     assert _gpufn("calls", "f.run").exit_code == 0

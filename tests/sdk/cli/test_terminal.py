@@ -1,4 +1,4 @@
-"""What reaches a terminal, and what happens when nobody reads or there is nowhere to write."""
+"""Escaping for terminals, and closed, full or missing output streams."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typer.testing import CliRunner, Result
 from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
 from gpufn.cli.terminal.output import print_json_line, print_table, say, step
-from gpufn.client.views import Answer
+from gpufn.client.views import RawResult
 from gpufn_platform.process.grace_period import still_running
 from tests.sdk.conftest import StubGateway
 from tests.waiting import until
 
 _EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
 _SHOWN = r"ab\x1b]0;c\x07d\x9be\u202ef"
-_OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ID = "0" * 26
 _CALL = {"id": _ID, "function": _EVIL, "state": "failed", "submitted_at": 1.0, "error": {"message": _EVIL}}
 _LINE = {"at": 1.0, "function": _EVIL, "revision": 1, "worker": _EVIL, "stream": "stdout", "text": _EVIL}
@@ -91,14 +91,14 @@ def test_nothing_that_a_terminal_would_obey_is_printed(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     result = _gpufn(*arguments)
-    assert _OBEYED.findall(result.output) == []
+    assert _UNSAFE.findall(result.output) == []
     assert _SHOWN in result.output
 
 
 @pytest.mark.parametrize("arguments", [["ls"], ["describe", "f"], ["logs", "f"], ["calls"], ["nodes"]])
 def test_json_has_it_as_escapes(evil: StubGateway, arguments: list[str]) -> None:
     result = _gpufn(*arguments, "--json")
-    assert _OBEYED.findall(result.stdout) == []
+    assert _UNSAFE.findall(result.stdout) == []
     assert json.dumps(_EVIL) in json.dumps(json.loads(result.stdout))
 
 
@@ -108,7 +108,7 @@ def test_a_cell_is_one_line(gateway: StubGateway) -> None:
 
 
 def test_a_question_spells_it_out_too(evil: StubGateway) -> None:
-    assert _OBEYED.findall(_gpufn("rm", "f", input="n\n").output) == []
+    assert _UNSAFE.findall(_gpufn("rm", "f", input="n\n").output) == []
 
 
 @pytest.mark.parametrize(
@@ -125,22 +125,22 @@ def test_a_result_is_spelled_out_at_a_terminal_and_bytes_in_a_pipe(
     gateway.on("POST /v1/functions/f/invoke", body, content_type=content_type)
     assert _gpufn("invoke", "f").stdout_bytes.rstrip(b"\n") == body.rstrip(b"\n")
     monkeypatch.setattr("sys.stdout", terminal := _Terminal())
-    answer = Answer(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
+    answer = RawResult(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
     show(answer, None, json=False)
     assert terminal.getvalue() == shown
 
 
-def _ended(command: str, gateway: StubGateway) -> tuple[int, str]:
-    """Of a shell's command with `gpufn` in it: the first program's exit code, and all that was said."""
+def _run(command: str) -> tuple[int, str]:
+    """Run a shell command with `gpufn` in it. Return the exit code of the first program, and the output."""
     script = f'set -o pipefail; gpufn() {{ exec "{sys.executable}" -m gpufn "$@"; }}; ( {command}; )'
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
-    return done.returncode, done.stdout + done.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "code", "message"),
     [
         ("gpufn logs f --tail 9 | true", 0, ""),
         ("gpufn ls --json | true", 0, ""),
@@ -150,8 +150,8 @@ def _ended(command: str, gateway: StubGateway) -> tuple[int, str]:
         ("gpufn invoke g >&-", 0, ""),
         ("gpufn ls <&- >&- 2>&-", 0, ""),
         ("gpufn describe no 2>&-", 4, ""),
-        ("gpufn rm g <&-", 2, "gpufn: not deleted, for nobody answered: --yes deletes without asking"),
-        ("gpufn invoke g -d @- <&-", 2, "gpufn: the arguments are a JSON object such as"),
+        ("gpufn rm g <&-", 2, "gpufn: not deleted: the question was not answered; --yes deletes without asking"),
+        ("gpufn invoke g -d @- <&-", 2, "gpufn: the arguments must be a JSON object such as"),
         ("gpufn ls >/dev/full", 1, "gpufn: No space left on device\n"),
         ("gpufn invoke g >/dev/full", 1, "gpufn: No space left on device\n"),
         ("gpufn --help >/dev/full", 1, "gpufn: No space left on device\n"),
@@ -161,16 +161,16 @@ def _ended(command: str, gateway: StubGateway) -> tuple[int, str]:
     ],
 )
 def test_streams_that_are_closed_or_full_end_it_without_a_traceback(
-    gateway: StubGateway, command: str, code: int, said: str
+    gateway: StubGateway, command: str, code: int, message: str
 ) -> None:
     line = json.dumps(_LINE).encode() + b"\n"
     gateway.on("GET /v1/functions/f/logs", line * 10_000)
     gateway.on("GET /v1/functions/g", _VIEW)
     gateway.on("POST /v1/functions/g/invoke", 1)
     gateway.on("GET /v1/functions", {"functions": [_VIEW] * 2000})
-    ended, heard = _ended(command, gateway)
-    assert (ended, "Traceback" in heard) == (code, False), heard
-    assert said in heard
+    exit_code, output = _run(command)
+    assert (exit_code, "Traceback" in output) == (code, False), output
+    assert message in output
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

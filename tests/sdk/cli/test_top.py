@@ -1,4 +1,4 @@
-"""`gpufn top` and `gpufn nodes` of a node with GPUs: what is drawn of what the gateway tells."""
+"""Output of `gpufn top` and `gpufn nodes` for a node with GPUs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_in_a_very_narrow_one_columns_go_before_names_do() -> None:
 
 
 def test_nobody_reports() -> None:
-    assert _drawn() == ["no node reports: does an agent run?"]
+    assert _drawn() == ["no node has reported: is an agent running?"]
 
 
 def test_in_a_pipe_it_looks_once(gateway: StubGateway) -> None:

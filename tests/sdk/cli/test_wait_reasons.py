@@ -14,24 +14,24 @@ WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it h
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_reasons, "_EVERY_S", 0.001)
+    monkeypatch.setattr(wait_reasons, "_POLL_S", 0.001)
 
 
 def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", WHY)
     gateway.on("GET /v1/functions/f/why", {"function": "f"})
-    told: list[str] = []
+    reasons: list[str] = []
     runs = threading.Event()
 
-    def tell(reason: str) -> None:
-        told.append(reason)
-        if reason == "it runs":
+    def show(reason: str) -> None:
+        reasons.append(reason)
+        if reason == "running":
             runs.set()
 
-    with Client() as client, reported_waits(client, "f", tell):
+    with Client() as client, reported_waits(client, "f", show):
         assert runs.wait(30)
-    assert told[:2] == ["n1: it has no L4 GPU", "it runs"]
+    assert reasons[:2] == ["n1: it has no L4 GPU", "running"]
 
 
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_without_a_terminal_each_new_reason_is_a_line_on_standard_error(
     with Client() as client, reported_waits(client, "f", pytest.fail):
         while len(gateway.requests) < 5:
             pass
-    assert capsys.readouterr().err == "f waits: n1: it has no L4 GPU\nf waits: a worker starts\n"
+    assert capsys.readouterr().err == "f is waiting: n1: it has no L4 GPU\nf is waiting: a worker starts\n"
 
 
 def test_with_json_and_without_a_terminal_standard_error_is_left_to_the_error(gateway: StubGateway) -> None:

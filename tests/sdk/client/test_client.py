@@ -108,11 +108,11 @@ def test_the_class_of_a_call_travels_in_a_header(gateway: StubGateway) -> None:
 def test_a_key_whose_limit_is_no_number_is_not_one_without_a_limit(
     gateway: StubGateway, limits: dict[str, Any]
 ) -> None:
-    """JSON says null for both, and null is no limit."""
+    """JSON encodes both as null, and null means no limit."""
     with Client() as client:
-        with pytest.raises(InvalidInput, match=f"{next(iter(limits))} is a number"):
+        with pytest.raises(InvalidInput, match=f"{next(iter(limits))} must be a finite number"):
             client.create_key("ci", ["read"], **limits)
-        with pytest.raises(InvalidInput, match="is a number"):
+        with pytest.raises(InvalidInput, match="must be a finite number"):
             client.limit_key("k", **limits)
     assert gateway.requests == []
 
@@ -174,14 +174,14 @@ def test_what_a_function_raised_reads_as_python_tells_it() -> None:
 def test_a_key_that_cannot_be_sent_is_refused_and_not_told(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, key: str, wrong: str
 ) -> None:
-    told = f"is not a key: it has {wrong} in it; write it as `gpufn keys create` printed it"
+    message = f"is not a key: it contains {wrong}; copy it exactly as `gpufn keys create` printed it"
     with pytest.raises(Unauthorized) as caught:
         Client(api_key=key)
-    assert caught.value.message == f"api_key {told}"
+    assert caught.value.message == f"api_key {message}"
     monkeypatch.setenv("GPUFN_API_KEY", key)
     with pytest.raises(Unauthorized) as caught:
         Client()
-    assert caught.value.message == f"GPUFN_API_KEY {told}"
+    assert caught.value.message == f"GPUFN_API_KEY {message}"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_an_address_without_a_scheme_is_http(gateway: StubGateway) -> None:
 
 
 def test_what_does_not_speak_http_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it was asked again"))
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the request was retried"))
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -253,8 +253,8 @@ def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
     with pytest.raises(FunctionNotFound) as caught:
         transport.call("f-x", "", media.NATIVE, b"")
     assert str(caught.value) == (
-        "There is no function 'f-x' at this gateway; `gpufn deploy FILE` deploys those of a file, "
-        "and Client().deploy(f_x) one of this process"
+        "There is no function 'f-x' at this gateway; deploy its file with `gpufn deploy FILE`, "
+        "or a function of this process with Client().deploy(f_x)"
     )
     transport.close()
 
@@ -265,9 +265,9 @@ def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
     gateway.on("HEAD /v1/bundles/abc", status=404)
     gateway.on("PUT /v1/bundles/abc", problem, status=413)
     with Client() as client:
-        with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: pass a path or an address that the other side can read"):
+        with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: pass a path or URL that the other side can read"):
             client.invoke("f")
-        with pytest.raises(PayloadTooLarge, match=r"the bundle of 0\.0 MiB is larger .*: leave large files out"):
+        with pytest.raises(PayloadTooLarge, match=r"the bundle of 0\.0 MiB exceeds .*: leave large files out"):
             client.put_bundle(_digest("abc"), b"zip")
 
 
@@ -293,7 +293,7 @@ def test_an_invoke_is_never_sent_twice(gateway: StubGateway) -> None:
 def test_a_submit_is_repeated_under_its_own_id_when_the_connection_breaks(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufn.client.http._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("gpufn.client.http._RETRY_DELAYS_S", (0.0, 0.0))
     path = f"/v1/functions/f/invocations/{'0' * 26}"
     gateway.on(f"PUT {path}", status=0)
     gateway.on(f"PUT {path}", _STATUS, status=202)
@@ -373,7 +373,7 @@ def test_views_are_typed_and_ignore_what_is_new(gateway: StubGateway) -> None:
 
 def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions", b"<html>")
-    with Client() as client, pytest.raises(ProtocolMismatch, match="is it of another release"):
+    with Client() as client, pytest.raises(ProtocolMismatch, match="another release"):
         client.functions()
 
 
@@ -381,39 +381,39 @@ def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
 def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int) -> None:
     gateway.on("GET /v1/functions", b"<html>", status, content_type="text/html")
     gateway.on("GET /v1/functions/f/logs", b"<html>", 404, content_type="text/html")
-    told = f"what answers at {gateway.url} is not a gpufn gateway: "
+    message = f"the server at {gateway.url} is not a gpufn gateway: it returned "
     with Client() as client:
-        with pytest.raises(GatewayUnavailable, match=f"{told}{status}, text/html"):
+        with pytest.raises(GatewayUnavailable, match=f"{message}{status}, text/html"):
             client.functions()
-        with pytest.raises(GatewayUnavailable, match=f"{told}404, text/html"):
+        with pytest.raises(GatewayUnavailable, match=f"{message}404, text/html"):
             list(client.logs("f"))
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
-        (502, "502 Bad Gateway: it does not reach the gateway"),
-        (503, "503 Service Unavailable: it does not reach the gateway"),
-        (504, "504 Gateway Timeout: the gateway did not answer in time"),
+        (502, "502 Bad Gateway: it cannot reach the gateway"),
+        (503, "503 Service Unavailable: it cannot reach the gateway"),
+        (504, "504 Gateway Timeout: the gateway did not respond in time"),
     ],
 )
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain; charset=utf-8"])
 def test_a_page_of_a_proxy_in_between_is_told_as_that(
-    gateway: StubGateway, status: int, said: str, content_type: str
+    gateway: StubGateway, status: int, message: str, content_type: str
 ) -> None:
     gateway.on("POST /v1/functions/f/invoke", b"<html>", status, content_type=content_type)
     gateway.on("GET /v1/functions", b"<html>", status, content_type=content_type)
     gateway.on("GET /v1/functions/f/logs", b"<html>", status, content_type=content_type)
     with Client() as client:
-        for ask in (client.functions, lambda: client.invoke("f"), lambda: list(client.logs("f"))):
+        for send in (client.functions, lambda: client.invoke("f"), lambda: list(client.logs("f"))):
             with pytest.raises(GatewayUnavailable) as caught:
-                ask()
-            assert caught.value.message == f"a proxy at {gateway.url} answers {said}"
+                send()
+            assert caught.value.message == f"a proxy at {gateway.url} returned {message}"
     assert len(gateway.requests) == 3, "no gateway had answered before"
 
 
 @pytest.mark.parametrize(("status", "tries"), [(502, 2), (503, 2), (504, 1)])
-def test_a_gateway_that_answered_before_is_asked_again_where_a_proxy_says_that_it_is_away(
+def test_a_request_is_retried_if_a_proxy_reports_a_gateway_that_responded_before_as_unreachable(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -423,10 +423,10 @@ def test_a_gateway_that_answered_before_is_asked_again_where_a_proxy_says_that_i
     gateway.on("GET /v1/nodes", {"nodes": []})
     with Client() as client:
         client.nodes()
-        for ask in (client.functions, lambda: client.rollback("f")):
+        for send in (client.functions, lambda: client.rollback("f")):
             before = len(gateway.requests)
             with contextlib.suppress(GatewayUnavailable):
-                ask()
+                send()
             is_post = gateway.requests[-1].method == "POST"
             assert len(gateway.requests) - before == (1 if is_post else tries)
 
@@ -454,7 +454,7 @@ def test_what_is_no_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
     def plain() -> None: ...
 
     not_one: Any = plain
-    with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is no @gpu_function"):
+    with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is not a @gpu_function"):
         client.deploy(not_one)
     assert gateway.requests == []
 
@@ -473,7 +473,7 @@ def test_nothing_is_deployed_where_one_of_several_cannot_be(gateway: StubGateway
         return lock.locked()
 
     with Client() as client:
-        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: give one"):
+        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: set name="):
             client.deploy(first, first, second)
         with pytest.raises(InvalidBundle, match="bad cannot be sent by value"):
             client.deploy(first, bad)
@@ -514,7 +514,7 @@ def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
     line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w", "stream": "stdout", "text": "hi"}
     gateway.on("GET /v1/functions/f/logs", msgspec.json.encode(line) + b"\n" + msgspec.json.encode(line) + b"\n")
     with Client() as client:
-        assert [found.text for found in client.logs("f", tail=5, follow=True)] == ["hi", "hi"]
+        assert [line.text for line in client.logs("f", tail=5, follow=True)] == ["hi", "hi"]
     assert gateway.requests[0].path.endswith("/logs?tail=5&follow=true")
 
 
@@ -576,16 +576,16 @@ _BY_NAME: tuple[Callable[[Client, str], Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("ask", _BY_NAME)
-def test_no_name_leads_to_another_address(gateway: StubGateway, ask: Callable[[Client, str], Any]) -> None:
+@pytest.mark.parametrize("send", _BY_NAME)
+def test_no_name_leads_to_another_address(gateway: StubGateway, send: Callable[[Client, str], Any]) -> None:
     with Client() as client:
         for name in ("", ".", "..", "a/b", "../nodes", "a\n", "\x1b[2J"):
             with pytest.raises(InvalidInput) as caught:
-                ask(client, name)
+                send(client, name)
             assert caught.value.message == f"{name!r} is neither a name nor an id"
         assert gateway.requests == []
         with contextlib.suppress(GpufnError):
-            ask(client, "a b?c#d%2f")
+            send(client, "a b?c#d%2f")
     assert "/a%20b%3Fc%23d%252f" in gateway.requests[0].path
 
 
@@ -593,7 +593,7 @@ def test_in_a_worker_a_client_without_an_address_says_how_to_do_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = {"GPUFN_HOME": str(tmp_path)}
-    monkeypatch.setattr(context, "_find", lambda: None)  # as a worker installs its own
-    with pytest.raises(GatewayUnavailable, match=r"a worker is not told where its platform is.*\.remote"):
+    monkeypatch.setattr(context, "_find", lambda: None)  # as in a worker, which installs its own
+    with pytest.raises(GatewayUnavailable, match=r"a worker does not know the gateway's address.*\.remote"):
         find_url(worker)
     assert find_url(worker | {"GPUFN_URL": "http://x"}) == "http://x"

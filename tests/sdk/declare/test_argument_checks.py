@@ -155,11 +155,11 @@ def test_a_step_that_does_not_fit_its_function_is_refused_where_it_is_written() 
          "include is a list, such as ['data/*'], not 'data.txt'"),
         (lambda client: client.create_key("me", "read"), "scopes is a list, such as ['invoke:f', 'read'], not 'read'"),
         (lambda client: client.limit_key("id", rat=3),
-         "there is no limit 'rat': there are rate, burst, concurrency, queued, run_s, gpu_s"),
+         "unknown limit 'rat'; the limits are rate, burst, concurrency, queued, run_s, gpu_s"),
         (lambda client: client.add_schedule("f", in_s=5, arguments=[3]),
-         "arguments are named, such as {'full': True}, not [3]"),
+         "arguments must map names to values, such as {'full': True}, not [3]"),
         (lambda client: client.add_schedule("f", in_s=5, arguments={"x": object}),
-         "arguments of a schedule are what JSON has words for: Encoding objects of type type is unsupported"),
+         "cannot encode the schedule's arguments as JSON: Encoding objects of type type is unsupported"),
     ],
 )  # fmt: skip
 def test_a_client_says_what_it_takes_before_it_sends_anything(call: Callable[[Any], Any], said: str) -> None:
@@ -169,7 +169,7 @@ def test_a_client_says_what_it_takes_before_it_sends_anything(call: Callable[[An
 
 def test_arguments_of_invoke_have_names() -> None:
     with Client("http://127.0.0.1:1") as client:
-        said = "invoke takes arguments by their names: invoke('f', x=1), or invoke('f', **{'x': 1})"
+        said = "invoke takes keyword arguments only: invoke('f', x=1), or invoke('f', **{'x': 1})"
         assert _told(lambda: client.invoke("f", cast("Any", {"x": 1})), TypeError) == said
 
 
@@ -186,7 +186,7 @@ def test_an_address_that_is_a_number_is_none(wrong: Any) -> None:
 
 
 def test_a_key_is_text() -> None:
-    said = "api_key is not a key: it is no text; write it as `gpufn keys create` printed it"
+    said = "api_key is not a key: it is not a string; copy it exactly as `gpufn keys create` printed it"
     assert _told(lambda: Client(api_key=cast("Any", 3)), Unauthorized) == said
 
 

@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match=r"there is no file .*no\.npz, which samples names$"):
         prepare("net", Model("net.onnx", samples="no.npz"), tmp_path)
     os.remove(tmp_path / "weights")
-    with pytest.raises(InvalidSpec, match=r"there is no file .*weights: net\.onnx keeps its weights there"):
+    with pytest.raises(InvalidSpec, match=r"there is no file .*weights, which holds the weights of net\.onnx"):
         prepare("net", Model("net.onnx"), tmp_path)
 
 

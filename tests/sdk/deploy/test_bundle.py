@@ -72,7 +72,7 @@ def test_other_files_come_with_include(project: Project) -> None:
 def test_all_below_a_folder_is_included_as_every_python_reads_two_stars(project: Project) -> None:
     loaded = _bundle.load(project({"app.py": "", "data/a.txt": "", "data/deep/b.txt": ""}) / "app.py")
     assert _bundle.pack_source(loaded, ["data/**"]).files == ("app.py", "data/a.txt", "data/deep/b.txt")
-    with pytest.raises(InvalidBundle, match=r"include='data' is a folder: write 'data/\*\*' for all below it"):
+    with pytest.raises(InvalidBundle, match=r"include='data' is a folder: write 'data/\*\*' to include"):
         _bundle.pack_source(loaded, ["data"])
 
 
@@ -108,14 +108,14 @@ def test_a_bundle_runs_where_the_project_is_not(project: Project, tmp_path: Path
     loaded = _bundle.load(project(_FILES) / "app.py")
     elsewhere = tmp_path / "elsewhere"
     zipfile.ZipFile(io.BytesIO(_bundle.pack_source(loaded).data)).extractall(elsewhere)
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "from app import f; print(f(4))"],
         cwd=elsewhere,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert ended.stdout == "9\n"
+    assert process.stdout == "9\n"
 
 
 def test_a_file_in_a_package_keeps_its_full_name(project: Project) -> None:
@@ -190,22 +190,22 @@ def test_a_decorator_below_and_a_function_under_another_name_hide_nothing(projec
 def test_an_option_that_there_is_not_shows_the_users_line_in_a_folder_that_has_this_package_in_it(
     project: Project,
 ) -> None:
-    """As a clone of the repository has, where examples are tried."""
+    """A clone of the repository is such a folder."""
     file = project({"app.py": "from gpufn import gpu_function\n@gpu_function(gup='L4')\ndef f(): ..."}) / "app.py"
     with pytest.raises(InvalidBundle) as caught:
         _bundle.load(file)
     assert caught.value.__cause__ is not None
-    said = _bundle.where_it_failed(caught.value.__cause__, file, Path("/"))
-    assert said.startswith("line 2, `@gpu_function(gup='L4')`: there is no option 'gup'")
+    message = _bundle.describe_failure(caught.value.__cause__, file, Path("/"))
+    assert message.startswith("line 2, `@gpu_function(gup='L4')`: there is no option 'gup'")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("gone.py", "there is no file gone.py"),
-        (".", ". is a folder: name the file in it that declares the functions"),
+        (".", ". is a folder: pass the file in it that declares the functions"),
         ("notes.txt", "notes.txt is not a Python file"),
-        ("json.py", "json.py has the name of another module, json"),
+        ("json.py", "json.py has the same name as the module json"),
         ("my-app.py", "my-app cannot be imported: use letters, digits and underscores in the name"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_module_is_refused(project: Project, name: str, messag
 
 
 def test_a_file_that_is_called_like_one_of_pythons_modules_is_not_imported_for_it(tmp_path: Path) -> None:
-    """Neither by the user's file nor by ours; and it is not sent, for a worker would import it."""
+    """Neither the user's file nor gpufn imports it, and it is not sent, because a worker would import it."""
     for name in ("colorsys", "wave", "sndhdr", "rich", "httpx"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
     (tmp_path / "tabular.py").write_text("import colorsys")
@@ -231,18 +231,18 @@ def test_a_file_that_is_called_like_one_of_pythons_modules_is_not_imported_for_i
         import colorsys, rich, httpx
         print(*_bundle.pack_source(project).files)
     """
-    ended = _python(script, tmp_path)
-    assert (ended.stdout, ended.stderr) == ("app.py tabular.py\n", "")
+    process = _python(script, tmp_path)
+    assert (process.stdout, process.stderr) == ("app.py tabular.py\n", "")
 
 
 def test_a_file_that_is_imported_by_the_name_of_one_of_pythons_modules_is_told(tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def mine(): ...")
     (tmp_path / "app.py").write_text("from colorsys import mine")
-    ended = _python(
+    process = _python(
         "from pathlib import Path\nfrom gpufn.deploy import bundle as _bundle\n_bundle.load(Path('app.py'))", tmp_path
     )
-    assert ended.stderr.endswith(
-        ". colorsys.py has the name of one of Python's own modules, which was imported instead: rename it\n"
+    assert process.stderr.endswith(
+        ". colorsys.py has the same name as a standard library module, which was imported instead: rename it\n"
     )
 
 
@@ -313,12 +313,12 @@ print(*_bundle.pack_pickle(f).files)
 
 
 def test_what_a_script_imports_when_it_runs_comes_along(tmp_path: Path) -> None:
-    """In the function, in those that it calls, and in functions within them; nothing for being called alike."""
+    """Imports in the function, its callees and nested functions; not modules whose names only look alike."""
     for name in ("lazy.py", "deep/down.py", "pkg/__init__.py", "pkg/sub.py", "aid.py", "x.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    ended = _python(_SCRIPT, tmp_path)
-    assert (ended.stdout, ended.stderr) == ("deep/down.py function.pkl lazy.py pkg/__init__.py pkg/sub.py\n", "")
+    process = _python(_SCRIPT, tmp_path)
+    assert (process.stdout, process.stderr) == ("deep/down.py function.pkl lazy.py pkg/__init__.py pkg/sub.py\n", "")
 
 
 _SCRIPT_WITH_TEXTS_FOR_HINTS = """
@@ -353,7 +353,7 @@ pathlib.Path("bundle.zip").write_bytes(_bundle.pack_pickle(f).data)
 
 
 def test_hints_that_are_texts_mean_the_same_where_the_names_of_the_script_are_not(tmp_path: Path) -> None:
-    """A dataclass arrived as a dict, of each script with `from __future__ import annotations`."""
+    """A dataclass arrived as a dict in every script with `from __future__ import annotations`."""
     assert _python(_SCRIPT_WITH_TEXTS_FOR_HINTS, tmp_path).stderr == ""
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
         raw = pickle.loads(archive.read(_bundle.PICKLE_NAME)).raw
@@ -386,8 +386,8 @@ def test_what_cannot_be_pickled_is_said() -> None:
     def locked() -> bool:
         return lock.locked()
 
-    said = (
+    message = (
         r"locked cannot be sent by value: cannot pickle '_thread\.lock' object.*, or move the function to the top level"
     )
-    with pytest.raises(InvalidBundle, match=said):
+    with pytest.raises(InvalidBundle, match=message):
         _bundle.pack_pickle(locked)

@@ -1,4 +1,4 @@
-"""The wait for the check of a deploy, and the line of the user's code that a failure shows."""
+"""The wait for a deploy's check, and the line of user code in its error."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class _Api:
         self._revisions = list(revisions)
 
     def revision(self, name: str, number: int) -> RevisionProgress:
-        found = self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
-        if found is None:
+        revision = self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
+        if revision is None:
             raise RevisionNotFound
-        return found
+        return revision
 
 
 def _revision(check: Check, *, active: bool = True, error: ErrorInfo | None = None) -> RevisionProgress:
@@ -100,7 +100,7 @@ _FAILED = Check(CheckState.FAILED)
         ),
         (_revision(_PENDING, active=False), 1, Conflict, "f@2 was replaced before it was checked"),
         (None, 1, Conflict, "f@2 was replaced before it was checked"),
-        (_revision(_PENDING), 1, TimeoutError, "no worker of f@2 is ready after 90 s; `gpufn why f`"),
+        (_revision(_PENDING), 1, TimeoutError, "no worker of f@2 is ready after 90 s; see `gpufn why f`"),
     ],
 )
 def test_the_wait_ends_with_the_reason(

@@ -1,4 +1,4 @@
-"""Which changes of a file are changes of one of its functions."""
+"""Which changes of a file change the digest of one of its functions."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _ALL = {"first", "second", "Counter"}
         ("clean(text)[:LIMIT]", "clean(text)", _ALL),
         ("import json", "import json, os", _ALL),
         ('print(first("a"), second(1))', 'print(first("b"))', set()),
-        # what a kept statement mentions is kept
+        # a mentioned statement is not omitted
         ("return helper(text)", "return helper(str(second(len(text))))", {"first"}),
-        # a new function, and one that is gone
+        # an added function, and a removed one
         ("@gpu_function\nclass", "@gpu_function\ndef third() -> None: ...\n\n@gpu_function\nclass", set()),
-        # a function that acts when its file is imported
+        # a function with side effects at import
         ("max_workers=2)", "max_workers=read())", _ALL),
         ("@gpu_function(max_workers=2)", "@gpu_function(max_workers=2)\n@register", _ALL),
         ("number: int = 1", "number: int = read()", _ALL),

@@ -1,4 +1,4 @@
-"""Where a deploy comes from."""
+"""The source of a deploy."""
 
 from __future__ import annotations
 

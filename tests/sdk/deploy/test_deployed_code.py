@@ -1,4 +1,4 @@
-"""The warning that calls run other code than the file has."""
+"""The warning about deployed code that differs from the file."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def deployed(gateway: StubGateway, project: Project, monkeypatch: pytest.MonkeyP
     gateway.on("POST /v1/functions/stale/invoke", values.encode_result(4, NATIVE)[1], content_type=NATIVE)
     transport = HttpTransport()
     monkeypatch.setattr(_transport, "_installed", transport)
-    found = Deployed(root, stale, gateway, wanted)
-    found.show()
-    yield found
+    deployed = Deployed(root, stale, gateway, wanted)
+    deployed.show()
+    yield deployed
     transport.close()
 
 
@@ -94,8 +94,8 @@ def deployed(gateway: StubGateway, project: Project, monkeypatch: pytest.MonkeyP
         ("helpers.py", "2 * n", "3 * n", True),
         ("app.py", "return helpers", "# a comment\n    return helpers", False),
         ("app.py", "return 1", "return 2", False),  # another function
-        ("app.py", "print(", "print('n', ", False),  # no worker runs it
-        ("data/words.txt", "one", "two", False),  # the process does not know what `--include` named
+        ("app.py", "print(", "print('n', ", False),  # workers do not run it
+        ("data/words.txt", "one", "two", False),  # the process does not know the files of `--include`
         ("app.py", "import helpers", "import helpers", False),
     ],
 )
@@ -123,7 +123,7 @@ def _hidden(deployed: Deployed) -> None:
     [
         _hidden,
         lambda deployed: deployed.show(source=None),
-        lambda deployed: deployed.show(spec={"python": "3.99"}),  # its syntax trees are not those of this Python
+        lambda deployed: deployed.show(spec={"python": "3.99"}),  # another Python has other syntax trees
     ],
     ids=["not to be read", "no source", "another Python"],
 )

@@ -1,4 +1,4 @@
-"""Deploying one function: what is there already, what no node has, and the wait until it serves."""
+"""Deploy of one function: unchanged code, unmet requirements, and the wait until the revision serves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpufn.client.views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
-from gpufn.deploy.capacity_warnings import what_no_node_has
-from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_it_serves
+from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.deploy.capacity_warnings import unmet_requirement
+from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
@@ -35,13 +35,13 @@ def _view(active: int, serving: int, reason: str = "", **more: Any) -> FunctionV
 
 
 class _Api:
-    """Answers with one view after the other, and stays with the last; None: there is no function."""
+    """Returns one view after the other, then the last one again. None raises FunctionNotFound."""
 
     def __init__(self, *views: FunctionView | None, bundle: str = "a", nodes: tuple[Any, ...] = (_NODE,)) -> None:
         self._views = list(views)
         self._bundle = bundle
         self._nodes = nodes
-        self.did: list[str] = []
+        self.requests: list[str] = []
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
         view = self._views.pop(0) if len(self._views) > 1 else self._views[0]
@@ -56,27 +56,27 @@ class _Api:
         return list(self._nodes)
 
     def put_bundle(self, digest: str, data: bytes) -> bool:
-        self.did.append(f"put {digest}")
+        self.requests.append(f"put {digest}")
         return True
 
     def revision(self, name: str, number: int) -> RevisionProgress:
         raise AssertionError("none is built")
 
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool:
-        self.did.append(f"put {digest}")
+        self.requests.append(f"put {digest}")
         sent(path.stat().st_size // 2)
         return True
 
-    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | Building:
-        self.did.append(f"create {spec.name}")
+    def create_revision(self, spec: FunctionSpec, bundle: str, **options: Any) -> FunctionView | BuildingRevision:
+        self.requests.append(f"create {spec.name}")
         return _view(3, 3)
 
 
 def _as_json(spec: FunctionSpec) -> dict[str, Any]:
     import msgspec
 
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
-    return found
+    spec_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
+    return spec_json
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def _as_json(spec: FunctionSpec) -> dict[str, Any]:
 def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:
     api = _Api(before)
     assert deploy(api, _WANTED, force=force).is_new is is_new
-    assert api.did == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
+    assert api.requests == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
 
 
 def test_another_bundle_is_another_revision() -> None:
@@ -103,24 +103,24 @@ def test_another_bundle_is_another_revision() -> None:
 
 def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"1234")
-    told: list[str] = []
+    progress: list[str] = []
     api = _Api(None)
-    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), told=told.append)
-    assert api.did == ["put a", "put b", "create f"]
-    assert told == ["net.onnx 50%"]
+    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), on_progress=progress.append)
+    assert api.requests == ["put a", "put b", "create f"]
+    assert progress == ["net.onnx 50%"]
 
 
 def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
     class _Builds(_Api):
-        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> Building:
-            return Building(function="f", revision=3, builds=("b1",))
+        def create_revision(self, spec: FunctionSpec, bundle: str, **options: Any) -> BuildingRevision:
+            return BuildingRevision(function="f", revision=3, builds=("b1",))
 
     deployment = deploy(_Builds(None), _WANTED)
     assert (deployment.view, deployment.revision, deployment.builds) == (None, 3, ("b1",))
 
 
 class _BuildingApi(_Api):
-    """One revision after the other, and stays with the last."""
+    """Returns one revision after the other, then the last one again."""
 
     def __init__(self, revisions: list[RevisionProgress], *views: FunctionView | None) -> None:
         super().__init__(*views)
@@ -139,21 +139,21 @@ _COMPILES = _revision(RevisionState.BUILDING, BuildStage.COMPILE)
 _READY = _revision(RevisionState.READY)
 
 
-def _wait_built(api: _Api, timeout_s: float | None = None, seen: list[Any] | None = None) -> FunctionView:
+def _wait_built(api: _Api, timeout_s: float | None = None, polled: list[Any] | None = None) -> FunctionView:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    see = seen.append if seen is not None else lambda builds: None
-    return wait_until_built(api, "f", 2, timeout_s, seen=see, clock=lambda: now[0], sleep=sleep)
+    on_builds = polled.append if polled is not None else lambda builds: None
+    return wait_until_built(api, "f", 2, timeout_s, on_builds=on_builds, clock=lambda: now[0], sleep=sleep)
 
 
 def test_the_wait_for_engines_ends_when_the_revision_is_active() -> None:
-    seen: list[tuple[BuildView, ...]] = []
-    view = _wait_built(_BuildingApi([_COMPILES, _READY], None, _view(1, 1), _view(2, 1)), seen=seen)
+    polled: list[tuple[BuildView, ...]] = []
+    view = _wait_built(_BuildingApi([_COMPILES, _READY], None, _view(1, 1), _view(2, 1)), polled=polled)
     assert (view.active, view.serving) == (2, 1)
-    assert [builds[0].stage for builds in seen] == [BuildStage.COMPILE, None, None, None]
+    assert [builds[0].stage for builds in polled] == [BuildStage.COMPILE, None, None, None]
 
 
 _LOG = "a\nb\n"
@@ -183,10 +183,10 @@ _CRASH = ErrorInfo("build_failed", "the compiler crashed", stage="compile", node
             BuildFailed,
             "cancelled",
         ),
-        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build goes on"),
-        (_READY, _view(3, 3), Conflict, "f@2 is built, and f@3 is the active one"),
-        (_READY, None, Conflict, "f@2 is built, and none is the active one"),
-        (_READY, _view(1, 1), Conflict, "f@2 is built, and f@1 is the active one"),
+        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build continues"),
+        (_READY, _view(3, 3), Conflict, "f@2 is built, but f@3 is active"),
+        (_READY, None, Conflict, "f@2 is built, but no revision is active"),
+        (_READY, _view(1, 1), Conflict, "f@2 is built, but f@1 is active"),
     ],
 )
 def test_the_wait_for_engines_ends_with_the_reason(
@@ -198,21 +198,21 @@ def test_the_wait_for_engines_ends_with_the_reason(
     assert getattr(caught.value, "__notes__", []) == (["\nThe compiler's log:\na\nb"] if "node" in message else [])
 
 
-def _wait(api: _Api, first: FunctionView, told: list[str] | None = None) -> FunctionView:
+def _wait(api: _Api, first: FunctionView, reasons: list[str] | None = None) -> FunctionView:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    say = (told if told is not None else []).append
-    return wait_until_it_serves(api, first, 10.0, told=say, clock=lambda: now[0], sleep=sleep)
+    on_reason = (reasons if reasons is not None else []).append
+    return wait_until_serving(api, first, 10.0, on_reason=on_reason, clock=lambda: now[0], sleep=sleep)
 
 
 def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
-    told: list[str] = []
+    reasons: list[str] = []
     waits = _view(2, 1, "revision 2: 0 of 1 ready")
-    assert _wait(_Api(waits, waits, _view(2, 2)), _view(2, 1), told).serving == 2
-    assert told == ["revision 2: 0 of 1 ready"]
+    assert _wait(_Api(waits, waits, _view(2, 2)), _view(2, 1), reasons).serving == 2
+    assert reasons == ["revision 2: 0 of 1 ready"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
         (_view(3, 1), Conflict, "f@2 was replaced by f@3 before it served"),
         (_view(2, 1, "full"), TimeoutError, "f@2 does not serve after 10 s, f@1 still does: full"),
         (
-            _view(2, 1, "full", next=NextRevision(1, ErrorInfo("x", "told of another"))),
+            _view(2, 1, "full", next=NextRevision(1, ErrorInfo("x", "an error of another revision"))),
             TimeoutError,
             "f@2 does not serve after 10 s",
         ),
@@ -262,22 +262,22 @@ def test_a_key_that_may_not_read_does_not_wait() -> None:
     ],
 )
 def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
-    assert what_no_node_has(resources, nodes) == lacks
+    assert unmet_requirement(resources, nodes) == lacks
 
 
 @pytest.mark.parametrize(
     ("troubles", "lacks"),
     [
-        (["Docker does not answer"], "no node starts the containers that its image needs (Docker does not answer)"),
-        (["no docker", "Docker does not answer"], "no node starts the containers that its image needs (no docker)"),
+        (["Docker does not answer"], "no node can start containers, which its image needs (Docker does not answer)"),
+        (["no docker", "Docker does not answer"], "no node can start containers, which its image needs (no docker)"),
         (["Docker does not answer", ""], ""),
     ],
 )
 def test_that_no_node_has_docker_is_said_of_a_function_with_an_image(troubles: list[str], lacks: str) -> None:
     nodes = [_NODE | {"container_trouble": trouble} for trouble in troubles]
-    assert what_no_node_has(Resources(), nodes, in_container=True) == lacks
-    assert bool(what_no_node_has(Resources(), nodes, in_container=True)) == bool(lacks)
-    assert what_no_node_has(Resources(), nodes) == ""
+    assert unmet_requirement(Resources(), nodes, in_container=True) == lacks
+    assert bool(unmet_requirement(Resources(), nodes, in_container=True)) == bool(lacks)
+    assert unmet_requirement(Resources(), nodes) == ""
     api = _Api(None, _view(1, 1), nodes=tuple(nodes))
     imaged = FunctionSpec(name="f", entry=_SPEC.entry, methods=_SPEC.methods, image=ImageSpec(python="3.12"))
     assert deploy(api, Deployable(imaged, Digest("a"), b"")).lacking == lacks

@@ -1,4 +1,4 @@
-"""A file is deployed without the packages that it imports being installed here."""
+"""Deploy of a file whose imported packages are not installed here."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_module_of_the_project_may_import_what_is_missing(project: Project) ->
     [
         ({"app.py": "import pkg.gone\n", "pkg/__init__.py": ""}, "No module named 'pkg.gone'"),
         ({"app.py": "import json.gone\n"}, "No module named 'json.gone'"),
-        ({"app.py": "import notorch\nraise ValueError(1)\n"}, "ValueError: 1 (read without notorch: not installed"),
+        ({"app.py": "import notorch\nraise ValueError(1)\n"}, "ValueError: 1 (imported without notorch: not installed"),
     ],
 )
 def test_what_is_not_a_missing_package_fails(project: Project, files: dict[str, str], why: str) -> None:
@@ -123,5 +123,5 @@ def test_deploy_reports_which_packages_were_missing(gateway: StubGateway, projec
     result = command("deploy", "app.py")
     assert (result.exit_code, result.stderr) == (
         0,
-        "gpufn: warning: app.py is read without notorch: not installed here\n",
+        "gpufn: warning: imported app.py without notorch: not installed here\n",
     )

@@ -1,4 +1,4 @@
-"""How the arguments of a function differ from the deployed ones."""
+"""Differences between a function's arguments and the deployed ones."""
 
 from __future__ import annotations
 

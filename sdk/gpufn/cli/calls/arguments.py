@@ -1,4 +1,4 @@
-"""What `invoke`, `submit` and `result` share: arguments as they are typed, and results as they are shown."""
+"""Arguments and results of calls on the command line, for `invoke`, `submit` and `result`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ from gpufn_core.errors import GpufnError, InvalidInput, UnsupportedMediaType
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import Answer
+    from gpufn.client.views import RawResult
 
-Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object; @FILE is a file, - stdin.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS.")]
+Arguments = Annotated[
+    str | None, typer.Argument(help="Arguments as a JSON object; @FILE reads a file, - reads standard input.")
+]
+Data = Annotated[str | None, typer.Option("--data", "-d", help="Arguments, as ARGUMENTS.")]
 File = Annotated[
-    Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes; ARGUMENTS are the others.")
+    Path | None, typer.Option(help="File whose bytes are one parameter; ARGUMENTS has the other parameters.")
 ]
 Class = Annotated[
-    Priority | None, typer.Option("--priority", help="Its class, in place of the function's; hi needs a key that may.")
+    Priority | None,
+    typer.Option(
+        "--priority",
+        help="Priority class. Default: the function's. hi needs a key with the scope hi.",
+    ),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File for the result.")]
 
 
 class Body(NamedTuple):
-    """What a call sends. `query` has the arguments beside a file, as in a URL."""
+    """The body of a call. `query` has the arguments beside a file, as a URL query string."""
 
     data: bytes
     content_type: str
@@ -44,18 +50,18 @@ class Body(NamedTuple):
 
 def body_of(arguments: str | None, data: str | None, file: Path | None) -> Body:
     if arguments is not None and data is not None:
-        raise typer.BadParameter("give one of ARGUMENTS and --data")
+        raise typer.BadParameter("pass either ARGUMENTS or --data")
     text = arguments if arguments is not None else data
     if file is not None:
         content_type = mimetypes.guess_type(file.name)[0] or media.BYTES
-        # JSON in a --file is meant for the parameter of bytes all the same.
+        # A JSON --file is the bytes of one parameter too, not the arguments.
         kind = content_type if content_type not in (media.JSON, media.MSGPACK) else media.BYTES
         return Body(_read(file), kind, "" if text is None else _query(_object(text)))
     return Body(b"{}" if text is None else _object(text), media.JSON)
 
 
 def _query(arguments: bytes) -> str:
-    """Each argument as JSON; text as it is, since a query has no quotes."""
+    """Encode each argument as JSON, except strings, which have no quotes in a query."""
     fields = msgspec.json.decode(arguments, type=dict[str, Any])
     texts = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in fields.items()
@@ -64,7 +70,7 @@ def _query(arguments: bytes) -> str:
 
 
 def _object(text: str) -> bytes:
-    """The JSON object that was typed, or that the file or stdin has. Raises WrongUsage."""
+    """Return the JSON object in the argument, the file or standard input. Raises WrongUsage."""
     if text in ("-", "@-"):
         body = sys.stdin.buffer.read()
     elif text.startswith("@"):
@@ -74,65 +80,67 @@ def _object(text: str) -> bytes:
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
-        if meant := as_json([text]):
-            raise WrongUsage(f"the arguments are a JSON object: {meant}") from error
-        raise WrongUsage(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
+        if corrected := as_json([text]):
+            raise WrongUsage(f"the arguments must be a JSON object: {corrected}") from error
+        raise WrongUsage(f"""the arguments must be a JSON object such as '{{"x": 1}}': {error}""") from error
     return body
 
 
 def check_output(output: Path | None) -> None:
-    """Before the work: the result of a call that nobody submitted is lost when it cannot be written, and a build is
-    long."""
+    """Raises OSError if the output file cannot be created.
+
+    Checked before the work: an invoke's result would be lost, and a build takes long.
+    """
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         number = errno.EISDIR if output.is_dir() else errno.ENOENT
         raise OSError(number, os.strerror(number), str(output))
 
 
-def show(answer: Answer, output: Path | None, *, json: bool) -> None:
-    answer = _readable(answer)
-    kind = answer.content_type.partition(";")[0]
+def show(result: RawResult, output: Path | None, *, json: bool) -> None:
+    result = _as_json_or_bytes(result)
+    kind = result.content_type.partition(";")[0]
     if output:
-        output.write_bytes(answer.body)
+        output.write_bytes(result.body)
     if json and output:
-        print_json({"invocation": answer.invocation, "timings_ms": answer.timings, "output": str(output)})
+        print_json({"invocation": result.invocation, "timings_ms": result.timings, "output": str(output)})
     elif json:
-        value = msgspec.Raw(answer.body) if kind == media.JSON else answer.body  # bytes become base64
-        print_json({"invocation": answer.invocation, "timings_ms": answer.timings, "result": value})
+        value = msgspec.Raw(result.body) if kind == media.JSON else result.body  # bytes become base64
+        print_json({"invocation": result.invocation, "timings_ms": result.timings, "result": value})
     elif output:
-        say(f"{len(answer.body)} bytes of {answer.content_type} in {output}", err=True)
+        say(f"wrote {len(result.body)} bytes of {result.content_type} to {output}", err=True)
     else:
-        _print(answer, kind)
+        _print(result, kind)
 
 
-def _readable(answer: Answer) -> Answer:
-    """What was submitted from Python is kept in the SDK's encoding: as JSON, or bytes, where it can be that."""
-    if answer.content_type not in (media.NATIVE, media.PICKLED):
-        return answer
+def _as_json_or_bytes(result: RawResult) -> RawResult:
+    """Convert the result of a call submitted from Python, which is stored in the SDK's encoding."""
+    if result.content_type not in (media.NATIVE, media.PICKLED):
+        return result
     from gpufn_core.encoding import values  # noqa: PLC0415
 
     try:
-        value = values.decode_value(answer.content_type, answer.body)
+        value = values.decode_value(result.content_type, result.body)
         content_type, body = values.encode_result(value, media.JSON)
     except GpufnError as error:
         raise UnsupportedMediaType(
-            f"the result can be read in Python only: gpufn.Call.from_id({answer.invocation!r}).result()"
+            f"the result can only be read in Python: gpufn.Call.from_id({result.invocation!r}).result()"
         ) from error
-    return msgspec.structs.replace(answer, content_type=content_type, body=body)
+    return msgspec.structs.replace(result, content_type=content_type, body=body)
 
 
-def _print(answer: Answer, kind: str) -> None:
+def _print(result: RawResult, kind: str) -> None:
     if not sys.stdout.isatty():
-        sys.stdout.buffer.write(answer.body + (b"\n" if kind == media.JSON else b""))
+        sys.stdout.buffer.write(result.body + (b"\n" if kind == media.JSON else b""))
         sys.stdout.buffer.flush()
     elif kind == media.JSON:
-        print_json(msgspec.Raw(answer.body))
+        print_json(msgspec.Raw(result.body))
     elif kind.startswith("text/"):
-        sys.stdout.write(visible(answer.body.decode(errors="replace")))
+        sys.stdout.write(visible(result.body.decode(errors="replace")))
         sys.stdout.flush()
     else:
-        raise InvalidInput(f"the result is {len(answer.body)} bytes of {kind}: write it to a file with --output FILE")
-    if sys.stderr.isatty() and answer.timings:
-        say("  ".join(f"{phase} {duration(ms / 1000)}" for phase, ms in answer.timings.items()), err=True)
+        raise InvalidInput(f"the result is {len(result.body)} bytes of {kind}: write it to a file with --output FILE")
+    if sys.stderr.isatty() and result.timings:
+        say("  ".join(f"{phase} {duration(ms / 1000)}" for phase, ms in result.timings.items()), err=True)
 
 
 def _read(path: Path) -> bytes:

@@ -14,60 +14,60 @@ from gpufn_core.domain.invocation import InvocationState
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_SPAN_S = 36_500 * 86400.0  # dates end somewhere
+_MAX_SPAN_S = 36_500 * 86400.0  # a longer one could exceed the range of dates
 
 
 def calls(
-    name: Annotated[str | None, typer.Argument(help="The function's name; else the calls of all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
     *,
-    function: Annotated[str | None, typer.Option(help="As the argument; also of a function that was deleted.")] = None,
-    state: Annotated[InvocationState | None, typer.Option(help="Only those that are in this state.")] = None,
+    function: Annotated[str | None, typer.Option(help="Name of the function, which may be deleted.")] = None,
+    state: Annotated[InvocationState | None, typer.Option(help="Only calls in this state.")] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only those that were submitted in the last 90s, 15m, 2h or 3d.")
+        str | None, typer.Option(help="Only calls submitted in this time span, such as 90s, 15m, 2h or 3d.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="So many at most.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")] = 20,
     json: Json = False,
 ) -> None:
-    """List submitted calls and maps, the newest first.
+    """List submitted calls and maps, newest first.
 
-    A map is one line, whatever its items; those that failed are in `gpufn dlq`.
+    A map is one row. `gpufn dlq` lists its failed items.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    since_at = None if since is None else time.time() - span_s(since)
+    since_at = None if since is None else time.time() - parse_span_s(since)
     with Client() as client:
-        found = client.calls(name, function=function, state=state, since=since_at, limit=limit)
-        whole, _, _ = (name or function or "").partition(".")  # maps are a class's, whichever method they call
-        maps = [] if state else client.maps(whole or None, limit=limit)
+        views = client.calls(name, function=function, state=state, since=since_at, limit=limit)
+        without_method, _, _ = (name or function or "").partition(".")  # a map belongs to the class, not to a method
+        maps = [] if state else client.maps(without_method or None, limit=limit)
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
     if json:
-        print_json([*found, *maps])
+        print_json([*views, *maps])
         return
     rows = []
-    for call in found:
+    for call in views:
         note = call.waiting.detail if call.waiting else call.cause
-        told = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
-        whose = () if name else (call.function,)
+        status = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
+        function_cell = () if name else (call.function,)
         times = ago(call.submitted_at), duration(call.queue_s), duration(call.run_s)
-        rows.append((call.submitted_at, (call.id, *whose, told, *times, note)))
+        rows.append((call.submitted_at, (call.id, *function_cell, status, *times, note)))
     for each in maps:
-        whose = () if name else (each.function,)
+        function_cell = () if name else (each.function,)
         note = f"a map: {each.ended:,} of {each.accepted:,} items have ended"
-        rows.append((each.submitted_at, (each.id, *whose, each.state, ago(each.submitted_at), "-", "-", note)))
+        rows.append((each.submitted_at, (each.id, *function_cell, each.state, ago(each.submitted_at), "-", "-", note)))
     rows.sort(key=lambda row: row[0] or 0.0, reverse=True)
     heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "ran", "note")
     shown = [row for _, row in rows[:limit]]
     print_table(heading, shown, empty=f"{name} has no submitted calls" if name else "no submitted calls")
 
 
-def span_s(text: str) -> float:
-    """Seconds of `"90s"`, `"15m"`, `"2h"`, `"3d"`. Raises WrongUsage.
+def parse_span_s(text: str) -> float:
+    """Parse a time span such as `90s`, `15m`, `2h` or `3d` into seconds. Raises WrongUsage.
 
-    >>> span_s("15m"), span_s("1.5h"), span_s("30")
+    >>> parse_span_s("15m"), parse_span_s("1.5h"), parse_span_s("30")
     (900.0, 5400.0, 30.0)
     """
     match = _SPAN.fullmatch(text)
     seconds = float(match[1]) * _UNITS_S[match[2]] if match else math.inf
-    if seconds > _LONGEST_SPAN_S:
+    if seconds > _MAX_SPAN_S:
         raise WrongUsage(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field="--since")
     return seconds

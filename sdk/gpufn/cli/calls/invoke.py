@@ -27,16 +27,19 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     file: File = None,
     output: Output = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds.", min=0.001, max=LONGEST_TIMEOUT_S)
+        float | None,
+        typer.Option(
+            help="Timeout of the call in seconds. Default: the function's timeout.", min=0.001, max=LONGEST_TIMEOUT_S
+        ),
     ] = None,
     priority: Class = None,
     json: Json = False,
 ) -> None:
     """Call a function and print its result.
 
-    A generator's items are printed as they come, one per line. With --json the result, a generator's as a list, comes
-    at the end with its invocation's id and timings; with --output it is in the file alone. With a key that may only
-    invoke, a generator's items come as a list.
+    The items of a generator are printed as they arrive, one per line. With --json the result is printed at the end,
+    with the call's id and timings; a generator's items are one list. With --output the result is only in the file. With
+    a key that may only invoke, a generator's items are one list.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -55,9 +58,9 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
                         out.write(msgspec.json.encode(item) + b"\n")
                         out.flush()
             return
-        with step(f"Calling {name}") as show_step, reported_waits(client, name.partition(".")[0], show_step, json=json):
-            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
-    show(answer, output, json=json)
+        with step(f"Calling {name}") as update, reported_waits(client, name.partition(".")[0], update, json=json):
+            result = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
+    show(result, output, json=json)
 
 
 def _streams(client: Client, name: str) -> bool:
@@ -66,5 +69,5 @@ def _streams(client: Client, name: str) -> bool:
         spec: FunctionSpec = spec_from_json(client.function(function).spec)
     except Forbidden:  # a key that may only invoke
         return False
-    found = spec.method(method)
-    return found is not None and found.kind.streams
+    method_spec = spec.method(method)
+    return method_spec is not None and method_spec.kind.streams

@@ -1,4 +1,4 @@
-"""`gpufn map NAME`: a function over the lines of a file."""
+"""`gpufn map NAME`: map a function over the lines of a file."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ if TYPE_CHECKING:
     from gpufn.maps.platform_map import KeptMap
     from gpufn.maps.reader import End
 
-_FAILED = 7  # as of a call that raised
+_FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 
 
 def map_(  # noqa: PLR0917  Typer passes them by name
     name: CallableName,
     data: Annotated[
-        str, typer.Option("--data", "-d", help="The items: @FILE, or @- for stdin, with a JSON object per line.")
+        str, typer.Option("--data", "-d", help="Items: @FILE, or @- for standard input, with a JSON object per line.")
     ],
-    as_they_come: Annotated[bool, typer.Option("--as-they-come", help="Not in the order of the lines.")] = False,
-    window: Annotated[int | None, typer.Option(help="Lines ahead of what was printed, at most.", min=1)] = None,
+    as_they_come: Annotated[
+        bool, typer.Option("--as-they-come", help="Print results as they arrive, not in the order of the lines.")
+    ] = False,
+    window: Annotated[
+        int | None, typer.Option(help="Maximum number of lines read ahead of the output. Default: 10,000.", min=1)
+    ] = None,
     id: Annotated[  # noqa: A002
-        str | None, typer.Option(help="Go on with this map: lines that were accepted of it are not sent again.")
+        str | None, typer.Option(help="Id of a map to continue. Accepted lines are not sent again.")
     ] = None,
     priority: Class = None,
     max_wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for a limit of the key before the command fails (60).", min=0)
+        float | None, typer.Option(help="Maximum wait for a limit of the key, in seconds. Default: 60.", min=0)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Call a function for each line of a file, and print the results, one per line.
+    """Call a function for each line of a file, and print one result per line.
 
-    What fails is told on standard error, and the command ends with 7. With --json each line has its index and its
-    result or error. An interrupt leaves the map running; --id goes on with it, and `gpufn cancel ID` ends it.
+    Errors of items go to standard error, and the command exits with code 7. With --json each line has the item's index
+    and its result or error. An interrupt leaves the map running: --id continues it, and `gpufn cancel ID` cancels it.
     """
     from gpufn.call.transport_protocol import MapTarget  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -61,28 +65,31 @@ def map_(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
-                client.function(function)  # a map has patience, and would say for minutes nothing about a wrong name
-        kept = KeptMap(_Keeper(client), id or new_map_id(), options)
+                client.function(function)  # fail at once for a wrong name: a map would retry for minutes
+        platform_map = KeptMap(_JsonMapTransport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
-            kept.waits.bar = bar
+            platform_map.waits.bar = bar
             try:
-                kept.begin(MapTarget(function, method, priority), lines, _checked, total=total)
-                for end in kept.ends():
-                    failed += not _print(kept, end, json=json)
+                platform_map.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
+                for end in platform_map.ends():
+                    failed += not _print(platform_map, end, json=json)
                     if bar is not None:
                         bar.advance()
             except (KeyboardInterrupt, RateLimited):
-                goes_on = f"`gpufn map {name} -d {data} --id {kept.id}` goes on, and `gpufn cancel {kept.id}` ends it"
-                say(f"gpufn: the map goes on; {goes_on}", err=True)
+                resume = f"gpufn map {name} -d {data} --id {platform_map.id}"
+                cancel = f"gpufn cancel {platform_map.id}"
+                say(
+                    f"gpufn: the map keeps running; continue it with `{resume}`, or cancel it with `{cancel}`", err=True
+                )
                 raise
     if failed:
         say(f"gpufn: {failed:,} {'item' if failed == 1 else 'items'} failed", err=True)
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(_FAILED_ITEMS)
 
 
-class _Keeper:
-    """Arguments as JSON, results as JSON where they can be."""
+class _JsonMapTransport:
+    """The transport of a KeptMap with JSON arguments, and JSON results where possible."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -103,14 +110,16 @@ class _Keeper:
         return self._client.cancel_map(map_id)
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        answer = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
-        return answer.content_type, answer.body
+        raw = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
+        return raw.content_type, raw.body
 
 
 def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
-    """The items with the numbers of their lines, and how many there are where that can be known."""
+    """Return the items with their line numbers, and the number of items (None for standard input)."""
     if not data.startswith("@"):
-        raise WrongUsage("give the items as @FILE, or @- for stdin, with a JSON object per line", field="--data")
+        raise WrongUsage(
+            "pass the items as @FILE, or @- for standard input, with a JSON object per line", field="--data"
+        )
     if data == "@-":
         return _numbered(sys.stdin.buffer), None
     path = Path(data[1:])
@@ -131,21 +140,21 @@ def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _checked(numbered: tuple[int, bytes]) -> bytes:
+def _check_line(numbered: tuple[int, bytes]) -> bytes:
     number, line = numbered
     try:
         msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
         shown = line[:60].decode(errors="replace").strip()
-        wrong = f"""line {number}: write a JSON object such as '{{"x": 1}}', not {shown!r}: {error}"""
-        raise WrongUsage(wrong, field="--data") from error
+        message = f"""line {number}: write a JSON object such as '{{"x": 1}}', not {shown!r}: {error}"""
+        raise WrongUsage(message, field="--data") from error
     return line.strip()
 
 
-def _print(kept: KeptMap, end: End, *, json: bool) -> bool:
-    """False for an item that failed."""
+def _print(platform_map: KeptMap, end: End, *, json: bool) -> bool:
+    """Print the outcome of an item. Return False if the item failed."""
     try:
-        content_type, body = kept.raised(end)
+        content_type, body = platform_map.raised(end)
     except GpufnError as error:
         if json:
             print_json_line({"index": end.item, "error": error.info()})

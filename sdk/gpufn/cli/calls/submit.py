@@ -1,4 +1,4 @@
-"""`gpufn submit`, `status`, `result`, `cancel`: calls that nobody waits for; two of them for maps as well."""
+"""`gpufn submit`, `status`, `result`, `cancel`: submitted calls; `status` and `cancel` also accept maps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from gpufn.client.views import MapView
 
-Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
+Id = Annotated[str, typer.Argument(help="Id of the call, as `gpufn submit` prints it.")]
+MapOrCallId = Annotated[str, typer.Argument(help="Id of the call or map.")]
 
 
 def submit(  # noqa: PLR0917  Typer passes them by name
@@ -28,13 +29,13 @@ def submit(  # noqa: PLR0917  Typer passes them by name
     file: File = None,
     timeout: Annotated[
         float | None,
-        typer.Option(help="End it when it has not ended after so many seconds.", min=0.001, max=LONGEST_TIMEOUT_S),
+        typer.Option(help="Seconds after which the call expires, queued or running.", min=0.001, max=LONGEST_TIMEOUT_S),
     ] = None,
-    webhook: Annotated[str | None, typer.Option(help="An address that is told when the call has ended.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="URL that receives a webhook when the call ends.")] = None,
     priority: Class = None,
     json: Json = False,
 ) -> None:
-    """Queue a call and print its id; `gpufn result ID` has its result later."""
+    """Queue a call and print its id, for `gpufn result ID`."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     body, content_type, query = body_of(arguments, data, file)
@@ -58,37 +59,42 @@ def submit(  # noqa: PLR0917  Typer passes them by name
 def result(
     id: Id,  # noqa: A002
     output: Output = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="Wait for so many seconds at most.", min=0)] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the call ends.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Maximum wait in seconds. Default: no wait, or no limit with --wait.", min=0)
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Print the result of a submitted call, or how it failed.
+    """Print the result of a submitted call, or its error.
 
-    While it is queued or runs, it says so and ends with 1; with --wait or --timeout it waits.
+    If the call has not ended, the command fails with exit code 1. --wait and --timeout wait for the end first.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
         try:
             with step(f"Waiting for {id}"):
-                patience_s = None if wait and timeout is None else timeout or 0.0
-                answer = client.result_raw(id, timeout_s=patience_s, accept=media.JSON)
+                wait_s = None if wait and timeout is None else timeout or 0.0
+                raw = client.result_raw(id, timeout_s=wait_s, accept=media.JSON)
         except TimeoutError:
             state = client.invocation(id).state.value
-            raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits for its end") from None
+            raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits until it ends") from None
         except InvocationNotFound as error:
             with contextlib.suppress(MapNotFound):
                 client.map(id)
                 raise InvocationNotFound(
-                    f"{id} is a map: `gpufn result {id}-0` has the result of its first item, and "
-                    f"`gpufn.Map.from_id({id!r})` those of all"
+                    f"{id} is a map: `gpufn result {id}-0` prints the result of its first item, and "
+                    f"`gpufn.Map.from_id({id!r})` reads all results"
                 ) from None
             raise error from None
-    show(answer, output, json=json)
+    show(raw, output, json=json)
 
 
-def status(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Say how a submitted call stands: why it waits, where it runs, how its attempts ended."""
+def status(id: MapOrCallId, json: Json = False) -> None:  # noqa: A002
+    """Show the status of a submitted call or a map.
+
+    For a call: its state, the reason if it waits, its worker and its attempts. For a map: the number of ended items.
+    """
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -96,10 +102,10 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
             call = client.invocation(id)
         except InvocationNotFound as error:
             try:
-                found = client.map(id)
+                view = client.map(id)
             except MapNotFound:
                 raise error from None
-            _show_map(found, json=json)
+            _show_map(view, json=json)
             return
     if json:
         print_json(call)
@@ -112,13 +118,13 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
             ("priority", None if call.priority is Priority.NORMAL else call.priority.value),
             ("called by", call.parent),
             ("trace", call.trace),
-            ("waits", call.waiting and f"{call.waiting.detail} ({call.waiting.reason})"),
-            ("place", call.place),
+            ("waiting", call.waiting and f"{call.waiting.detail} ({call.waiting.reason})"),
+            ("queue position", call.place),
             ("starts in", None if call.eta_s is None else duration(call.eta_s)),
             ("worker", call.worker),
             ("progress", progress),
             ("submitted", ago(call.submitted_at)),
-            ("took", ", ".join(f"{phase.removesuffix('_s')} {duration(s)}" for phase, s in call.timings.items())),
+            ("timings", ", ".join(f"{phase.removesuffix('_s')} {duration(s)}" for phase, s in call.timings.items())),
             ("error", call.cause),
         ]
     )
@@ -137,22 +143,22 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
         print_table(("attempt", "reason", "outcome", "node", "worker", "error"), rows, empty="")
 
 
-def _show_map(found: MapView, *, json: bool) -> None:
+def _show_map(view: MapView, *, json: bool) -> None:
     if json:
-        print_json(found)
+        print_json(view)
         return
     print_fields(
         [
-            ("map", f"{found.function}@{found.revision}"),
-            ("state", found.state),
-            ("items", f"{found.ended:,} of {found.accepted:,} have ended"),
-            ("submitted", ago(found.submitted_at)),
+            ("map", f"{view.function}@{view.revision}"),
+            ("state", view.state),
+            ("items", f"{view.ended:,} of {view.accepted:,} have ended"),
+            ("submitted", ago(view.submitted_at)),
         ]
     )
 
 
-def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Cancel a submitted call, queued or running, or what is left of a map."""
+def cancel(id: MapOrCallId, json: Json = False) -> None:  # noqa: A002
+    """Cancel a submitted call, or the remaining items of a map."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -166,4 +172,4 @@ def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
     if json:
         print_json({"invocation": id, "cancelled": cancelled})
     else:
-        say(f"cancelled {id}" if cancelled else f"{id} had ended already")
+        say(f"cancelled {id}" if cancelled else f"{id} had already ended")

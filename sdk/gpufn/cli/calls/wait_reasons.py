@@ -1,4 +1,4 @@
-"""Report why a call waits, while it waits."""
+"""Report the reason for a call's wait while it waits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpufn_core.errors import GpufnError
 if TYPE_CHECKING:
     from gpufn.client.client import Client
 
-_EVERY_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 @contextlib.contextmanager
 def reported_waits(client: Client, function: str, show: Callable[[str], None], *, json: bool = False) -> Iterator[None]:
     """Poll the gateway once a second for the reason why the function's calls wait.
 
-    At a terminal each answer goes to `show`, the text beside the spinner. Elsewhere each new reason is a line on
-    standard error, which `json` leaves to the error in JSON.
+    At a terminal each reason goes to `show`, the text beside the spinner. Otherwise each new reason is a line on
+    standard error, unless `json`: then standard error is reserved for an error in JSON.
     """
     is_terminal = sys.stderr.isatty()
     if json and not is_terminal:
@@ -32,16 +32,16 @@ def reported_waits(client: Client, function: str, show: Callable[[str], None], *
 
     def poll() -> None:
         last = None
-        while not ended.wait(_EVERY_S):
+        while not ended.wait(_POLL_S):
             try:
                 waiting = client.why(function).waiting
             except GpufnError:  # the key may only invoke, or the call itself will report the fault
                 return
             if is_terminal:
-                show(waiting.detail if waiting else "it runs")
+                show(waiting.detail if waiting else "running")
             elif waiting and waiting.reason != last:
                 last = waiting.reason
-                say(f"{function} waits: {waiting.detail}", err=True)
+                say(f"{function} is waiting: {waiting.detail}", err=True)
 
     thread = threading.Thread(target=poll, name="why", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""`gpufn deploy FILE` and `gpufn deploy MODEL`."""
+"""`gpufn deploy FILE`, `gpufn deploy MODEL`."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ if TYPE_CHECKING:
 def deploy(  # noqa: PLR0917  Typer passes them by name
     file: Annotated[
         str,
-        typer.Argument(help="A Python file with @gpu_function in it; or a model, as MODEL.onnx or FILE.py:FACTORY."),
+        typer.Argument(help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY."),
     ],
     name: Annotated[
-        list[str] | None, typer.Option(help="Deploy only this one; may be given again. Of a model: its name.")
+        list[str] | None,
+        typer.Option(help="Function to deploy (default: all of the file; repeatable), or the name of a model."),
     ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also send the files that match this glob, such as 'data/*'. It is relative to the file's folder; for "
-            "a file in a package, to the folder that holds the package. May be repeated."
+            help="Glob of more files to send, such as 'data/*'. It is relative to the file's folder, or for a file in "
+            "a package to the folder that contains the package. Repeatable."
         ),
     ] = None,
     precision: PrecisionOption = None,
@@ -69,15 +70,15 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     idle_timeout: IdleTimeout = None,
     park_timeout: ParkTimeout = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when calls go to the new revision, or at once.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until calls go to the new revision, or return at once.")
     ] = True,
     timeout: Annotated[
-        float | None, typer.Option(help="Wait so many seconds; else the function's startup_timeout.", min=0)
+        float | None, typer.Option(help="Maximum wait in seconds. Default: the function's startup_timeout.", min=0)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Start a worker of the new revision before calls go there.")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="A new revision even when nothing changed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Create a new revision even if nothing changed.")] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a function that came from another file or project.")
     ] = False,
@@ -85,31 +86,33 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
 ) -> None:
     """Deploy the functions of a file, or a model.
 
-    The file and the modules beside it that it imports are sent; other files only with --include. Models are sent and
-    built: compiled for the devices that there are, checked and measured. A worker of the new revision is started, and
-    calls stay with the old one until it is ready; a revision that cannot be built or start takes no calls, and the
-    command fails. Where no node has room for that worker now, the command says so, and does not fail. Each function of
-    a file is deployed on its own: a failure of one does not stop the others. A function that came from another file or
-    project is replaced only with --replace. One whose code and options did not change keeps its revision and its
-    workers, although other functions of the file changed; --force deploys it again.
+    The command sends the file and the project's modules that it imports; other files only with --include. It sends
+    models and builds their engines: compiled for the available devices, checked and measured. It starts a worker of the
+    new revision; calls go to the old revision until that worker is ready. A revision that cannot be built or started
+    gets no calls, and the command fails. If no node has room for the worker now, the command prints a warning and does
+    not fail.
 
-    Packages that the file imports and that are not installed here get stand-ins, to read names, options and
-    signatures. Type hints of these packages accept any argument at the gateway, and are checked in the worker.
+    The functions of a file are deployed independently: a failure of one does not stop the others. A function from
+    another file or project is replaced only with --replace. A function whose code and options did not change keeps its
+    revision and its workers, even if other functions of the file changed; --force deploys it again.
 
-    A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
+    Stand-ins replace packages that the file imports but that are not installed here, to read names, options and
+    signatures. The gateway accepts any argument for type hints of these packages; the worker checks them.
+
+    A model is a function without code that maps tensors to tensors. Clients of the Open Inference Protocol call it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    typed = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
-    workers = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
-    found_in = _of_model if is_model(file) else _of_file
-    with found_in(file, name or [], include or [], typed, workers) as wanted, Client() as client:
-        how = _How(wait=wait, timeout_s=timeout, force=force, check=check, replace=replace)
-        _deploy(client, wanted, how, json=json)
+    model_options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
+    worker_options = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
+    read = _read_model if is_model(file) else _read_file
+    with read(file, name or [], include or [], model_options, worker_options) as deployables, Client() as client:
+        options = _DeployOptions(wait=wait, timeout_s=timeout, force=force, check=check, replace=replace)
+        _deploy(client, deployables, options, json=json)
 
 
-class _How(NamedTuple):
+class _DeployOptions(NamedTuple):
     wait: bool
     timeout_s: float | None
     force: bool
@@ -118,70 +121,75 @@ class _How(NamedTuple):
 
 
 @contextlib.contextmanager
-def _of_model(
-    file: str, names: list[str], include: list[str], typed: ModelOptions, workers: WorkerOptions
+def _read_model(
+    file: str, names: list[str], include: list[str], model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
-    """Inside the `with`, for an exported model's file is gone afterwards."""
+    """Yield the model. An exported model's file is removed after the `with`."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.deploy_source import source_of_file  # noqa: PLC0415
 
     if include:
-        raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
+        raise typer.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
     with onnx_of(file) as onnx:
         with step(f"Reading {file}"), as_typed():
-            options = {"name": _only(names) or name_of(file), **workers.given()}
-            deployable = _deployment.deployable_model(typed.model(onnx), options)
+            options = {"name": _single(names) or name_of(file), **worker_options.specified()}
+            deployable = _deployment.deployable_model(model_options.model(onnx), options)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
         yield [deployable._replace(source=source)]
 
 
 @contextlib.contextmanager
-def _of_file(
-    file: str, names: list[str], include: list[str], typed: ModelOptions, workers: WorkerOptions
+def _read_file(
+    file: str, names: list[str], include: list[str], model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
     from gpufn.deploy import bundle  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
 
-    if given := [*typed.given(), *workers.given()]:
-        option = given[0].removesuffix("_workers").replace("_", "-")
-        raise typer.BadParameter(f"--{option} is for a model; the options of a function are in its file")
+    if options := [*model_options.specified(), *worker_options.specified()]:
+        option = options[0].removesuffix("_workers").replace("_", "-")
+        raise typer.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
     path = Path(file)
     with as_typed():
         bundle.check_file(path)
         check_globs(import_root(path.resolve()), include)
-    # What the file prints is no result of ours: with --json a program reads those.
+    # Standard output is for the command's results, which programs parse with --json; not for prints of the file.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
         project = bundle.load(path, to_run=False)
-        functions = _chosen(project.functions, names, path)
+        functions = _select(project.functions, names, path)
         deployables = list(_deployment.deployables(functions, include))
     if project.missing:
-        say(f"gpufn: warning: {file} is read without {', '.join(project.missing)}: not installed here", err=True)
+        say(f"gpufn: warning: imported {file} without {', '.join(project.missing)}: not installed here", err=True)
     yield deployables
 
 
-def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) -> None:
-    """A failure of one function does not stop the others; the command fails with it after them."""
+def _deploy(client: Client, deployables: list[Deployable], options: _DeployOptions, *, json: bool) -> None:
+    """Deploy all functions, even if one fails. The command fails with the failures afterwards."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
-    made = []
+    deployments = []
     failures: list[Exception] = []
-    for each in wanted:
+    for each in deployables:
         try:
-            with step(f"Deploying {each.spec.name}, {size(each.size)}") as tell:
+            with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
                 deployment = _deployment.deploy(
-                    client, each, force=how.force, check=how.check, replace=how.replace, told=tell
+                    client,
+                    each,
+                    force=options.force,
+                    check=options.check,
+                    replace=options.replace,
+                    on_progress=update,
                 )
         except Conflict as error:
             failures.append(error)
             continue
         for warning in deployment.warnings():
             say(f"gpufn: warning: {warning}", err=True)
-        made.append((each.spec, deployment))
+        deployments.append((each.spec, deployment))
     results: list[Any] = []
-    for spec, deployment in made:
+    for spec, deployment in deployments:
         try:
-            view = _awaited(client, deployment, how.timeout_s) if how.wait else deployment.view
+            view = _wait(client, deployment, options.timeout_s) if options.wait else deployment.view
         except (GpufnError, TimeoutError) as error:
             failures.append(error)
             continue
@@ -189,9 +197,9 @@ def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) 
         if json:
             continue
         if view is None:
-            say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows how far it is")
+            say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows the progress")
         else:
-            _say(spec, view, client.url, is_new=deployment.is_new)
+            _print_addresses(spec, view, client.url, is_new=deployment.is_new)
     if json:
         print_json(results)
     if failures:
@@ -200,38 +208,40 @@ def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) 
         raise failures[-1]
 
 
-def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
-    from gpufn.cli.models.build_progress import watched  # noqa: PLC0415
+def _wait(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
+    from gpufn.cli.models.build_progress import build_progress  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.check_wait import is_pending  # noqa: PLC0415
 
     view = deployment.view
     if view is None:
-        with watched(deployment.builds) as seen:
-            view = _deployment.wait_until_built(client, deployment.function, deployment.revision, timeout_s, seen=seen)
+        with build_progress(deployment.builds) as show:
+            view = _deployment.wait_until_built(
+                client, deployment.function, deployment.revision, timeout_s, on_builds=show
+            )
     if is_pending(view):
         with step(f"Starting {view.name}@{view.active}"):
-            view = _deployment.checked(client, view, deployment.startup_timeout_s, timeout_s)
-    if unchecked := _deployment.unchecked(view):
-        say(f"gpufn: warning: {unchecked}", err=True)
+            view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s)
+    if warning := _deployment.unchecked_warning(view):
+        say(f"gpufn: warning: {warning}", err=True)
         return view
     if view.serving != view.active:
-        patience_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
-        with step(f"Starting {view.name}@{view.active}") as tell:
-            view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+        limit_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
+        with step(f"Starting {view.name}@{view.active}") as update:
+            view = _deployment.wait_until_serving(client, view, limit_s, on_reason=update)
     return view
 
 
-def _only(names: list[str]) -> str:
+def _single(names: list[str]) -> str:
     if len(names) > 1:
-        raise typer.BadParameter("a model is deployed under one --name")
+        raise typer.BadParameter("a model has only one --name")
     return names[0] if names else ""
 
 
-def _say(spec: FunctionSpec, view: FunctionView, url: str, *, is_new: bool) -> None:
+def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new: bool) -> None:
     notes = "" if is_new else "  unchanged"
     if view.serving != view.active:
-        notes += f"  {view.serving} serves until it is ready"
+        notes += f"  {spec.name}@{view.serving} serves until it is ready"
     for path in _paths(spec):
         say(f"{spec.name}@{view.active}  {url}{path}{notes}")
 
@@ -244,14 +254,14 @@ def _paths(spec: FunctionSpec) -> Iterator[str]:
         yield f"/v1/functions/{f'{spec.name}.{method.name}' if method.name else spec.name}/invoke"
 
 
-def _chosen(functions: list[bundle.AnyFunction], names: list[str], file: Path) -> list[bundle.AnyFunction]:
+def _select(functions: list[bundle.AnyFunction], names: list[str], file: Path) -> list[bundle.AnyFunction]:
     if not functions:
         raise InvalidSpec(f"{file} declares no @gpu_function")
     by_name: dict[str, bundle.AnyFunction] = {}
     for function in functions:
         if by_name.setdefault(function.name, function) is not function:
-            raise InvalidSpec(f"{file} declares two functions that are deployed as {function.name}: give one name=...")
-    wanted = [wanted.replace("_", "-") for wanted in names] or list(by_name)
-    if missing := [one for one in wanted if one not in by_name]:
-        raise FunctionNotFound(f"{file} declares no {missing[0]}; it has {', '.join(by_name)}")
-    return [by_name[one] for one in wanted]
+            raise InvalidSpec(f"{file} declares two functions named {function.name}: set name=... on one of them")
+    selected = [name.replace("_", "-") for name in names] or list(by_name)
+    if missing := [name for name in selected if name not in by_name]:
+        raise FunctionNotFound(f"{file} does not declare {missing[0]}; it declares {', '.join(by_name)}")
+    return [by_name[name] for name in selected]

@@ -11,19 +11,21 @@ import typer
 from gpufn.cli.terminal.name_completion import FunctionName
 from gpufn.cli.terminal.output import Json, print_json_line, say
 
-_MARKS = {"stderr": "! ", "error": "# "}
+_STREAM_MARKS = {"stderr": "! ", "error": "# "}
 
 
 def logs(
     name: FunctionName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="So many of the last lines.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Also print new lines as they arrive, until Ctrl-C.")
+    ] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Number of last lines.")] = 100,
     json: Json = False,
 ) -> None:
-    """Show what a function's workers wrote.
+    """Show the logs of a function's workers.
 
-    `!` marks standard error, and all that programs print which a function starts; `#` how a call or a start failed. A
-    line of its own says where another day or another revision begins.
+    `!` marks standard error, and the output of subprocesses. `#` marks errors of calls and worker starts. A heading
+    marks each change of the day or the revision.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -38,6 +40,7 @@ def logs(
             if heading != last:
                 last = heading
                 say(heading)
-            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {_MARKS.get(line.stream, '')}{line.text.rstrip()}")
+            mark = _STREAM_MARKS.get(line.stream, "")
+            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {mark}{line.text.rstrip()}")
         if not last and tail and not json and not follow:
-            say(f"{name} has written nothing", err=True)
+            say(f"{name} has no log lines", err=True)

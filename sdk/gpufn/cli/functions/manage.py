@@ -11,7 +11,7 @@ from gpufn.cli.terminal.output import (
     Json,
     ago,
     as_typed,
-    ask,
+    confirm,
     duration,
     print_fields,
     print_json,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def ls(json: Json = False) -> None:
     """List the functions.
 
-    What is queued and runs is told once a second: a call that has just ended may still be counted.
+    The counts of queued and running calls are updated once a second, so a call that has just ended may be included.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -53,18 +53,18 @@ def ls(json: Json = False) -> None:
             )
             for view in views
         ],
-        empty="no functions yet: `gpufn deploy FILE`",
+        empty="no functions: deploy some with `gpufn deploy FILE`",
     )
 
 
 def describe(
     name: FunctionName,
     env_values: Annotated[
-        bool, typer.Option("--env-values", help="Show the values of env too: needs the scope deploy.")
+        bool, typer.Option("--env-values", help="Show the values of env too. Needs the scope deploy.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one function: its revision, workers and options."""
+    """Show a function's revision, workers and options."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -78,8 +78,8 @@ def describe(
     resources, scaling = spec.get("resources", {}), spec.get("scaling", {})
     methods = [method.get("name", "") for method in spec.get("methods", [])]
     bounds = [
-        f"{own if own is not None else scaling.get(key)}{'' if own is None else ' (gpufn scale)'}"
-        for key, own in (("min_workers", view.min_workers), ("max_workers", view.max_workers))
+        f"{override if override is not None else scaling.get(key)}{'' if override is None else ' (gpufn scale)'}"
+        for key, override in (("min_workers", view.min_workers), ("max_workers", view.max_workers))
     ]
     print_fields(
         [
@@ -92,8 +92,8 @@ def describe(
             ("workers", workers(view.workers)),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
             ("note", _note(view)),
-            ("one call takes", view.service_s and duration(view.service_s)),
-            ("a cold start takes", view.cold_start_s and duration(view.cold_start_s)),
+            ("call duration", view.service_s and duration(view.service_s)),
+            ("cold start", view.cold_start_s and duration(view.cold_start_s)),
             ("gpu", " or ".join(resources.get("gpu", [])) and f"{' or '.join(resources['gpu'])}, {resources['share']}"),
             ("cpu", resources.get("cpu")),
             ("memory", resources.get("memory_bytes") and size(resources["memory_bytes"])),
@@ -102,24 +102,24 @@ def describe(
             ("timeout", duration(spec.get("timeout_s"))),
             *_options(spec),
             ("env", ", ".join(f"{name}={value}" for name, value in spec.get("env", {}).items()) or ", ".join(view.env)),
-            ("revisions", ", ".join(f"{one.number} ({ago(one.created_at)})" for one in revisions[-5:])),
+            ("revisions", ", ".join(f"{each.number} ({ago(each.created_at)})" for each in revisions[-5:])),
         ]
     )
 
 
 def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The options that most functions leave out."""
+    """Return the options that most functions do not set."""
     batch, retries, schedule, image = (spec.get(option) or {} for option in ("batch", "retries", "schedule", "image"))
-    of = f", of {', '.join(retries['on'])}" if retries.get("on") else ""
-    wait = batch.get("max_wait_ms") and f", which wait for {duration(batch['max_wait_ms'] / 1000)}"
-    locked = ["a lock file"] if image.get("lock") else []
-    packages = ", ".join([*image.get("apt", ()), *image.get("pip", ()), *locked])
+    on = f", on {', '.join(retries['on'])}" if retries.get("on") else ""
+    wait = batch.get("max_wait_ms") and f", waiting up to {duration(batch['max_wait_ms'] / 1000)}"
+    lock = ["a lock file"] if image.get("lock") else []
+    packages = ", ".join([*image.get("apt", ()), *image.get("pip", ()), *lock])
     base = image.get("base") or f"Python {image.get('python')}"
     priority = spec.get("priority")
     return [
         ("queue timeout", spec.get("queue_timeout_s") and duration(spec["queue_timeout_s"])),
         ("batch", batch and f"up to {batch['max_size']} calls{wait or ''}"),
-        ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{of}"),
+        ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{on}"),
         ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),
         ("webhook", spec.get("webhook")),
         ("priority", None if priority == Priority.NORMAL else priority),
@@ -129,13 +129,18 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def scale(
     name: FunctionName,
-    min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Always so many; else as deployed.")] = None,
-    max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Never more; else as deployed.")] = None,
+    min_workers: Annotated[
+        int | None, typer.Option("--min", min=0, help="Minimum number of workers. Default: as deployed.")
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max", min=0, help="Maximum number of workers. Default: as deployed.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Set how many workers a function has at least and at most.
+    """Set the minimum and maximum number of a function's workers.
 
-    It holds until the next `gpufn scale`, over deploys. Without --min and --max the function's own options count again.
+    The setting applies until the next `gpufn scale`, also after deploys. Without --min and --max the function's own
+    options apply again.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -148,18 +153,22 @@ def scale(
     low = scaling.get("min_workers") if view.min_workers is None else view.min_workers
     high = scaling.get("max_workers") if view.max_workers is None else view.max_workers
     if high == 0:
-        say(f"{view.name} gets no workers: its calls wait")
+        say(f"{view.name} has no workers: its calls wait")
     else:
         say(f"{view.name} has {low if low == high else f'{low} to {high}'} worker{'s' if high != 1 else ''}")
 
 
 def rollback(
     name: FunctionName,
-    revision: Annotated[int | None, typer.Option(help="Which one; left out: the one before the active.")] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when calls go to it, or at once.")] = True,
+    revision: Annotated[
+        int | None, typer.Option(help="Number of the revision. Default: the one before the active revision.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until calls go to the revision, or return at once.")
+    ] = True,
     json: Json = False,
 ) -> None:
-    """Make an earlier revision the active one."""
+    """Make an earlier revision active."""
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.declare.options import default_of  # noqa: PLC0415
     from gpufn.deploy import deployment  # noqa: PLC0415
@@ -167,9 +176,9 @@ def rollback(
     with Client() as client:
         view = client.rollback(name, revision)
         if wait and view.serving != view.active:
-            patience_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
-            with step(f"Starting {view.name}@{view.active}") as tell:
-                view = deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+            limit_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
+            with step(f"Starting {view.name}@{view.active}") as update:
+                view = deployment.wait_until_serving(client, view, limit_s, on_reason=update)
     if json:
         print_json(view)
     else:
@@ -178,16 +187,16 @@ def rollback(
 
 def rm(
     name: FunctionName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete a function; queued calls are cancelled, running ones finish."""
+    """Delete a function. Queued calls are cancelled; running calls finish."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
         view = client.function(name)
         if not yes and not json:
-            ask(f"Delete {view.name} with {_known(view.queued)} queued calls?")
+            confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?")
         client.delete(view.name)
     if json:
         print_json({"deleted": view.name})
@@ -196,7 +205,7 @@ def rm(
 
 
 def workers(counts: WorkerCounts) -> str:
-    """`2 ready, 1 starting`."""
+    """Format worker counts, such as `2 ready, 1 starting`."""
     parts = [f"{getattr(counts, state)} {state}" for state in counts.__struct_fields__ if getattr(counts, state)]
     return ", ".join(parts) or "0"
 
@@ -206,7 +215,7 @@ def _revision(view: FunctionView) -> str:
 
 
 def _deployed(view: FunctionView) -> str:
-    """`ada@laptop, with the key 3f2a, 5 min ago`."""
+    """Format the last deploy, such as `ada@laptop, with the key 3f2a, 5 min ago`."""
     source = view.source
     by = () if source is None else (source.deployer, f"with the key {source.key}" if source.key else "")
     return ", ".join(filter(None, (*by, ago(view.deployed_at) if view.deployed_at else "")))
@@ -218,6 +227,6 @@ def _known(count: int | None) -> str:
 
 def _note(view: FunctionView) -> str:
     if view.start_error:
-        why, _, _ = view.start_error.summary.partition("\n")
-        return f"does not start: {why}"
+        reason, _, _ = view.start_error.summary.partition("\n")
+        return f"does not start: {reason}"
     return f"calls wait: {view.waiting.detail}" if view.waiting else ""

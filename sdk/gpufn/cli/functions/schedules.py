@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
-Id = Annotated[str, typer.Argument(help="The schedule's id, from `gpufn schedules ls`.")]
+Id = Annotated[str, typer.Argument(help="Id of the schedule, as `gpufn schedules ls` prints it.")]
 
-app = new_app(help="List, add and pause what functions are called by themselves for.")
+app = new_app(help="List, add, pause and remove schedules.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
-    """List, add and pause what functions are called by themselves for."""
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
+    """List, add, pause and remove schedules."""
     if context.invoked_subcommand is None:
         list_schedules(json=json)
 
 
 @app.command("ls")
 def list_schedules(
-    function: Annotated[str | None, typer.Argument(help="Those of one function.")] = None, json: Json = False
+    function: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
+    json: Json = False,
 ) -> None:
-    """List the schedules: those that functions declare, and those that were added."""
+    """List the declared and the added schedules."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -45,45 +46,47 @@ def list_schedules(
         return
     rows = [(each.id, _target(each), _when(each), _next(each), each.invocation) for each in schedules]
     print_table(
-        ("id", "calls", "when", "next", "last call"), rows, empty="no schedules: see gpufn schedules add --help"
+        ("id", "calls", "when", "next", "last call"), rows, empty="no schedules: see `gpufn schedules add --help`"
     )
 
 
 @app.command()
 def add(  # noqa: PLR0917  Typer passes them by name
-    function: Annotated[str, typer.Argument(help="The function's name, or name.method for a class.")],
-    arguments: Annotated[str, typer.Argument(help="The arguments, as a JSON object.")] = "{}",
-    cron: Annotated[str | None, typer.Option(help="Minute, hour, day, month and day of week: '*/5 * * * *'.")] = None,
-    delay: Annotated[str | None, typer.Option("--in", help="Once, after so long: 90s, 10m, 2h or 3d.")] = None,
+    function: Annotated[str, typer.Argument(help="Name of the function, or FUNCTION.METHOD for a class.")],
+    arguments: Annotated[str, typer.Argument(help="Arguments as a JSON object.")] = "{}",
+    cron: Annotated[
+        str | None, typer.Option(help="Cron line (minute, hour, day, month, day of week), such as '*/5 * * * *'.")
+    ] = None,
+    delay: Annotated[str | None, typer.Option("--in", help="Delay of a single call: 90s, 10m, 2h or 3d.")] = None,
     timezone: Annotated[
-        str | None, typer.Option(help="What the cron line's times are in, such as Europe/Berlin; else UTC.")
+        str | None, typer.Option(help="Time zone of the cron line, such as Europe/Berlin. Default: UTC.")
     ] = None,
     missed: Annotated[
-        str | None, typer.Option(help="Of the cron line's runs that were missed: skip, once or all; else once.")
+        str | None, typer.Option(help="Handling of missed runs of the cron line: skip, once or all. Default: once.")
     ] = None,
     priority: Class = None,
     json: Json = False,
 ) -> None:
-    """Call a function by itself: again and again with --cron, or once with --in."""
+    """Add a schedule: repeated calls with --cron, or a single call with --in."""
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn_core.spec.schedule import Missed, Schedule  # noqa: PLC0415
 
     if (cron is None) is (delay is None):
-        raise typer.BadParameter("give one of --cron and --in")
+        raise typer.BadParameter("pass either --cron or --in")
     if cron is None and (timezone is not None or missed is not None):
-        raise typer.BadParameter("--timezone and --missed are for --cron; --in is once, so long from now")
+        raise typer.BadParameter("--timezone and --missed need --cron")
     missed = "once" if missed is None else missed
     if missed not in tuple(Missed):
-        raise typer.BadParameter(f"missed is skip, once or all, not {missed!r}")
-    given = _arguments(arguments)
+        raise typer.BadParameter(f"--missed must be skip, once or all, not {missed!r}")
+    parsed = _arguments(arguments)
     with Client() as client:
         if cron is not None:
             name, _, method = function.partition(".")
             with as_typed():
-                schedule = Schedule(cron, "UTC" if timezone is None else timezone, given, method, Missed(missed))
+                schedule = Schedule(cron, "UTC" if timezone is None else timezone, parsed, method, Missed(missed))
             view = client.add_schedule(name, schedule, priority=priority)
         else:
-            view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=given, priority=priority)
+            view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=parsed, priority=priority)
     if json:
         print_json(view)
     else:
@@ -92,7 +95,7 @@ def add(  # noqa: PLR0917  Typer passes them by name
 
 @app.command("rm")
 def remove(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Remove a schedule that was added; one that a function declares goes with a deploy without it."""
+    """Remove an added schedule. To remove a declared schedule, deploy the function without it."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -105,19 +108,19 @@ def remove(id: Id, json: Json = False) -> None:  # noqa: A002
 
 @app.command()
 def pause(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Make no calls until it is resumed; those in between are not made up for."""
+    """Pause a schedule. Calls due during the pause are skipped."""
     _pause(id, json, paused=True)
 
 
 @app.command()
 def resume(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Go on after a pause."""
+    """Resume a paused schedule."""
     _pause(id, json, paused=False)
 
 
 @app.command()
 def run(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Make one call more, now, and print its id; `gpufn result ID` has its result later."""
+    """Make one extra call now and print its id, for `gpufn result ID`."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -143,7 +146,7 @@ def _arguments(text: str) -> dict[str, object]:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError as error:
-        raise WrongUsage(f"the arguments are a JSON object, such as '{{\"top\": 5}}': {error}") from None
+        raise WrongUsage(f"the arguments must be a JSON object, such as '{{\"top\": 5}}': {error}") from None
 
 
 def _seconds(text: str) -> float:
@@ -153,7 +156,7 @@ def _seconds(text: str) -> float:
     """
     match = _DELAY.fullmatch(text.strip())
     if match is None:
-        raise WrongUsage(f"--in is a time such as 90s, 10m, 2h or 3d, not {text!r}")
+        raise WrongUsage(f"--in must be a delay such as 90s, 10m, 2h or 3d, not {text!r}")
     return float(match[1]) * _UNITS[match[2] or ""]
 
 

@@ -14,10 +14,10 @@ from gpufn_core.spec.priority import Priority
 
 def why(
     name: FunctionName,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="And the figures that it was decided from.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the numbers behind the decision too.")] = False,
     json: Json = False,
 ) -> None:
-    """Say why a function has the workers it has, and why its calls wait."""
+    """Explain a function's number of workers, and why its calls wait."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -30,23 +30,23 @@ def why(
     print_fields(
         [
             ("workers", f"{workers(view.workers)}; {view.wanted} wanted"),
-            ("because", view.reason),
-            ("calls", "not known yet" if unknown else f"{view.queued} queued, {view.running} running"),
-            ("of class", _classes(view.classes or {})),
+            ("reason", view.reason),
+            ("calls", "unknown yet" if unknown else f"{view.queued} queued, {view.running} running"),
+            ("by priority", _by_priority(view.classes or {})),
             ("calls wait", waiting and f"{waiting.detail} ({waiting.reason})"),
             ("last start error", view.start_error and view.start_error.summary),
-            ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items() if verbose)),
+            ("terms", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items() if verbose)),
         ]
     )
 
 
-def _classes(counts: dict[Priority, int]) -> str | None:
-    """Nothing while all are normal.
+def _by_priority(counts: dict[Priority, int]) -> str | None:
+    """Format call counts by priority class. Return None if all calls are normal.
 
-    >>> _classes({Priority.HI: 2, Priority.NORMAL: 1000, Priority.LOW: 0}), _classes({Priority.NORMAL: 3})
+    >>> _by_priority({Priority.HI: 2, Priority.NORMAL: 1000, Priority.LOW: 0}), _by_priority({Priority.NORMAL: 3})
     ('2 hi, 1,000 normal', None)
     """
-    there = {priority: count for priority, count in counts.items() if count}
-    if there.keys() <= {Priority.NORMAL}:
+    nonzero = {priority: count for priority, count in counts.items() if count}
+    if nonzero.keys() <= {Priority.NORMAL}:
         return None
-    return ", ".join(f"{count:,} {priority.value}" for priority, count in there.items())
+    return ", ".join(f"{count:,} {priority.value}" for priority, count in nonzero.items())

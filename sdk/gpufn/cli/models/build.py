@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 
 def build(  # noqa: PLR0917  Typer passes them by name
-    model: Annotated[str, typer.Argument(help="MODEL.onnx, or FILE.py:FACTORY for a torch module.")],
+    model: Annotated[str, typer.Argument(help="ONNX file, or FILE.py:FACTORY for a torch module.")],
     precision: PrecisionOption = None,
     max_batch: MaxBatch = None,
     shape: ShapeOption = None,
     samples: Samples = None,
     tolerance: ToleranceOption = None,
     require_gpu: RequireGpu = False,
-    device: Annotated[
-        str | None, typer.Option(help="For this kind of device, as `gpufn nodes` names it; else for the CPU.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device kind, as in `gpufn nodes`. Default: the CPU.")] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write the report to this file: a page when it ends in .html, else JSON.")
+        Path | None, typer.Option(help="File for the report: HTML if its name ends in .html, else JSON.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is built, or at once.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the build ends, or return at once.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Build a model's engines without deploying it.
 
-    They are compiled, checked against a reference, and measured. What was built before is found and not built again.
-    The table has one line for each candidate, the best first.
+    The build compiles engines, checks them against a reference, and measures them. Existing engines are reused. The
+    table has one row per candidate, best first.
     """
-    from gpufn.cli.models.build_progress import watched  # noqa: PLC0415
+    from gpufn.cli.models.build_progress import build_progress  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.deploy.build_wait import upload, wait_until_ended  # noqa: PLC0415
     from gpufn.deploy.model_files import prepare  # noqa: PLC0415
@@ -59,42 +59,42 @@ def build(  # noqa: PLR0917  Typer passes them by name
     if not is_model(model):
         raise WrongUsage(f"{model} is neither an ONNX file (.onnx) nor FILE.py:FACTORY")
     if report is not None and not wait:
-        raise WrongUsage("--report is written when the build has ended: not with --no-wait")
+        raise WrongUsage("--report needs the end of the build: omit --no-wait")
     check_output(report)
     options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
     with onnx_of(model) as onnx, Client() as client:
         with step(f"Reading {model}"), as_typed():
             spec, paths = prepare("model", options.model(onnx), Path.cwd())
-        with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as tell:
-            upload(client, paths, tell)
-        begun = client.create_build(spec, device)
+        with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as update:
+            upload(client, paths, update)
+        started = client.create_build(spec, device)
         if not wait:
-            print_json(begun) if json else say(begun.id)
+            print_json(started) if json else say(started.id)
             return
         try:
-            with watched([begun.id]) as seen:
-                ended = wait_until_ended(client, begun, seen=lambda each: seen([each]))
+            with build_progress([started.id]) as show:
+                ended = wait_until_ended(client, started, on_change=lambda each: show([each]))
         except BuildFailed:
-            _write(client, begun.id, report, may_lack=True)
+            _write_report(client, started.id, report, may_be_missing=True)
             raise
-        _write(client, begun.id, report)
+        _write_report(client, started.id, report)
         if json:
             print_json(ended)
         else:
-            _say(ended, client.build_report(ended.id))
+            _print_result(ended, client.build_report(ended.id))
 
 
-def _write(client: Client, build_id: str, report: Path | None, *, may_lack: bool = False) -> None:
+def _write_report(client: Client, build_id: str, report: Path | None, *, may_be_missing: bool = False) -> None:
     if report is None:
         return
     try:
         data = client.build_report(build_id, page=report.suffix.lower() in (".html", ".htm"))
     except GpufnError:
-        if may_lack:
+        if may_be_missing:
             return
         raise
     report.write_bytes(data)
-    say(f"the report is in {report}", err=True)
+    say(f"wrote the report to {report}", err=True)
 
 
 class Candidate(msgspec.Struct):
@@ -108,24 +108,24 @@ class Candidate(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """As much of it as is shown here."""
+    """The part of a build report that the command shows."""
 
     candidates: list[Candidate] = []
 
 
-def _say(ended: BuildView, report: bytes) -> None:
-    took = "" if None in (ended.started_at, ended.ended_at) else f" in {duration(_took(ended))}"
-    say(f"{ended.label}: {'built before, found' if ended.cached else 'built'}{took}  (build {ended.id})", err=True)
+def _print_result(build: BuildView, report: bytes) -> None:
+    time = "" if None in (build.started_at, build.ended_at) else f" in {duration(_build_s(build))}"
+    say(f"{build.label}: {'reused an earlier build' if build.cached else 'built'}{time}  (build {build.id})", err=True)
     candidates = msgspec.json.decode(report, type=Report).candidates
     print_table(
         ("engine", "backend", "size", "p50", "rel. L2", "note"),
         [_row(candidate) for candidate in candidates],
-        empty="the report names no candidate",
+        empty="the report has no candidates",
     )
 
 
 def _row(candidate: Candidate) -> tuple[Any, ...]:
-    note = "no engine: " + candidate.reason if candidate.reason else "built before" if candidate.found else ""
+    note = "no engine: " + candidate.reason if candidate.reason else "reused" if candidate.found else ""
     return (
         candidate.key[:12] or None,
         candidate.backend,
@@ -136,5 +136,5 @@ def _row(candidate: Candidate) -> tuple[Any, ...]:
     )
 
 
-def _took(build: BuildView) -> float:
+def _build_s(build: BuildView) -> float:
     return (build.ended_at or 0.0) - (build.started_at or 0.0)

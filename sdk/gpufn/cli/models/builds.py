@@ -1,4 +1,4 @@
-"""`gpufn builds`, and `gpufn builds cancel`, `report`."""
+"""`gpufn builds`, `gpufn builds cancel`, `gpufn builds report`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import typer
 from gpufn.cli import new_app
 from gpufn.cli.terminal.output import Json, ago, duration, print_json, print_table, say
 
-app = new_app(help="List the builds of models, cancel one, or read its report.")
+app = new_app(help="List and cancel model builds, and read their reports.")
 
-Id = Annotated[str, typer.Argument(help="The build's id.")]
+Id = Annotated[str, typer.Argument(help="Id of the build.")]
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
-    """List the builds of models, cancel one, or read its report."""
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
+    """List and cancel model builds, and read their reports."""
     if context.invoked_subcommand is None:
         list_builds(json=json)
 
 
 @app.command("ls")
 def list_builds(json: Json = False) -> None:
-    """List the builds, the newest first."""
-    from gpufn.cli.models.build_progress import phrase  # noqa: PLC0415
+    """List the builds, newest first."""
+    from gpufn.cli.models.build_progress import describe_progress  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.deploy.build_wait import build_error  # noqa: PLC0415
 
@@ -37,15 +37,17 @@ def list_builds(json: Json = False) -> None:
         return
     rows = []
     for build in builds:
-        took = None if build.ended_at is None or build.started_at is None else build.ended_at - build.started_at
-        why = f"{phrase(build)}: {build_error(build.error).message}" if build.error else phrase(build)
-        rows.append((build.id, build.label, ago(build.created_at), took and duration(took), why))
-    print_table(("id", "model", "begun", "took", "state"), rows, empty="no builds: `gpufn build MODEL.onnx`")
+        time_s = None if build.ended_at is None or build.started_at is None else build.ended_at - build.started_at
+        state = describe_progress(build)
+        if build.error:
+            state += f": {build_error(build.error).message}"
+        rows.append((build.id, build.label, ago(build.created_at), time_s and duration(time_s), state))
+    print_table(("id", "model", "created", "duration", "state"), rows, empty="no builds: `gpufn build MODEL.onnx`")
 
 
 @app.command()
 def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Cancel a build; a revision that waits for it fails, and what served goes on serving."""
+    """Cancel a build. A revision that waits for it fails; the old revision keeps serving."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -54,17 +56,18 @@ def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
     if json:
         print_json(build)
     else:
-        say(f"{id} had ended already" if before.state.ended else f"{id} is being cancelled")
+        say(f"{id} had already ended" if before.state.ended else f"{id} is being cancelled")
 
 
 @app.command()
 def report(
     id: Id,  # noqa: A002
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file: a page when it ends in .html.")
+        Path | None,
+        typer.Option("--output", "-o", help="File for the report: HTML if its name ends in .html, else JSON."),
     ] = None,
 ) -> None:
-    """Print the report of a build as JSON, or write it to a file."""
+    """Print a build's report as JSON, or write it to a file."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -73,4 +76,4 @@ def report(
         print_json(msgspec.Raw(data))
     else:
         output.write_bytes(data)
-        say(f"the report is in {output}", err=True)
+        say(f"wrote the report to {output}", err=True)

@@ -1,4 +1,4 @@
-"""`gpufn engines`, and `gpufn engines gc`."""
+"""`gpufn engines`, `gpufn engines gc`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpufn.cli.terminal.output import Json, ago, duration, print_json, print_tab
 if TYPE_CHECKING:
     from gpufn.client.views import EngineView
 
-app = new_app(help="List the engines that were built, and remove those that nothing uses.")
+app = new_app(help="List built engines, and remove unused ones.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
-    """List the engines that were built, and remove those that nothing uses."""
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
+    """List built engines, and remove unused ones."""
     if context.invoked_subcommand is None:
         list_engines(json=json)
 
 
 @app.command("ls")
 def list_engines(json: Json = False) -> None:
-    """List the engines, the newest first."""
+    """List the engines, newest first."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -38,13 +38,13 @@ def list_engines(json: Json = False) -> None:
 
 @app.command()
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which, and remove none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the engines without removing them.")] = False,
     json: Json = False,
 ) -> None:
-    """Remove the engines that no function can come back to.
+    """Remove unused engines.
 
-    Those of failed and retired revisions, and those that `gpufn build` made for nobody. Deployed again, a model is
-    built again.
+    An engine is unused if only failed and retired revisions have it, or if `gpufn build` made it and no function has
+    it. A later deploy of its model builds it again.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`gpufn models`, and `gpufn models describe`."""
+"""`gpufn models`, `gpufn models describe`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from gpufn.client.views import EngineView, ModelView
     from gpufn_core.spec.model_spec import TensorSpec
 
-app = new_app(help="List the models that are served, and show one.")
+app = new_app(help="List and describe the models that serve.")
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
-    """List the models that are served, and show one."""
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
+    """List and describe the models that serve."""
     if context.invoked_subcommand is None:
         list_models(json=json)
 
 
 @app.command("ls")
 def list_models(json: Json = False) -> None:
-    """List the models, those inside of functions too."""
+    """List the models, including those in functions."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -41,15 +41,15 @@ def list_models(json: Json = False) -> None:
     print_table(
         ("name", "revision", "file", "precision", "max batch", "engines for"),
         rows,
-        empty="no models: `gpufn deploy MODEL.onnx`",
+        empty="no models: deploy one with `gpufn deploy MODEL.onnx`",
     )
 
 
 @app.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="The model's name, or FUNCTION.PARAMETER.")], json: Json = False
+    name: Annotated[str, typer.Argument(help="Name of the model, or FUNCTION.PARAMETER.")], json: Json = False
 ) -> None:
-    """Show one model: its tensors, shapes and engines."""
+    """Show a model's tensors, shapes and engines."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -59,7 +59,7 @@ def describe(
         print_json(model)
         return
     shapes = [f"{tensor} {shape}" for profile in model.profiles for tensor, shape in profile.inputs.items()]
-    engines = [(device, _engine(engine)) for device, found in model.engines.items() for engine in found]
+    engines = [(device, _engine(engine)) for device, by_rank in model.engines.items() for engine in by_rank]
     print_fields(
         [
             ("name", model.name),
@@ -71,20 +71,20 @@ def describe(
             ("outputs", _tensors(model.outputs)),
             ("shapes", "; ".join(shapes)),
             ("precision", model.precision),
-            ("a run has", _run(model)),
+            ("batching", _batching(model)),
             *engines,
         ]
     )
 
 
-def _run(model: ModelView) -> str:
+def _batching(model: ModelView) -> str:
     if model.batched:
-        return f"up to {model.max_batch} rows, of several calls"
-    return f"one call: {model.why_alone}" if model.why_alone else "one call"
+        return f"up to {model.max_batch} rows of several calls"
+    return f"none: {model.why_alone}" if model.why_alone else "none"
 
 
 def _tensors(tensors: Iterable[TensorSpec]) -> str:
-    """`x FP32 [?, 3, 224, 224]`; a question mark is a dynamic size."""
+    """Format tensors such as `x FP32 [?, 3, 224, 224]`; a question mark is a dynamic size."""
     return ", ".join(
         f"{tensor.name} {tensor.datatype} [{', '.join('?' if size < 0 else str(size) for size in tensor.shape)}]"
         for tensor in tensors
@@ -94,7 +94,7 @@ def _tensors(tensors: Iterable[TensorSpec]) -> str:
 def _engine(engine: EngineView) -> str:
     parts = [f"{engine.backend} {engine.key[:12]}"]
     if engine.latency:
-        parts.append(f"{duration(engine.latency.p50_s)} a run")
+        parts.append(f"{duration(engine.latency.p50_s)} per run")
     if engine.accuracy:
-        parts.append(f"off by {engine.accuracy.rel_l2:.1e} (relative L2)")
+        parts.append(f"relative L2 error {engine.accuracy.rel_l2:.1e}")
     return ", ".join(parts)

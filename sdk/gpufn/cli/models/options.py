@@ -1,5 +1,4 @@
-"""A model's options as they are typed: those that `deploy` and `build` share, and of `deploy` those of its workers. And
-where its ONNX file comes from."""
+"""Options of models for `deploy` and `build`, options of their workers for `deploy`, and the export to ONNX."""
 
 from __future__ import annotations
 
@@ -20,36 +19,43 @@ if TYPE_CHECKING:
     from gpufn.declare.model import Model
 
 PrecisionOption = Annotated[
-    str | None, typer.Option("--precision", help="Of a model's engine: fp32, tf32, fp16, bf16 or int8. Else fp32.")
+    str | None,
+    typer.Option("--precision", help="Precision of a model's engine: fp32, tf32, fp16, bf16 or int8. Default: fp32."),
 ]
-MaxBatch = Annotated[int | None, typer.Option(help="Of a model: calls share a run of up to so many rows.", min=1)]
+MaxBatch = Annotated[
+    int | None, typer.Option(help="Maximum rows per run of a model, for batching calls. Default: 1.", min=1)
+]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", help="Of a model's input: x=1x3x224x224, or least:usual:largest. May be given again, for another."
+        "--shape",
+        help="Shape of a model's input, such as x=1x3x224x224, or a range x=MIN:TYPICAL:MAX. Repeatable.",
     ),
 ]
 Samples = Annotated[
     Path | None,
-    typer.Option(help="Of a model: .npz or .safetensors, an array per input, samples along the first axis."),
+    typer.Option(help="Samples for a model: .npz or .safetensors, an array per input, samples along the first axis."),
 ]
 ToleranceOption = Annotated[
     list[str] | None,
-    typer.Option("--tolerance", help="Of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. May be given again."),
+    typer.Option(
+        "--tolerance", help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable."
+    ),
 ]
-RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Of a model: never an engine on the CPU.")]
+RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Do not use a CPU engine for a model.")]
 
 Gpu = Annotated[
-    list[str] | None, typer.Option(help="Of a model: 'any' or a name such as L4; again, for the next best.")
+    list[str] | None,
+    typer.Option(help="GPU of a model's workers: 'any' or a name such as L4. Repeatable, in order of preference."),
 ]
-Memory = Annotated[str | None, typer.Option(help="Of a model: memory of one worker, such as 2Gi.")]
-MinWorkers = Annotated[int | None, typer.Option("--min", min=0, help="Of a model: always so many workers.")]
-MaxWorkers = Annotated[int | None, typer.Option("--max", min=0, help="Of a model: never more workers.")]
+Memory = Annotated[str | None, typer.Option(help="Memory of one model worker, such as 2Gi.")]
+MinWorkers = Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of model workers.")]
+MaxWorkers = Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of model workers.")]
 IdleTimeout = Annotated[
-    float | None, typer.Option(min=0, help="Of a model: a worker without calls parks, or ends, after it (seconds).")
+    float | None, typer.Option(min=0, help="Seconds without calls after which a model worker parks or ends.")
 ]
 ParkTimeout = Annotated[
-    float | None, typer.Option(min=0, help="Of a model: a parked worker ends after so many seconds; 0: none parks.")
+    float | None, typer.Option(min=0, help="Seconds after which a parked model worker ends; 0 disables parking.")
 ]
 
 _FACTORY = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_]\w*)")
@@ -64,7 +70,7 @@ def is_model(source: str) -> bool:
 
 
 class ModelOptions(NamedTuple):
-    """As typed; None, or empty, where nothing was."""
+    """Options of a model from the command line; None or empty if not given."""
 
     precision: str | None
     max_batch: int | None
@@ -73,11 +79,11 @@ class ModelOptions(NamedTuple):
     tolerance: Sequence[str] | None
     require_gpu: bool
 
-    def given(self) -> list[str]:
+    def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
 
     def model(self, onnx: Path) -> Model:
-        """What was not given is as `Model` has it."""
+        """Return the Model, with Model's defaults for missing options."""
         from gpufn.declare.model import Model  # noqa: PLC0415
 
         options: dict[str, Any] = {
@@ -92,7 +98,7 @@ class ModelOptions(NamedTuple):
 
 
 class WorkerOptions(NamedTuple):
-    """As typed; None where nothing was."""
+    """Options of a model's workers from the command line; None if not given."""
 
     gpu: Sequence[str] | None
     memory: str | None
@@ -101,12 +107,12 @@ class WorkerOptions(NamedTuple):
     idle_timeout: float | None
     park_timeout: float | None
 
-    def given(self) -> dict[str, Any]:
+    def specified(self) -> dict[str, Any]:
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def name_of(source: str) -> str:
-    """How a model is deployed when nobody says: after its file, or its factory.
+    """Return the default name of a model, from its file or its factory.
 
     >>> name_of("models/ResNet18 v1.onnx"), name_of("app.py:make_model")
     ('resnet18-v1', 'make-model')
@@ -115,13 +121,13 @@ def name_of(source: str) -> str:
     plain = factory["factory"] if factory else Path(source).stem
     name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].rstrip("-")
     if not name:
-        raise WrongUsage(f"{source} has no letter from a to z and no digit to be deployed under: give --name")
+        raise WrongUsage(f"cannot derive a name from {source}, which has no letter a-z or digit: pass --name")
     return name
 
 
 @contextlib.contextmanager
 def onnx_of(source: str) -> Iterator[Path]:
-    """The ONNX file, or the one that `FILE.py:FACTORY` makes, in a folder that is removed afterwards."""
+    """Yield the ONNX file, or export `FILE.py:FACTORY` to a temporary ONNX file."""
     factory = _FACTORY.fullmatch(source)
     if factory is None:
         yield Path(source)
@@ -143,9 +149,7 @@ def shapes_of(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, sizes = text.rpartition("=")
         ranges = [_shape(part) for part in sizes.split(":")]
         if not (equals and name) or None in ranges or len(ranges) not in (1, 3):
-            raise WrongUsage(
-                f"--shape is x=1x3x224x224, or three for least, usual and largest, with colons: not {text!r}"
-            )
+            raise WrongUsage(f"--shape must be x=1x3x224x224, or three shapes MIN:TYPICAL:MAX, not {text!r}")
         shapes[name] = ranges[0] if len(ranges) == 1 else tuple(ranges)
     return shapes
 
@@ -155,14 +159,16 @@ def tolerance_of(texts: Sequence[str]) -> Mapping[str, float]:
     >>> tolerance_of(["rel_l2=0.01", "cosine=0.999"])
     {'rel_l2': 0.01, 'cosine': 0.999}
     """
-    found = {}
+    tolerance = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
-            found[name] = float(number)
+            tolerance[name] = float(number)
         except ValueError:
-            raise WrongUsage(f"--tolerance is rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}") from None
-    return found
+            raise WrongUsage(
+                f"--tolerance must be a limit such as rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}"
+            ) from None
+    return tolerance
 
 
 def _shape(text: str) -> tuple[int, ...] | None:
@@ -171,16 +177,16 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 def _export(file: str, factory: str, onnx: Path) -> None:
-    """In a process of its own, for the file may do and load what it likes."""
+    """Export in a separate process, because the file may run and load anything."""
     import subprocess  # noqa: PLC0415
 
     if not Path(file).is_file():
         raise WrongUsage(f"there is no file {file}")
     command = [sys.executable, "-m", "gpufn.deploy.torch_export", file, factory, str(onnx)]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
-    if ended.returncode:
-        said = (ended.stderr or ended.stdout).strip()
-        last = said.splitlines()[-1] if said else f"it ended with exit code {ended.returncode}"
+    export = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
+    if export.returncode:
+        output = (export.stderr or export.stdout).strip()
+        last = output.splitlines()[-1] if output else f"the export failed with exit code {export.returncode}"
         error = InvalidSpec(f"cannot export {file}:{factory}: {last}")
-        error.add_note(said)
+        error.add_note(output)
         raise error

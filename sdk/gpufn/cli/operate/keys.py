@@ -10,43 +10,47 @@ from typing import Annotated
 import typer
 
 from gpufn.cli import new_app
-from gpufn.cli.terminal.output import Json, ago, ask, print_json, print_table, say
+from gpufn.cli.terminal.output import Json, ago, confirm, print_json, print_table, say
 from gpufn_core.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
-_LEAST_S, _MOST_S = 0.001, 1e9  # per day; JSON has no word for NaN, and without one there would be no limit
+_MIN_S, _MAX_S = 0.001, 1e9  # per day; excludes NaN and infinity, which JSON encodes as null (no limit)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_RESET_MODULE = "gpufn_local.key_reset"  # of the platform, which a laptop may not have
+_RESET_MODULE = "gpufn_local.key_reset"  # part of the platform, which may not be installed on a client
 
-app = new_app(help="Make, limit, list and delete API keys.")
+app = new_app(help="Create, limit, list and delete API keys.")
 
-Id = Annotated[str, typer.Argument(help="The key's id.")]
-Rate = Annotated[str | None, typer.Option(help="So many calls, such as 50/s, 600/min or 1000/h.")]
+Id = Annotated[str, typer.Argument(help="Id of the key.")]
+Rate = Annotated[str | None, typer.Option(help="Maximum rate of calls, such as 50/s, 600/min or 1000/h.")]
 Burst = Annotated[
-    int | None, typer.Option(help="So many of the rate's calls at once; else as many as in a second.", min=1)
+    int | None, typer.Option(help="Maximum number of calls at once. Default: the calls of one second.", min=1)
 ]
-Concurrency = Annotated[int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)]
-Queued = Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)]
+Concurrency = Annotated[int | None, typer.Option(help="Maximum number of synchronous calls in flight.", min=1)]
+Queued = Annotated[int | None, typer.Option(help="Maximum number of submitted calls that have not ended.", min=1)]
 RunSeconds = Annotated[
     float | None,
-    typer.Option(help="So many seconds that its calls run, per day (UTC).", min=_LEAST_S, max=_MOST_S),
+    typer.Option(help="Maximum run time of its calls in seconds per UTC day.", min=_MIN_S, max=_MAX_S),
 ]
-GpuSeconds = Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).", min=_LEAST_S, max=_MOST_S)]
+GpuSeconds = Annotated[
+    float | None, typer.Option(help="Maximum GPU seconds of its calls per UTC day.", min=_MIN_S, max=_MAX_S)
+]
 
 
 @app.callback(invoke_without_command=True)
-def _alone(context: typer.Context, json: Json = False) -> None:
-    """Make, limit, list and delete API keys."""
+def _list_by_default(context: typer.Context, json: Json = False) -> None:
+    """Create, limit, list and delete API keys."""
     if context.invoked_subcommand is None:
         list_keys(json=json)
 
 
 @app.command()
 def create(  # noqa: PLR0917  Typer passes them by name
-    label: Annotated[str, typer.Argument(help="What it is for, for those who list keys.")] = "",
+    label: Annotated[str, typer.Argument(help="Purpose of the key, shown in lists.")] = "",
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin; may be given again."),
+        typer.Option(
+            help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin."
+        ),
     ] = None,
     rate: Rate = None,
     burst: Burst = None,
@@ -56,10 +60,10 @@ def create(  # noqa: PLR0917  Typer passes them by name
     gpu_seconds: GpuSeconds = None,
     json: Json = False,
 ) -> None:
-    """Make a key and show it, this once. Without --scope it may do everything.
+    """Create a key and print it once. Without --scope the key has every permission.
 
-    From the first key on, every request needs one, from this machine too: set GPUFN_API_KEY. When the last is deleted,
-    none is needed any more. `gpufn keys reset` deletes those that are lost.
+    While any key exists, every request needs one, from this machine too: set GPUFN_API_KEY. After the last key is
+    deleted, requests need no key. If you lost all keys, `gpufn keys reset` deletes them.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -77,13 +81,13 @@ def create(  # noqa: PLR0917  Typer passes them by name
     if json:
         print_json(key)
     else:
-        may = ", ".join(key.scopes) if scope else "admin: it may do everything"
-        say(f"key {key.id} ({may}); keep it, it is not shown again:", err=True)
+        scopes = ", ".join(key.scopes) if scope else "admin: every permission"
+        say(f"key {key.id} ({scopes}); store it, it is not shown again:", err=True)
         say(key.key or "")
-    if not os.environ.get("GPUFN_API_KEY"):  # or it could not have been made
-        say("it is the first: from now on every request needs a key, from this machine too", err=True)
-        say("  to go on: export GPUFN_API_KEY=...", err=True)
-        say(f"  to go back to none, with it: gpufn keys rm {key.id}", err=True)
+    if not os.environ.get("GPUFN_API_KEY"):  # with other keys, the request would have needed one
+        say("this is the first key: from now on every request needs a key, from this machine too", err=True)
+        say("  to use it: export GPUFN_API_KEY=...", err=True)
+        say(f"  to undo this, with the key set: gpufn keys rm {key.id}", err=True)
 
 
 @app.command()
@@ -97,7 +101,7 @@ def limit(  # noqa: PLR0917  Typer passes them by name
     gpu_seconds: GpuSeconds = None,
     json: Json = False,
 ) -> None:
-    """Give a key these limits in place of those that it has; without any, it has none."""
+    """Replace all limits of a key. Without options, remove its limits."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -145,7 +149,7 @@ def per_second(rate: str | None) -> float | None:
 
 
 def rate_text(calls_per_s: float) -> str:
-    """As it is typed.
+    """Format a rate as `per_second` parses it.
 
     >>> rate_text(50.0), rate_text(1.5), rate_text(2 / 60), rate_text(1000 / 3600)
     ('50/s', '90/min', '2/min', '1000/h')
@@ -163,7 +167,7 @@ def _limits(limits: KeyLimits) -> str:
         burst = "" if limits.burst is None else f" (burst {limits.burst:,})"
         parts.append(f"{rate_text(limits.rate)}{burst}")
     if limits.concurrency is not None:
-        parts.append(f"{limits.concurrency:,} at a time")
+        parts.append(f"{limits.concurrency:,} in flight")
     if limits.queued is not None:
         parts.append(f"{limits.queued:,} queued")
     if limits.run_s is not None:
@@ -175,7 +179,7 @@ def _limits(limits: KeyLimits) -> str:
 
 @app.command("rm")
 def remove(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Delete a key; who uses it is refused from then on."""
+    """Delete a key. The gateway rejects it from then on."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
@@ -188,17 +192,17 @@ def remove(id: Id, json: Json = False) -> None:  # noqa: A002
 
 @app.command()
 def reset(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Delete every key, for who has lost theirs. It needs none: it asks the bus, not the gateway.
+    """Delete all keys, for example after losing them. The command needs no key: it uses NATS, not the gateway.
 
-    It is for who runs the platform: it reads GPUFN_HOME, or GPUFN_NATS_URL for a NATS server of your own. A gateway
-    on 127.0.0.1 then serves this machine again, without a key; one on another address serves nobody: have it listen on
-    127.0.0.1 to make the first.
+    Run it on the platform's machine: it reads GPUFN_HOME, or GPUFN_NATS_URL for an external NATS server. Afterwards a
+    gateway on 127.0.0.1 serves this machine without a key. A gateway on another address rejects every request: make it
+    listen on 127.0.0.1 to create the first key.
     """
     if not yes and not json:
-        ask("Delete every API key?")
+        confirm("Delete every API key?")
     deleted = importlib.import_module(_RESET_MODULE).delete_all_keys()
     if json:
         print_json({"deleted": deleted})
@@ -208,16 +212,16 @@ def reset(
 
 @app.command("webhook-secret")
 def webhook_secret(
-    id: Annotated[str, typer.Argument(help="The key's id; else the platform's own.")] = "platform",  # noqa: A002
+    id: Annotated[str, typer.Argument(help="Id of the key, or `platform`.")] = "platform",  # noqa: A002
     change: Annotated[
-        bool, typer.Option("--change", help="Make a new one; the old one signs as well until the next.")
+        bool, typer.Option("--change", help="Create a new secret. The old one also signs until the next change.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what webhooks are signed with: for a receiver, to check that they come from here.
+    """Show the secret that signs webhooks, for receivers that verify them.
 
-    A call's own webhook is signed with the secret of the key that submitted it. The platform's signs those of
-    functions, and of calls without a key.
+    A webhook given with a call is signed with the secret of the key that submitted the call. The platform's secret
+    signs the webhooks of functions, and of calls without a key.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 

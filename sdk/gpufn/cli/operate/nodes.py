@@ -7,7 +7,7 @@ from typing import Any
 from gpufn.cli.terminal.output import Json, ago, print_json, print_table, say, size
 from gpufn_core.domain import clock_skew
 
-_UUID_LETTERS = 12  # as of GPU-5a1b7e0c-…, which tells a node's apart
+_UUID_LENGTH = 12  # the prefix GPU-5a1b7e0c distinguishes the GPUs of a node
 
 
 def nodes(json: Json = False) -> None:
@@ -15,16 +15,16 @@ def nodes(json: Json = False) -> None:
     from gpufn.client.client import Client  # noqa: PLC0415
 
     with Client() as client:
-        found = client.nodes()
+        reports = client.nodes()
     if json:
-        print_json(found)
+        print_json(reports)
         return
     print_table(
         ("node", "device", "memory", "in use", "workers", "reported", "state"),
-        [_row(node, device) for node in found for device in node.get("devices", [])],
-        empty="no node reports: does an agent run?",
+        [_row(node, device) for node in reports for device in node.get("devices", [])],
+        empty="no node has reported: is an agent running?",
     )
-    for node in found:
+    for node in reports:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
             say(f"the clock of node {node['node']} is {clock_skew.described(skew_s)}: {clock_skew.REMEDY}")
@@ -35,7 +35,7 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
     used = metrics.get("memory_used_bytes")
     return (
         node["node"],
-        named(device),
+        device_name(device),
         size(device.get("memory_bytes")),
         size(used) if used is not None else "-",
         len(workers_on(node, device)),
@@ -45,16 +45,16 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def metrics_of(node: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
-    """How the device is; empty when nobody tells."""
+    """Return the metrics of a device, or {} if the node does not report any."""
     return next((each for each in node.get("metrics", []) if each["uuid"] == device["uuid"]), {})
 
 
 def workers_on(node: dict[str, Any], device: dict[str, Any]) -> list[dict[str, Any]]:
-    """The processes that have a share of a GPU; of a CPU pool, all."""
-    found: list[dict[str, Any]] = node.get("processes", [])
+    """Return the processes with a share of a GPU; for a CPU pool, all processes of the node."""
+    processes: list[dict[str, Any]] = node.get("processes", [])
     if device.get("type") != "gpu":
-        return found
-    return [each for each in found if device["uuid"] in ((each.get("share") or {}).get("gpus") or ())]
+        return processes
+    return [each for each in processes if device["uuid"] in ((each.get("share") or {}).get("gpus") or ())]
 
 
 def state_of(device: dict[str, Any]) -> str:
@@ -62,9 +62,9 @@ def state_of(device: dict[str, Any]) -> str:
     return f"{health}: {reason}" if reason else str(health)
 
 
-def named(device: dict[str, Any]) -> str:
-    """Its model, and which one of several it is."""
+def device_name(device: dict[str, Any]) -> str:
+    """Return a device's model, with a GPU's uuid prefix or a CPU pool's number of cores."""
     if device.get("type") == "gpu":
-        return f"{device.get('kind')}, {device['uuid'][:_UUID_LETTERS]}"
+        return f"{device.get('kind')}, {device['uuid'][:_UUID_LENGTH]}"
     cores = f", {device['cores']:g} cores" if device.get("cores") else ""
     return f"{device.get('kind')}{cores}"

@@ -1,1 +1,1 @@
-"""Terminal input and output that all commands share."""
+"""Terminal input and output shared by all commands."""

@@ -1,7 +1,7 @@
-"""Names, messages and logs as a terminal may have them: what it would obey, or read backwards, is spelled out.
+"""Escaping of control and text-direction characters in names, messages and logs, before they reach a terminal. Pure.
 
-Whoever may write a log line or name a key could otherwise clear an administrator's screen, set its title, or have it
-type. Pure.
+Otherwise the author of a log line or a key's label could clear an administrator's screen, set the window title, or
+inject input.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Control characters but for newline and tab, halves of characters, and what turns the direction of a line.
-_OBEYED: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;:]*m")
+# Control characters except newline and tab, surrogates, and bidirectional formatting characters.
+_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+_COLORS: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def visible(text: str) -> str:
-    r"""Without colours, and the rest as Python writes it.
+    r"""Remove colors, and escape other unsafe characters as Python does.
 
     >>> print(visible("\x1b[31mred\x1b[0m \x1b]0;title\x07"))
     red \x1b]0;title\x07
     """
-    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], _COLOURS.sub("", text))
+    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], _COLORS.sub("", text))
 
 
 def in_one_line(text: str) -> str:
@@ -32,9 +32,9 @@ def in_one_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    r"""The same JSON; its own newlines stay.
+    r"""Escape unsafe characters in JSON without changing its value. Newlines of the layout stay.
 
     >>> print(visible_json('{"x": "\x9b31m"}'))
     {"x": "\u009b31m"}
     """
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,5 +1,4 @@
-"""Arguments that name a function. A shell completes what is typed to those there are; where no gateway tells them, to
-none."""
+"""Function name arguments with shell completion. Without a gateway there are no completions."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def function_names(incomplete: str) -> list[str]:
 
 
 def callable_names(incomplete: str) -> list[str]:
-    """A class's are those of its methods."""
+    """Return the names that can be called: functions, and FUNCTION.METHOD for classes."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     try:
@@ -35,7 +34,7 @@ def callable_names(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-FunctionName = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
+FunctionName = Annotated[str, typer.Argument(help="Name of the function.", autocompletion=function_names)]
 CallableName = Annotated[
-    str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
+    str, typer.Argument(help="Name of the function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
 ]

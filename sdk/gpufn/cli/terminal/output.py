@@ -1,7 +1,7 @@
-"""How commands speak: results on standard output, everything else on standard error: with --json errors too are
-JSON there.
+"""Output of commands: results on standard output, everything else on standard error. With --json, errors are JSON too.
 
-A table is aligned text; at a terminal its heading is bold and its last column is wrapped. Progress is for terminals.
+Tables are aligned text; at a terminal their heading is bold and their last column is wrapped. Progress is shown only at
+a terminal.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from gpufn_core.errors import (
     Unauthorized,
 )
 
-_LEAST_ROOM = 20  # columns, to wrap text in
-_PROBLEM = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members beside those of all
+_MIN_WRAP_COLUMNS = 20
+_OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # of a JSON error
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; what fails too, on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON. Errors are JSON too, on standard error.")]
 
 
 class WrongUsage(InvalidInput):
-    """What was typed does not fit the command. The exit code is 2, as of what Typer or the gateway refuses."""
+    """The command line is invalid. The exit code is 2, as for errors that Typer or the gateway detects."""
 
 
 @contextlib.contextmanager
 def as_typed(field: str | None = None) -> Iterator[None]:
-    """What is refused in here is what was typed, in the option `field` if it has one: wrong usage."""
+    """Raise WrongUsage for invalid input detected inside the `with`. `field` is the option with the input, if any."""
     try:
         yield
     except (InvalidInput, InvalidSpec, InvalidBundle) as error:
-        named = getattr(error, "field", None)
-        raise WrongUsage(error.message, field=field or named) from error
+        error_field = getattr(error, "field", None)
+        raise WrongUsage(error.message, field=field or error_field) from error
 
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
@@ -85,52 +85,53 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
 
 
 def exit_code(error: Exception) -> int | None:
-    """None for what is not ours."""
+    """Return the exit code of an error, or None for an unexpected exception."""
     if not isinstance(error, GpufnError):
-        return 1 if isinstance(error, OSError) else None  # a TimeoutError is one
-    otherwise = 4 if getattr(error, "status", None) == 404 else 1  # not all that can be missing has its own class
-    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), otherwise)
+        return 1 if isinstance(error, OSError) else None  # OSError includes TimeoutError
+    default = 4 if getattr(error, "status", None) == 404 else 1  # some missing objects have no error class of their own
+    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), default)
 
 
 def report(error: Exception, *, json: bool = False) -> None:
-    """Say on one line what is wrong and what to do; as `json` in an object with the members of a gateway's problem."""
+    """Print an error on one line; with `json`, as an object with the members of the gateway's problems."""
     if json:
-        report_problem(error.info() if isinstance(error, GpufnError) else ErrorInfo(GpufnError.code, ""), _what(error))
+        info = error.info() if isinstance(error, GpufnError) else ErrorInfo(GpufnError.code, "")
+        report_problem(info, _message_of(error))
         return
     if isinstance(error, FunctionRaised) and error.traceback:
         say(error.traceback.rstrip(), err=True)  # of the user's own code
-    say(f"gpufn: {_what(error)}", err=True)
+    say(f"gpufn: {_message_of(error)}", err=True)
 
 
 def report_problem(info: ErrorInfo, detail: str) -> None:
-    fields = {name: getattr(info, name) for name in _PROBLEM if getattr(info, name) is not None}
-    line = msgspec.json.encode({"code": info.code, "detail": detail, "retryable": info.retryable} | fields)
+    members = {name: getattr(info, name) for name in _OPTIONAL_MEMBERS if getattr(info, name) is not None}
+    line = msgspec.json.encode({"code": info.code, "detail": detail, "retryable": info.retryable} | members)
     _write(visible_json(line.decode()), sys.stderr)
 
 
-def _what(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}"
+        file = f"{error.filename}: " if error.filename else ""
+        return f"{file}{error.strerror or error}"
     if not isinstance(error, GpufnError):
         return str(error)
-    lead = ""
+    prefix = ""
     if isinstance(error, InvalidInput) and error.field and not error.message.startswith(f"{error.field} "):
-        lead = f"{error.field}: "
-    message = str(error)  # of what a function raised with its type
-    if not message.startswith(lead):
-        message = lead + message
+        prefix = f"{error.field}: "
+    message = str(error)  # a FunctionRaised includes the type of the function's exception
+    if not message.startswith(prefix):
+        message = prefix + message
     if isinstance(error, CapacityError) and error.retry_after_s:
         message = message.rstrip(".") + f" (try again in {duration(error.retry_after_s)})"
     if isinstance(error, FunctionNotFound):
-        message = message.rstrip(".") + _near(error.message)
-    return message if isinstance(error, FunctionRaised) else voiced(message)
+        message = message.rstrip(".") + _similar_function(error.message)
+    return message if isinstance(error, FunctionRaised) else as_line(message)
 
 
-def voiced(message: str) -> str:
-    """As every line after `gpufn: ` is: a small letter first, no full stop last.
+def as_line(message: str) -> str:
+    """Format a message for a `gpufn: ` line: first letter in lower case, no full stop.
 
-    >>> voiced("There is no function 'f'."), voiced("GPUFN_PORT: 'x' is no port"), voiced("ImportError: no y")
+    >>> as_line("There is no function 'f'."), as_line("GPUFN_PORT: 'x' is no port"), as_line("ImportError: no y")
     ("there is no function 'f'", "GPUFN_PORT: 'x' is no port", 'ImportError: no y')
     """
     first = message.partition(" ")[0]
@@ -139,40 +140,40 @@ def voiced(message: str) -> str:
     return message if message.endswith("..") else message.removesuffix(".")
 
 
-def _near(message: str) -> str:
-    """What a function that is not there may have been meant to be; the gateway knows the names."""
+def _similar_function(message: str) -> str:
+    """Suggest an existing function with a name like the missing one."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    asked = re.search(r"no function '([^']+)'", message)
-    if asked is None:
+    match = re.search(r"no function '([^']+)'", message)
+    if match is None:
         return ""
     try:
         with Client() as client:
             names = [view.name for view in client.functions()]
     except GpufnError:
         return ""
-    near = difflib.get_close_matches(asked[1], names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    similar = difflib.get_close_matches(match[1], names, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def say(text: str, *, err: bool = False, lead: str = "") -> None:
-    """`lead` is ours and may be coloured; of `text` a terminal obeys nothing."""
+    """Print a line. `text` is escaped for the terminal; `lead` is trusted and may have colors."""
     _write(lead + visible(text), sys.stderr if err else sys.stdout)
 
 
-def ask(question: str) -> None:
-    """Go on if the answer is yes. InvalidInput when nobody answers, as in a script."""
+def confirm(question: str) -> None:
+    """Exit with code 1 unless the answer is yes. Raises InvalidInput if there is no answer, as in a script."""
     try:
-        agreed = typer.confirm(visible(question), err=True)
+        is_confirmed = typer.confirm(visible(question), err=True)
     except typer.Abort:
         typer.echo(err=True)
-        raise InvalidInput("not deleted, for nobody answered: --yes deletes without asking") from None
-    if not agreed:
+        raise InvalidInput("not deleted: the question was not answered; --yes deletes without asking") from None
+    if not is_confirmed:
         raise typer.Exit(1)
 
 
 def print_json(value: Any) -> None:
-    """Indented."""
+    """Print indented JSON."""
     _write(visible_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()), sys.stdout)
 
 
@@ -186,7 +187,7 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
-    """`empty` is said, on standard error, when there are no rows."""
+    """Print a table, or `empty` on standard error if there are no rows."""
     if not rows:
         say(empty, err=True)
         return
@@ -195,10 +196,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     is_terminal = sys.stdout.isatty()
     indent = sum(widths[:-1]) + 2 * len(widths[:-1])
-    room = shutil.get_terminal_size().columns - indent if is_terminal else 0
+    wrap_columns = shutil.get_terminal_size().columns - indent if is_terminal else 0
     for number, row in enumerate((header, *texts)):
         *first, last = row
-        lines = textwrap.wrap(last, room) if room >= _LEAST_ROOM else []
+        lines = textwrap.wrap(last, wrap_columns) if wrap_columns >= _MIN_WRAP_COLUMNS else []
         lead = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
         line = f"\n{'':<{indent}}".join([lead + (lines[0] if lines else last), *lines[1:]]).rstrip()
         _write(f"\x1b[1m{line}\x1b[0m" if is_terminal and number == 0 else line, sys.stdout)
@@ -213,8 +214,10 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
 
 @contextlib.contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Long work: a spinner at a terminal, silence in a pipe. What it yields adds to the text why it takes long; ""
-    removes that."""
+    """Show a spinner during a long step, at a terminal only.
+
+    Yields a function that adds a reason to the text; "" removes it.
+    """
     if not sys.stderr.isatty():
         yield lambda reason: None
         return
@@ -248,8 +251,8 @@ def ago(then: float | None) -> str:
     """
     if not then:
         return "-"
-    passed = round(time.time() - then)
-    return f"{duration(passed)} ago" if passed > 0 else "now"
+    elapsed_s = round(time.time() - then)
+    return f"{duration(elapsed_s)} ago" if elapsed_s > 0 else "now"
 
 
 def size(count: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What usual mistakes were meant as, for the end of the line that refuses them. Pure."""
+"""Hints for common mistakes, appended to usage errors. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 import json
 from collections.abc import Iterable
 
-# What other programs call our commands.
-_OTHER_WORDS = {
+# Names of similar commands in other programs.
+_ALIASES = {
     "call": "invoke",
     "delete": "rm",
     "list": "ls",
@@ -19,11 +19,11 @@ _OTHER_WORDS = {
     "stop": "down",
 }
 _FLAGS = {"--json", "--yes", "-y"}  # options without a value
-# Of commands that were given more words than they take: the first, the second and the last of these.
-_ONE_TOO_MANY = {
-    "deploy": "; one file at a time; a function of it is named by an option: gpufn deploy {0} --name {2}",
-    "down": "; it stops the platform: `gpufn rm {0}` deletes a function, `gpufn scale {0} --max 0` rests it",
-    "ls": "; `gpufn describe {0}` shows one",
+# Hints for commands with too many arguments. {0}, {1} and {2} are the first, the second and the last argument.
+_EXTRA_ARGUMENT_HINTS = {
+    "deploy": "; one file at a time; to deploy one function of it: gpufn deploy {0} --name {2}",
+    "down": "; it stops the platform. `gpufn rm {0}` deletes a function, `gpufn scale {0} --max 0` stops its workers",
+    "ls": "; `gpufn describe {0}` shows one function",
     "rm": "; one function at a time",
     "rollback": "; the revision is an option: gpufn rollback {0} --revision {2}",
     "scale": "; the numbers are options: gpufn scale {0} --min {1} --max {2}",
@@ -31,37 +31,37 @@ _ONE_TOO_MANY = {
 }
 
 
-def command_near(typed: str, commands: Iterable[str]) -> str:
+def similar_command(name: str, commands: Iterable[str]) -> str:
     """
-    >>> [command_near(typed, ("describe", "nodes", "rm")) for typed in ("desc", "delete", "node", "greet", "r")]
+    >>> [similar_command(name, ("describe", "nodes", "rm")) for name in ("desc", "delete", "node", "greet", "r")]
     ["; did you mean 'describe'?", "; did you mean 'rm'?", "; did you mean 'nodes'?", '', "; did you mean 'rm'?"]
     """
-    if typed == "help":
-        return "; `gpufn --help` lists them, and `gpufn COMMAND --help` tells of one"
-    known = _OTHER_WORDS.get(typed)
-    begun = [name for name in commands if typed and name.startswith(typed)]
-    near = [known] if known else begun or difflib.get_close_matches(typed, commands, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    if name == "help":
+        return "; `gpufn --help` lists the commands, and `gpufn COMMAND --help` describes one"
+    alias = _ALIASES.get(name)
+    with_prefix = [command for command in commands if name and command.startswith(name)]
+    similar = [alias] if alias else with_prefix or difflib.get_close_matches(name, commands, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def meant(refusal: str, typed: list[str]) -> str:
-    """Of `typed`, a command and what follows it, which was refused with these words."""
-    if "unexpected extra argument" in refusal:
-        if any("{" in word for word in typed):
+def usage_hint(message: str, argv: list[str]) -> str:
+    """Return a hint for the usage error `message` of `argv`, a command and its arguments."""
+    if "unexpected extra argument" in message:
+        if any("{" in word for word in argv):
             return """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'"""
-        command, *words = (word for word in typed if word not in _FLAGS)
-        if any(word.startswith("-") for word in words):  # which of the others is an option's?
+        command, *words = (word for word in argv if word not in _FLAGS)
+        if any(word.startswith("-") for word in words):  # a word may be the value of this option
             return ""
         if command in ("invoke", "submit") and (arguments := as_json(words[1:])):
             return f"; the arguments are one JSON object: {arguments}"
-        return _ONE_TOO_MANY.get(command, "").format(words[0], words[min(1, len(words) - 1)], words[-1])
-    if refusal.endswith("No such option: --url"):
-        return f"; it stands before the command, as in gpufn --url URL {typed[0]}"
+        return _EXTRA_ARGUMENT_HINTS.get(command, "").format(words[0], words[min(1, len(words) - 1)], words[-1])
+    if message.endswith("No such option: --url"):
+        return f"; put it before the command: gpufn --url URL {argv[0]}"
     return ""
 
 
 def as_json(words: Iterable[str]) -> str:
-    """Words such as `x=1` as the JSON object that they may stand for, quoted for a shell; "" when one is no such word.
+    """Convert words such as `x=1` to a JSON object, quoted for a shell. Return "" if a word has another form.
 
     >>> as_json(["name=you", "x=3"]), as_json(["name"])
     ('\\'{"name": "you", "x": 3}\\'', '')
