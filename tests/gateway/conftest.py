@@ -22,10 +22,10 @@ from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeRe
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
 from gpufn_gateway.auth.access import Access
-from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.oip.inference import Inference
@@ -147,19 +147,21 @@ class StubBus:
 class Gateway:
     """The application and what it is made of."""
 
-    def __init__(self, clock: ManualClock, *, loopback: bool = True, parcels: GatewayParcels | None = None) -> None:
+    def __init__(
+        self, clock: ManualClock, *, loopback: bool = True, shared_bodies: GatewaySharedBodies | None = None
+    ) -> None:
         self.clock = clock
         self.bus = StubBus()
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
-        self.registry.on_runner_report = self.telemetry.attempts.take
+        self.registry.on_runner_report = self.telemetry.attempts.add_report
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
-        call_bodies = CallBodies(bodies, bodies, parcels)
+        call_bodies = CallBodies(bodies, bodies, shared_bodies)
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
@@ -168,8 +170,8 @@ class Gateway:
             telemetry=self.telemetry,
             bodies=call_bodies,
             clock=clock,
-            uses=KeyUses("gw-test", self.bus, count=self.count, spent=self.spent, clock=clock),
-            parcels=parcels,
+            quotas=QuotaSync("gw-test", self.bus, count_queued=self.count, usage_today=self.spent, clock=clock),
+            shared_bodies=shared_bodies,
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls, StoreSync(None, waits=False))

@@ -44,7 +44,7 @@ def test_a_defect_while_they_are_made_again_is_tried_again(
                 await ensure()
 
             monkeypatch.setattr(storage, "ensure", fails_at_first)
-            await storage._again()
+            await storage._recreate()
             assert storage.is_ready
         finally:
             await bus.close()

@@ -610,8 +610,8 @@ async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) ->
     ("settings", "said"),
     [
         ({"GPUFN_PORT": "x"}, "GPUFN_PORT='x'"),
-        ({"GPUFN_HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without an API key"),
-        ({"GPUFN_HOST": "192.0.2.1"}, "refusing to listen on 192.0.2.1"),
+        ({"GPUFN_HOST": "0.0.0.0"}, "cannot listen on 0.0.0.0 without an API key"),
+        ({"GPUFN_HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )
 async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dict[str, str], said: str) -> None:

@@ -134,11 +134,11 @@ async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_
         assert [(await each.http.post(url, content=GOOD, headers=key)).status_code for each in (one, one, other)] == [
             202, 202, 202,
         ]  # fmt: skip
-        one.uses.tell()
+        one.quotas.publish()
         principal = other.access.authenticate({b"authorization": key["authorization"].encode()})
-        await until(lambda: b'"rate";r=2' in dict(other.uses.headers(principal))[b"ratelimit"])
-        other.uses.tell()
-        await until(lambda: b'"rate";r=2' in dict(one.uses.headers(principal))[b"ratelimit"])
+        await until(lambda: b'"rate";r=2' in dict(other.quotas.headers(principal))[b"ratelimit"])
+        other.quotas.publish()
+        await until(lambda: b'"rate";r=2' in dict(one.quotas.headers(principal))[b"ratelimit"])
         used_up = [(await one.http.post(url, content=GOOD, headers=key)).status_code for _ in range(3)]
         assert used_up == [202, 202, 429]
 
@@ -261,17 +261,17 @@ async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(
         await gateway.deploys.deploy(make.spec("dear"), DIGEST)
         key = key_with(gateway, gpu_s=100)
         url = "/v1/functions/dear/submit"
-        looking = asyncio.create_task(gateway.uses.run())
+        looking = asyncio.create_task(gateway.quotas.run())
         try:
             assert (await gateway.http.post(url, content=GOOD, headers=key)).status_code == 202
             principal = gateway.access.authenticate({b"authorization": key["authorization"].encode()})
-            await until(lambda: b";t=" in dict(gateway.uses.headers(principal))[b"ratelimit"])  # it was looked up
+            await until(lambda: b";t=" in dict(gateway.quotas.headers(principal))[b"ratelimit"])  # it was looked up
             day = day_of(gateway.clock.time())
             for function, node, gpu_s in (("dear", "n1", 40.0), ("dear", "n2", 40.0), ("other", "n1", 30.0)):
                 record = UsageKey(day, function, principal.id).record(node)
                 await gateway.buckets.usage.put(record, encode(Usage(calls=1, gpu_s=gpu_s)))
             await gateway.buckets.usage.put(UsageKey(day, "dear", "another").record("n1"), encode(Usage(gpu_s=1e6)))
-            await gateway.uses.look_up()
+            await gateway.quotas.refresh_usage()
             refused = await gateway.http.post(url, content=GOOD, headers=key)
             assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
             assert 0 < int(refused.headers["retry-after"]) <= 86_400

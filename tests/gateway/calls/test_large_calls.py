@@ -91,8 +91,8 @@ async def test_the_arguments_of_a_submitted_call_are_stored_before_it(
         assert message.reference is not None
         assert (message.reference.owner, message.reference.size) == (message.id, len(LARGE))
         assert await read(gateway, message.reference) == LARGE
-        assert gateway.parcels is not None
-        assert not gateway.parcels._kept, "the file of the gateway is not needed any more"
+        assert gateway.shared_bodies is not None
+        assert not gateway.shared_bodies._in_use, "the file of the gateway is not needed any more"
 
 
 async def test_a_repeat_with_large_arguments_is_the_same_call(nats: Any, make: Any, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_small_items_that_are_too_much_together_are_refused(
         url = f"/v1/functions/batch/maps/{new_map_id()}/items/0"
         answer = await gateway.http.put(url, content=b"\n".join([item, item]))
         assert problem(answer) == (413, "payload_too_large")
-        assert "1,200,028 together" in answer.json()["detail"]
+        assert "1,200,028 bytes together" in answer.json()["detail"]
 
 
 async def test_a_call_that_somebody_waits_for_has_its_bodies_stored_for_so_long(

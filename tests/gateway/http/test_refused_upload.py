@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import PayloadTooLarge, Unauthorized
-from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone, Receive, Scope, Send
-from gpufn_gateway.http.responses import OWN, send_problem
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected, Receive, Scope, Send
+from gpufn_gateway.http.responses import GPUFN_FORMAT, send_problem
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_gateway.problems import problem_of
 from tests.gateway.listening import serving
@@ -30,8 +30,8 @@ async def too_large(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         body = await reader.read(dict(scope["headers"]), receive)
     except PayloadTooLarge as error:
-        await send_problem(send, OWN, problem_of(error))
-    except ClientGone:
+        await send_problem(send, GPUFN_FORMAT, problem_of(error))
+    except ClientDisconnected:
         return
     else:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
@@ -39,7 +39,7 @@ async def too_large(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def unauthorized(scope: Scope, receive: Receive, send: Send) -> None:
-    await send_problem(send, OWN, problem_of(Unauthorized()))
+    await send_problem(send, GPUFN_FORMAT, problem_of(Unauthorized()))
 
 
 def by_urllib(port: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_gateway.http.slow_reader import Unread
+from gpufn_gateway.http.slow_reader import UnreadOutput
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from tests.gateway.listening import Server, serving
 
@@ -34,8 +34,8 @@ LARGE = bytes(32 << 20)  # more than the kernel's buffers on both sides hold
 def test_a_client_has_stopped_reading_when_the_same_bytes_wait_for_a_minute(
     looks: list[tuple[int, int, float]], is_left: bool
 ) -> None:
-    unread = Unread()
-    assert [unread.is_left(*look) for look in looks][-1] is is_left
+    unread = UnreadOutput()
+    assert [unread.is_stalled(*look) for look in looks][-1] is is_left
 
 
 class Answering:

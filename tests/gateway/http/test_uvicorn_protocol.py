@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.uvicorn_protocol import MAX_HEAD_BYTES, sweep
 from gpufn_gateway.problems import RouteError
@@ -23,7 +23,7 @@ async def reading() -> AsyncIterator[tuple[Server, int]]:
     reader = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        with contextlib.suppress(ClientGone):
+        with contextlib.suppress(ClientDisconnected):
             body = await reader.read(dict(scope["headers"]), receive)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
             await send({"type": "http.response.body", "body": b"%07d" % len(body)})
@@ -83,8 +83,8 @@ async def test_a_large_head_in_one_burst_is_refused(earlier: bytes) -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (b"GET /\r\n\r\n", b"HTTP/0.9 is not served"),
-        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", b"HTTP/2.0 is not served"),
+        (b"GET /\r\n\r\n", b"HTTP/0.9 is not supported"),
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", b"HTTP/2.0 is not supported"),
         (b"GET / HTTP/1.1\r\n\r\n", b"no Host field"),
         (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", b"several Host fields"),
         (b"GET / HTTP/1.1\r\nhost: [::1].evil.com\r\n\r\n", b"The Host field"),

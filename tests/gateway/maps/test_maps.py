@@ -110,7 +110,7 @@ async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, 
         assert problem(await put(gateway, "again", map_id, 0, lines("a", "x"))) == (409, "conflict")
         answer = await put(gateway, "again", map_id, 3, lines("c"))
         assert problem(answer) == (409, "conflict")
-        assert "go on with number 2" in answer.json()["detail"]
+        assert "continue with number 2" in answer.json()["detail"]
         assert answer.json()["retryable"] is False
 
 

@@ -119,7 +119,7 @@ async def test_a_version_is_the_number_of_the_serving_revision(models: Any) -> N
 @pytest.mark.parametrize("length", [str(len(REQUEST) + 1), "-1", "x", "9" * 30])
 async def test_the_head_is_a_part_of_the_body(models: Any, length: str) -> None:
     answer = await models.post(INFER, REQUEST, inference_header_content_length=length)
-    assert error(answer) == (422, "Inference-Header-Content-Length is not the length of a part of the body.")
+    assert error(answer) == (422, "Inference-Header-Content-Length must be a length within the body.")
     assert models.queue.calls == []
 
 
@@ -135,7 +135,7 @@ async def test_a_packed_request_is_unpacked_within_the_limit(
     assert error(too_much)[0] == 413
     for broken in (pack(REQUEST)[:-3], pack(REQUEST) + b"more", REQUEST):
         status, message = error(await models.post(INFER, broken, content_encoding=encoding))
-        assert (status, message.startswith("The body is not what its Content-Encoding says")) == (422, True)
+        assert (status, message.startswith("The body does not match its Content-Encoding")) == (422, True)
     assert error(await models.post(INFER, REQUEST, content_encoding="br"))[0] == 422
 
 
@@ -151,7 +151,7 @@ async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -
     )  # fmt: skip
     assert error(await models.post("/v2/models/none/infer", REQUEST)) == (404, "There is no model 'none'.")
     assert error(await models.post("/v2/models/embed/infer", REQUEST)) == (
-        404, "embed is no model; it is called at /v1/functions/embed/invoke.",
+        404, "embed is not a model; call it at /v1/functions/embed/invoke.",
     )  # fmt: skip
     assert error(await models.get(INFER)) == (405, "GET is not allowed here; POST is.")
     assert error(await models.post(INFER, bytes(make.CALL_LIMIT + 1)))[0] == 413
@@ -276,7 +276,7 @@ async def test_statistics_tell_how_long_failures_took_apart_from_successes(model
 async def test_models_are_not_loaded_by_the_protocol(models: Any) -> None:
     for change in ("load", "unload"):
         status, message = error(await models.post(f"/v2/repository/models/same/{change}"))
-        assert (status, message) == (400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
+        assert (status, message) == (400, "Models cannot be loaded or unloaded; deploy and delete them with gpufn.")
 
 
 async def test_openapi_describes_inference_with_what_is_deployed(models: Any) -> None:
