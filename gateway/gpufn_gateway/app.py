@@ -61,7 +61,7 @@ class App:
         path: str = scope["path"]
         try:
             if len(scope["headers"]) > MAX_HEADERS:
-                raise RouteError(431, f"A request has at most {MAX_HEADERS} headers.")
+                raise RouteError(431, f"A request may have at most {MAX_HEADERS} headers.")
             if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
                 name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
                 if name and "/" not in name:
@@ -77,7 +77,7 @@ class App:
             await self._route(path, scope, receive, send)
         except ClientDisconnected:
             return
-        except asyncio.CancelledError:  # by the server, which ends, and has waited for as long as it may
+        except asyncio.CancelledError:  # cancelled by the server at the end of the shutdown timeout
             await self._send_problem(GatewayUnavailable(_STOPPED), scope, send)
         except Exception as error:
             await self._send_problem(error, scope, send)
@@ -87,7 +87,7 @@ class App:
             raise _not_allowed(scope, self._methods_at(scope) or METHODS)
         if path not in OPEN_PATHS:  # probes send no key, and often another Host
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
-        scope["app"] = self  # makes Starlette raise its errors instead of answering them
+        scope["app"] = self  # makes Starlette raise its errors instead of responding
         if scope["method"] in _STORING:
             self._disk.check_room()
         send_response = send if scope["method"] in _READING else self._send_after_sync(path, send)

@@ -60,12 +60,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def _port(text: str) -> int:
     if not (text.isdecimal() and int(text) <= 65535):
-        raise ValueError("a port is a number from 0 to 65535")
+        raise ValueError("a port must be a number from 0 to 65535")
     return int(text)
 
 
 def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
-    expected = "a positive whole number is needed" if kind is int else "a positive number is needed"
+    expected = "it must be a positive integer" if kind is int else "it must be a positive number"
 
     def read(text: str) -> T:
         try:
@@ -85,7 +85,7 @@ def _networks(text: str) -> tuple[str, ...]:
 
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise ValueError("write DEBUG, INFO, WARNING or ERROR")
+        raise ValueError("use DEBUG, INFO, WARNING or ERROR")
     return text.upper()
 
 

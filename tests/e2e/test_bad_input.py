@@ -154,10 +154,10 @@ def test_a_body_that_is_too_deep(picky: Platform, depth: int) -> None:
 
 def test_a_body_that_is_too_large(picky: Platform) -> None:
     too_large = refusal(picky.post("size", b"x" * (65 << 20)))
-    most = "The body has 68,157,440 bytes, more than the 64 MiB that a call's arguments may have here."
+    most = "The body has 68,157,440 bytes: the limit for a call's arguments is 64 MiB."
     assert too_large == (413, "payload_too_large", most, None)
     # What comes in pieces of unknown length travels in a message.
-    said = "The body is larger than the 7.5 MiB that a call's arguments may have here."
+    said = "The body is too large: the limit for a call's arguments is 7.5 MiB."
     body = b"x" * (8 << 20)
     pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
     chunked = picky.client.post("/v1/functions/size/invoke", content=pieces)

@@ -54,9 +54,9 @@ def test_an_error_names_the_variable(variable: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "said"),
     [
-        ("GPUFN_PORT", "'eighty': a port is a number from 0 to 65535"),
-        ("GPUFN_KEPT_REVISIONS", "'eighty': a positive whole number is needed"),
-        ("GPUFN_BODY_TIMEOUT_S", "'eighty': a positive number is needed"),
+        ("GPUFN_PORT", "'eighty': a port must be a number from 0 to 65535"),
+        ("GPUFN_KEPT_REVISIONS", "'eighty': it must be a positive integer"),
+        ("GPUFN_BODY_TIMEOUT_S", "'eighty': it must be a positive number"),
     ],
 )
 def test_an_error_says_what_is_needed(variable: str, said: str) -> None:

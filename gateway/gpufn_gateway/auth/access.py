@@ -160,7 +160,7 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
         _check_scope(scope)
     check_limits(limits)
     if len(label) > MAX_LABEL_LENGTH:
-        raise InvalidInput(f"a label has at most {MAX_LABEL_LENGTH} characters", field="label")
+        raise InvalidInput(f"a label may have at most {MAX_LABEL_LENGTH} characters", field="label")
     key_id = new_ulid()[-12:]
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()

@@ -24,8 +24,8 @@ MAX_CALLS: Final = 1_000_000
 MIN_RATE: Final = 1e-6  # one call in 11 days; the seconds until a bucket is full still fit the 15 digits of a header
 MAX_SECONDS: Final = 1_000_000_000
 _DAY_S: Final = 86_400
-_SHORTEST_RETRY_S: Final = 1.0
-_LONGEST_RETRY_S: Final = 60.0
+_MIN_RETRY_S: Final = 1.0
+_MAX_RETRY_S: Final = 60.0
 _REPORT_TTL_S: Final = 3.5  # lifetime of another gateway's report; it reports every second
 COUNT_TTL_S: Final = 1.0  # lifetime of a queue count: other gateways submit calls as well
 _RECOUNT_INTERVAL_S: Final = 0.05  # minimum time between counts of a full queue
@@ -42,20 +42,20 @@ def check(limits: KeyLimits) -> None:
     """Check that limits are valid. Raises InvalidInput."""
     if limits.rate is not None and not MIN_RATE <= limits.rate <= MAX_CALLS:
         raise InvalidInput(
-            f"a rate is from {MIN_RATE:g} to {MAX_CALLS:,} calls per second, not {limits.rate:g}",
+            f"rate must be from {MIN_RATE:g} to {MAX_CALLS:,} calls per second, not {limits.rate:g}",
             field="limits.rate",
         )
     for name in ("burst", "concurrency", "queued"):
         value = getattr(limits, name)
         if value is not None and not 1 <= value <= MAX_CALLS:
             raise InvalidInput(
-                f"{name} is a number of calls from 1 to {MAX_CALLS:,}, not {value}", field=f"limits.{name}"
+                f"{name} must be a number of calls from 1 to {MAX_CALLS:,}, not {value}", field=f"limits.{name}"
             )
     for name in ("run_s", "gpu_s"):
         value = getattr(limits, name)
         if value is not None and not 0 < value <= MAX_SECONDS:
             raise InvalidInput(
-                f"{name} is more than 0 and at most {MAX_SECONDS:,} seconds per day, not {value:g}",
+                f"{name} must be more than 0 and at most {MAX_SECONDS:,} seconds per day, not {value:g}",
                 field=f"limits.{name}",
             )
     if limits.burst is not None and limits.rate is None:
@@ -173,7 +173,7 @@ class KeyQuota:
         """Start a call that a client waits for, or return the refusal; `end` ends the call."""
         limit = self.limits.concurrency
         if limit is not None and self._running + self._remote_total(now) >= limit:
-            retry_after_s = min(max(self._mean_s / limit, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+            retry_after_s = min(max(self._mean_s / limit, _MIN_RETRY_S), _MAX_RETRY_S)
             return Refusal(f"This key may have at most {limit:,} calls at a time.", retry_after_s)
         self._running += 1
         return None

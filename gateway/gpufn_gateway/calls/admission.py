@@ -55,8 +55,8 @@ def expired(function: str, error: InvocationExpired, status: FunctionStatus | No
 
 def too_large(what: str, limit_bytes: int, size: int | None = None) -> PayloadTooLarge:
     """Build the error for a body above its limit. `what` is the kind of body, `size` its bytes if known."""
-    size_text = "is larger" if size is None else f"has {size:,} bytes, more"
-    return PayloadTooLarge(f"The body {size_text} than the {_mib(limit_bytes)} that {what} may have here.")
+    problem = "is too large" if size is None else f"has {size:,} bytes"
+    return PayloadTooLarge(f"The body {problem}: the limit for {what} is {_mib(limit_bytes)}.")
 
 
 def queue_full(revision: Revision, status: FunctionStatus | None) -> QueueFull:

@@ -84,7 +84,7 @@ class FastPath:
                 log.warning("this host's runner is silent: its calls go through the queue")
                 self._runner.transport.abort()
         elif self._connecting is None and self._path.exists():
-            self._connecting = self._loop.create_task(self._connect(), name="lane")
+            self._connecting = self._loop.create_task(self._connect(), name="fast path connection")
 
     def close(self) -> None:
         if self._runner is not None:

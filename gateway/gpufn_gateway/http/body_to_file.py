@@ -101,7 +101,7 @@ class _BodyProtocol(asyncio.BufferedProtocol):
                 self._finish(None)
 
     def eof_received(self) -> None:
-        """The transport closes."""
+        """Return None, so that the transport closes itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._owner.connection_lost(exc)

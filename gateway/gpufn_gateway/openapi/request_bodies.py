@@ -38,7 +38,7 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
-    """One of `cron`, `at` (unix seconds) and `in_s`."""
+    """A new schedule, with exactly one of `cron`, `at` (unix seconds) and `in_s`."""
 
     function: str
     cron: str | None = None
@@ -57,10 +57,10 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
         at = self.at
         if self.in_s is not None:
             if not MIN_DELAY_S <= self.in_s <= MAX_DELAY_S:
-                raise InvalidInput(f"a delay is at least {MIN_DELAY_S} s and at most a year", field="in_s")
+                raise InvalidInput(f"in_s must be at least {MIN_DELAY_S} and at most a year", field="in_s")
             at = now + self.in_s
         elif at is not None and not now < at <= now + MAX_DELAY_S:
-            raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
+            raise InvalidInput("at must be in unix seconds, between now and a year from now", field="at")
         return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at, self.priority)
 
 

@@ -16,7 +16,7 @@ _MAX_AGE_S: Final = 13 * 86400.0  # the queue silently drops messages one day la
 def verdict(
     invocation: InvocationMessage, spec: FunctionSpec | None, now: float, *, delivered: int = 1
 ) -> Outcome | None:
-    """Return the outcome of a call that must end; None while it may wait. `spec` None: its revision is gone.
+    """Return the outcome of a call that must end; None while it may wait. `spec` None: its revision was deleted.
 
     `now` is in unix seconds. `delivered` includes the next delivery (`InvocationMessage.expires_at`).
     """

@@ -136,11 +136,10 @@ async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any
         for _ in range(100):
             yield b" " * 1000
 
-    for content, is_told in ((b" " * (make.CALL_LIMIT + 1), "has 4,097 bytes, more"), (chunks(), "is larger")):
+    for content, fault in ((b" " * (make.CALL_LIMIT + 1), "has 4,097 bytes"), (chunks(), "is too large")):
         answer = await gateway.post(URL, content)
         assert problem(answer) == (413, "payload_too_large")
-        said = f"The body {is_told} than the 4,096 bytes that a call's arguments may have here."
-        assert answer.json()["detail"] == said
+        assert answer.json()["detail"] == f"The body {fault}: the limit for a call's arguments is 4,096 bytes."
         assert answer.headers["connection"] == "close"
 
 
