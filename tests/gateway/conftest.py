@@ -1,4 +1,4 @@
-"""A gateway without a bus: the real application over a stub queue, asked through httpx; and `async def` tests."""
+"""A gateway without a bus: the real application over a stub queue, called through httpx; and `async def` tests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class ManualClock:
-    """Time moves when a test says so; `ahead_s` is how far the wall clock was set."""
+    """A clock that the test moves; `ahead_s` is the offset of the wall clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -81,7 +81,7 @@ class ManualClock:
 
 
 class StubCall:
-    """A call whose end a test decides; `cancelled` once its client has left."""
+    """A call that the test ends; `cancelled` is set after its client has disconnected."""
 
     def __init__(self, queue: StubQueue, fields: dict[str, Any]) -> None:
         self.id = new_invocation_id()
@@ -104,7 +104,7 @@ class StubCall:
 
 
 class StubQueue:
-    """Takes the Caller's place. `answer` is called with each new call; by default it echoes the body."""
+    """A stub of the Caller. `answer` is called with each new call; by default it echoes the body."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -145,7 +145,7 @@ class StubBus:
 
 
 class Gateway:
-    """The application and what it is made of."""
+    """The application and its parts."""
 
     def __init__(
         self, clock: ManualClock, *, loopback: bool = True, shared_bodies: GatewaySharedBodies | None = None
@@ -216,7 +216,7 @@ class Gateway:
         return self.stored.get(key, 0)
 
     def deploy(self, spec: FunctionSpec, number: int = 1, engines: Any = None, **fields: Any) -> None:
-        """As the watches would tell it."""
+        """Set a function like the watches of the registry do."""
         revision = Revision(
             function=spec.name,
             number=number,
@@ -266,7 +266,7 @@ def status_of(function: str = "embed", serving: int = 1, *, ready: int = 1, **fi
 
 
 class Make:
-    """What tests build with; a conftest's functions cannot be imported."""
+    """Helpers for tests; functions of a conftest cannot be imported."""
 
     spec = staticmethod(spec_of)
     status = staticmethod(status_of)
@@ -299,7 +299,7 @@ def gateway(clock: ManualClock) -> Gateway:
 
 
 class Connection:
-    """One request, spoken in ASGI: what is sent back, and when the client leaves."""
+    """One ASGI request: it records the response, and the test decides when the client disconnects."""
 
     def __init__(self, path: str, body: bytes = b"{}", **headers: str) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -346,12 +346,12 @@ async def _settle() -> None:
 
 @pytest.fixture
 def settle() -> Callable[[], Awaitable[None]]:
-    """Let every task run as far as it can."""
+    """Let all tasks run until they wait."""
     return _settle
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
-    """Status and code; a problem is always one, with its own content type."""
+    """Return status and code of a problem response, and check its content type."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     fields = msgspec.json.decode(answer.content)
     assert fields["status"] == answer.status_code

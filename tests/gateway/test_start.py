@@ -1,4 +1,4 @@
-"""How a gateway starts while the bus elects leaders."""
+"""Startup of the gateway while the bus elects leaders."""
 
 from __future__ import annotations
 

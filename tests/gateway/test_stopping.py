@@ -1,4 +1,4 @@
-"""What a gateway that stops does with the calls that clients wait for, and with other requests."""
+"""Graceful shutdown: calls that clients wait for, and other requests."""
 
 from __future__ import annotations
 

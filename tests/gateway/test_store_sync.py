@@ -1,4 +1,4 @@
-"""Syncs that those who wait for the disk share, and the blocks that one looks at."""
+"""Shared disk syncs, and the blocks that a sync checks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_an_accepted_call_syncs_the_blocks_that_changed_and_folders_with_new_one
         await disk.accepted()
         assert sorted(synced) == ["1.blk", "2.blk", "msgs"]
         synced.clear()
-        (folder / "2.blk").write_bytes(b"more")  # just now: it is looked at again until its time is past
+        (folder / "2.blk").write_bytes(b"more")  # just now: it is checked again until its mtime is old enough
         for _ in range(2):
             await disk.accepted()
         assert synced == ["2.blk", "2.blk"]

@@ -76,7 +76,7 @@ DIGEST = digest_of(BUNDLE)
 
 
 class Whole:
-    """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
+    """A gateway on a bus, without its process. Tests share the buckets and use different names."""
 
     def __init__(
         self, bus: Bus, buckets: Buckets, name: str = "gw-test", shared_bodies: GatewaySharedBodies | None = None
@@ -168,7 +168,7 @@ class Whole:
 
     @property
     def received_bytes(self) -> int:
-        """What the bus has sent us since we connected, as the kernel counts it."""
+        """Return the bytes received from the bus since we connected, as counted by the kernel."""
         assert self.bus._link is not None
         sock = self.bus._link._transport.get_extra_info("socket")
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
@@ -180,7 +180,7 @@ class Whole:
 
 @contextlib.asynccontextmanager
 async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = None) -> AsyncIterator[Whole]:
-    """With a `folder` for parcels it takes large bodies, which no runner of this host shares."""
+    """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
     try:
         await streams.ensure_streams(bus)

@@ -1,4 +1,4 @@
-"""What a key has used of its limits, as tables and as properties; time is an argument."""
+"""The quota of a key, as tables and as properties; time is an argument."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_other_gateways_let_pass_is_taken_out() -> None:
     assert quota.admit(1.6) is None
     assert quota.begin(1.6) is None
     assert quota.begin(1.6) is not None
-    assert quota.begin(5.0) is None  # it has said nothing for long: it is gone, or has none
+    assert quota.begin(5.0) is None  # the other gateway has not reported for long: its calls no longer count
 
 
 def test_calls_at_a_time_are_counted_until_they_end() -> None:
@@ -105,7 +105,7 @@ def test_calls_at_a_time_are_counted_until_they_end() -> None:
         assert quota.begin(0.0) is None
     later = quota.begin(0.0)
     assert later is not None
-    assert 19 < later.retry_after_s <= 20  # two places, of calls that take 40 s each
+    assert 19 < later.retry_after_s <= 20  # two slots, for calls that take 40 s each
 
 
 def test_submitted_calls_are_never_more_than_counted() -> None:
@@ -118,15 +118,15 @@ def test_submitted_calls_are_never_more_than_counted() -> None:
     assert quota.is_full
     assert quota.needs_count(recount_at(0.0))
     quota.finish_storing(1)
-    quota.set_queued(1, quota.storing, 0.1)  # one may be stored, and counted, or not
-    assert quota.start_storing(10) is None  # a chunk is not taken apart
+    quota.set_queued(1, quota.storing, 0.1)  # the call being stored may or may not be in the count
+    assert quota.start_storing(10) is None  # a chunk is not split
     assert quota.start_storing(1) is not None
     assert not KeyQuota("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
 
 
 def test_the_seconds_of_a_day_are_there_again_on_the_next() -> None:
     quota = KeyQuota("k", KeyLimits(run_s=100, gpu_s=10), 0.0)
-    assert quota.admit(0.0) is None  # nothing is known yet
+    assert quota.admit(0.0) is None  # the usage is not known yet
     quota.set_usage(Usage(calls=3, run_s=99.0, gpu_s=9.0), day_ends=50.0)
     assert quota.admit(1.0) is None
     quota.set_usage(Usage(calls=4, run_s=99.0, gpu_s=12.5), day_ends=50.0)

@@ -5,7 +5,7 @@ import pytest
 from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport
 from gpufn_gateway.calls.attempt_counts import AttemptCounts, AttemptTotals
 
-# A report is a runner's name, and what it has counted of revisions of "f": number, ended, failed.
+# A runner's name, and its counters for each revision of "f": revision number, ended, failed.
 Report = tuple[str, list[tuple[int, int, int]]]
 
 
@@ -16,8 +16,8 @@ Report = tuple[str, list[tuple[int, int, int]]]
         ([("r", [(1, 2, 1)]), ("r", [(1, 2, 1)])], 2, 1),
         ([("r", [(1, 2, 1)]), ("r", [(1, 5, 1)])], 5, 1),
         ([("r", [(1, 2, 1), (2, 3, 0)])], 5, 1),
-        ([("r", [(1, 2, 1)]), ("r", []), ("r", [(1, 1, 0)])], 3, 1),  # its workers went, and came back
-        ([("r", [(1, 2, 1)]), ("r", [(1, 1, 0)])], 3, 1),  # the report between was lost
+        ([("r", [(1, 2, 1)]), ("r", []), ("r", [(1, 1, 0)])], 3, 1),  # its workers stopped and were started again
+        ([("r", [(1, 2, 1)]), ("r", [(1, 1, 0)])], 3, 1),  # the report in between was lost
         ([("r", [(1, 2, 1)]), ("later", [(1, 3, 0)])], 5, 1),
         ([("r", [(1, 2, 1)]), ("later", [(1, 1, 0)]), ("r", [(1, 3, 1)]), ("later", [(1, 1, 0)])], 4, 1),
     ],

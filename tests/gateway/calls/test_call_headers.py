@@ -1,4 +1,4 @@
-"""What a request's headers ask of its call."""
+"""Options of a call from its request headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's end of the lane, and the Caller that offers calls on it: the runner's end is played by the test."""
+"""The gateway's end of the fast path, and the Caller that offers calls on it. The test plays the runner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 
 
 class Runner:
-    """Says that there is room, and keeps what it is sent."""
+    """A fake runner that announces capacity and records the frames it receives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class Scene:
         return self.caller.invoke(CallRequest(REVISION, "", "application/json", body, "application/json", deadline))
 
     async def call_on_the_lane(self) -> tuple[Any, InvocationMessage]:
-        """A call that was offered. The lane knows of room for it before: a call that is queued would stay there."""
+        """Invoke a call over the fast path. Capacity must be known before, or the call stays in the queue."""
         call = self.invoke()
         assert call.offered is not None
         return call, await self.runner.offered()

@@ -1,4 +1,4 @@
-"""The gateway's parcels: large bodies of calls, and what becomes of them."""
+"""Shared bodies of the gateway: large bodies of calls, and their cleanup."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
 
 
 async def test_the_memory_of_a_call_that_ended_is_written_again_for_the_same_function_only(tmp_path: Path) -> None:
-    """A function may have kept a way to the file of its input that the kernel does not count: O_PATH."""
+    """A function may keep an O_PATH descriptor of its input file, which the kernel does not count as open."""
     shared_bodies = shared_bodies_in(tmp_path)
 
     def inode_of(function: str) -> int:
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> Non
     with pytest.raises(ClientDisconnected):
         await bodies_of(shared_bodies).receive_body(client.headers, client.receive, function="f", may_share=True)
     assert files_in(tmp_path / "gw-1") == set()
-    shared_bodies.share(LARGE + LARGE, function="f")  # and its bytes are free
+    shared_bodies.share(LARGE + LARGE, function="f")  # the bytes of the rejected body were released
 
 
 async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
 
 @pytest.fixture
 def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
-    """A gateway whose calls' results are parcels; what they are is in `gateway.result`."""
+    """A gateway whose calls have shared bodies as results; `gateway.result` sets the result."""
     shared_bodies = shared_bodies_in(tmp_path)
     gateway = make.Gateway(clock, shared_bodies=shared_bodies)
     gateway.deploy(make.spec())
@@ -236,7 +236,7 @@ def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: 
 
 
 def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tmp_path: Path) -> None:
-    """A gateway that died between the two, or a result that came while its folder was removed."""
+    """A gateway died before it locked its folder, or a result arrived while the folder was removed."""
     for name in ("gw-begun", "gw-left"):
         (tmp_path / name).mkdir()
     (tmp_path / "gw-left" / ("0" * 26)).write_bytes(b"result")

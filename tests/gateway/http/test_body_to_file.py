@@ -1,4 +1,4 @@
-"""Large bodies over real connections, with the loop that the gateway has and with asyncio's own."""
+"""Large bodies over real connections, with uvloop and with asyncio's own event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY = bytes(range(256)) * (4 * LEAST_BYTES // 256)
 
 
 class App:
-    """Answers with what was written of a body; `write` may be another's."""
+    """An application that responds with the written body; a test may replace `write`."""
 
     def __init__(self) -> None:
         self.write: Callable[[bytes | memoryview], object] | None = None

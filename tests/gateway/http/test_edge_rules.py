@@ -105,7 +105,7 @@ def test_a_head_follows_the_rules(
 @pytest.mark.parametrize(
     ("looks", "expected"),
     [
-        # (request, bytes received, seconds, is the gateway not reading)
+        # (request, bytes received, seconds, is reading paused)
         ([(1, 0, 0, False), (1, 0, 10, False), (1, 0, 11, False)], True),
         ([(1, 0, 0, False), *[(1, second // 3, second, False) for second in range(1, 12)]], True),
         ([(1, 0, 0, False), *[(1, 1100 * second, second, False) for second in range(1, 60)]], False),

@@ -72,7 +72,7 @@ def by_socket(port: int) -> int:
 
 
 def expecting_100(port: int) -> int:
-    """A client that does not wait for long, and sends its body without the 100."""
+    """A client may send its body without waiting for the 100."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
         client.sendall(head % len(UPLOAD))
@@ -98,7 +98,7 @@ async def test_a_refused_upload_takes_no_memory() -> None:
 
 
 async def test_an_answer_in_place_of_100_continue_ends_the_connection() -> None:
-    """The client may send the body or not: what comes next would be taken for the body."""
+    """The client may omit the body; its next request would then be read as the body."""
     async with serving(unauthorized) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n")

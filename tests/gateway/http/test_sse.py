@@ -23,7 +23,7 @@ RECORDS = "application/vnd.gpufn.items"
 
 
 class StubCaller:
-    """What a PendingStream needs of its Caller."""
+    """The part of the Caller that a PendingStream uses."""
 
     def __init__(self) -> None:
         self.abandoned: list[str] = []
@@ -40,7 +40,7 @@ class StubCaller:
 
 @pytest.fixture
 def streaming(gateway: Any, make: Any) -> Any:
-    """A gateway whose function is a generator; its streams are real PendingStreams, kept in `gateway.streams`."""
+    """A gateway whose function is a generator; its streams are real PendingStreams, listed in `gateway.streams`."""
     gateway.deploy(make.spec("count", make.generator()))
     gateway.caller = StubCaller()
     gateway.streams = []
@@ -194,7 +194,7 @@ async def test_a_client_that_does_not_read_holds_the_generator_back(
 
 
 class ResumableStream:
-    """One that a test's clients read under its key, one after the other; it is begun in its `place`."""
+    """A stream that clients read one after the other with its key; `place` is its index in `gateway.streams`."""
 
     def __init__(self, streaming: Any, connection: Any, settle: Any, *, key: str = "k", place: int = 0) -> None:
         self.streaming = streaming
@@ -204,7 +204,7 @@ class ResumableStream:
         self._settle = settle
 
     async def read(self, body: bytes = b"{}", **headers: str) -> Any:
-        """What a client has been sent so far, who has left then."""
+        """Return a client that received the items so far and then disconnected."""
         client = self._connection(URL, body, accept=EVENTS, idempotency_key=self._key, **headers)
         task = client.start(self.streaming.app)
         await self._settle()
@@ -287,7 +287,7 @@ async def test_a_kept_stream_that_cannot_go_on_says_so(kept: ResumableStream, mo
 async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
     kept: ResumableStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token of 4 bytes takes a hundred times that."""
+    """A token of 4 bytes takes 400 bytes of memory."""
     monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._STREAM_BYTES", 1000)
     await kept.ids()
     kept.items(range(4))
@@ -298,7 +298,7 @@ async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
 async def test_what_all_streams_keep_is_bounded(
     kept: ResumableStream, connection: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None began beyond the bound, and those that had begun grew to 16 MiB each."""
+    """Bug: no stream started beyond the limit, but existing ones still grew to 16 MiB each."""
     monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._MAX_TOTAL_BYTES", 20)
     monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._ITEM_OVERHEAD_BYTES", 0)
     other = ResumableStream(kept.streaming, connection, settle, key="other", place=1)

@@ -1,4 +1,4 @@
-"""What reaches the socket, by the writes of one turn of the loop."""
+"""Writes to the socket per iteration of the event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpufn_gateway.http.write_coalescing import CoalescingTransport
 
 
 class Recorded:
-    """A transport that keeps what it was told."""
+    """A transport that records its calls."""
 
     def __init__(self) -> None:
         self.did: list[Any] = []

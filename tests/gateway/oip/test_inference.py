@@ -1,5 +1,5 @@
-"""The Open Inference Protocol, as clients speak it that know nothing of us. The worker's part, reading tensors and
-writing them, is the real one; the model gives back what it gets."""
+"""The Open Inference Protocol, with third-party clients. The worker code that reads and writes tensors is real; the
+model returns its input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def manifest(**fields: Any) -> EngineManifest:
 
 
 def same(call: Any) -> None:
-    """What a worker with an identity model would do."""
+    """Respond like a worker with an identity model."""
     fields = call.fields
     assert fields["accept"] == media.TENSORS
     try:
@@ -78,7 +78,7 @@ def same(call: Any) -> None:
 
 @pytest.fixture(name="models")
 def models_on_a_gateway(gateway: Any, make: Any) -> Any:
-    """`same`, which is model and function at revision 3, beside the function `embed`."""
+    """A gateway with the model `same` at revision 3, and the function `embed`."""
     gateway.registry.on_engine("k", Entry("k", encode(manifest()), 1))
     gateway.deploy(model(batch=Batch(8, max_wait_ms=2)), 3, {"net": {"cpu": ("k",)}})
     gateway.report(make.status("embed"), make.status("same", 3))
@@ -87,7 +87,7 @@ def models_on_a_gateway(gateway: Any, make: Any) -> Any:
 
 
 def error(answer: Any) -> tuple[int, str]:
-    """Status and message; nothing else is in the protocol's errors."""
+    """Return status and message of an error, and check that it has no other fields."""
     assert answer.headers["content-type"] == "application/json", answer.text
     (message,) = msgspec.json.decode(answer.content, type=dict[str, str]).values()
     assert answer.json() == {"error": message}
@@ -327,7 +327,7 @@ async def listening(models: Any) -> AsyncIterator[str]:
 
 
 def talk(url: str) -> dict[str, Any]:
-    """Everything that the blocking client asks for, in one go: what it got."""
+    """Call all methods of the blocking client; return the results."""
     got: dict[str, Any] = {}
     with contextlib.closing(triton.InferenceServerClient(url)) as client:
         got["live"] = client.is_server_live() and client.is_server_ready()

@@ -1,4 +1,4 @@
-"""`GET /v1/usage` over the records of all nodes, and the metric beside it."""
+"""`GET /v1/usage` over the records of all nodes, and the metric for attempts."""
 
 from __future__ import annotations
 

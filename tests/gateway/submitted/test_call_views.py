@@ -1,4 +1,4 @@
-"""What a queued call says of itself, as tables."""
+"""The status of queued calls, as tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record(**fields: Any) -> CallRecord:
         (9, {"ready": 0, "wanted": 1, "service_s": 0.5, "waiting": STARTING}, 3.75),  # 2 slots
         (1, {"ready": 0, "wanted": 1, "cold_start_s": 3.0}, 3.0),
         (1, {"ready": 0, "wanted": 1}, None),
-        (2, {"ready": 1}, None),  # nobody knows how long a call takes
+        (2, {"ready": 1}, None),  # the service time is not known
         (2, {"ready": 0, "service_s": 0.5, "cold_start_s": 3.0, "waiting": NO_ROOM}, None),
         (None, {"ready": 1, "service_s": 0.5}, None),
         (3, None, None),
@@ -129,7 +129,7 @@ def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
 
 
 def test_a_call_of_a_retired_revision_waits_for_workers_of_its_own(make: Any) -> None:
-    """It was told why calls of the new revision wait, and when one of these would start."""
+    """Bug: it showed the wait reason and the estimate of the new revision."""
     status = make.status("f", serving=2, ready=2, running=0, service_s=0.5, waiting=STARTING, waiting_of={1: NO_ROOM})
     told = call_views.wait_fields(record(), 1, make.spec("f"), status, NOW)
     assert (told["waiting"], told["eta_s"]) == (NO_ROOM, None)
