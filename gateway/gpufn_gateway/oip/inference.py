@@ -32,7 +32,7 @@ _INFER: Final = "/infer"
 _VERSIONS: Final = "/versions/"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
-_INLINE_BYTES: Final = 64 << 10  # larger bodies are decompressed in a thread, to not block the event loop
+_INLINE_BYTES: Final = 64 << 10  # larger bodies are decompressed in a thread, so that the event loop is not blocked
 
 
 class ModelNotReady(CapacityError):

@@ -46,7 +46,7 @@ def describe(serving: Iterable[Revision]) -> tuple[dict[str, Any], dict[str, Any
     """Return the paths and the schemas for calls of each serving revision."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
     paths: dict[str, Any] = dict(_CALLS)
-    for revision in sorted(serving, key=lambda value: value.function):
+    for revision in sorted(serving, key=lambda each: each.function):
         for method in revision.spec.methods:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
             paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}
@@ -301,9 +301,9 @@ def _query(name: str, method: MethodSpec, schemas: dict[str, Any]) -> list[dict[
         return []
     parameters = _hoist(method.parameters, f"{name}.arguments", schemas)
     return [
-        {"name": value, "in": "query", "description": "Only with a body of raw bytes", "schema": schema}
-        for value, schema in parameters.get("properties", {}).items()
-        if value != method.raw_parameter
+        {"name": parameter, "in": "query", "description": "Only with a body of raw bytes", "schema": schema}
+        for parameter, schema in parameters.get("properties", {}).items()
+        if parameter != method.raw_parameter
     ]
 
 

@@ -152,7 +152,7 @@ class Invoke:
                 await send_result(send, response_format, reply.content_type, result, headers)
             else:
                 await send_problem(send, response_format, problems.from_outcome(reply.kind, reply.error), headers)
-        finally:  # count after the response, to not delay it
+        finally:  # counted after the response, so that it is not delayed
             self._calls.telemetry.of(call.target.name).ended(reply, duration_s)
 
     async def _send_stored(
