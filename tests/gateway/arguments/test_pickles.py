@@ -1,4 +1,4 @@
-"""Pickled arguments run code in a worker: whose calls may have them, and on which of the ways in."""
+"""Pickled arguments run code in a worker: which keys may send them, for each kind of call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PICKLED = values.encode_call((), {"texts": [len, print]}, may_pickle=True)
         (media.PICKLED, True, ("invoke:*",), 403, "forbidden"),
         (media.PICKLED, True, ("invoke:*", "deploy", "hi"), 403, "forbidden"),
         ("Application/VND.gpufn.PICKLE ; a=b", True, ("invoke:*",), 403, "forbidden"),
-        (media.PICKLED, True, ("pickle",), 403, "forbidden"),  # it may call nothing
+        (media.PICKLED, True, ("pickle",), 403, "forbidden"),  # this key may call no function
         (media.PICKLED, True, ("invoke:embed", "pickle"), 200, None),
         (media.PICKLED, True, ("admin",), 200, None),
         (media.NATIVE, False, ("invoke:*",), 200, None),
@@ -65,7 +65,7 @@ def _requests(function: str, content_type: str, letter: str) -> list[tuple[str, 
 
 
 async def test_what_is_stored_needs_them_as_well(nats: Any, make: Any) -> None:
-    """A dead letter of a call that was allowed is not replayed by a key that may not make the call."""
+    """A key that may not make a call may not replay its dead letter either."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("pickles", pickle=True), DIGEST)
         typed = {"content-type": media.PICKLED}
