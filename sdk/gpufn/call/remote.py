@@ -20,8 +20,8 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.submitted_call import Call
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTarget
-from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, spread
-from gpufn.declare.did_you_mean import OF_FUNCTIONS, not_there
+from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, unpack_arguments
+from gpufn.declare.did_you_mean import FUNCTION_HINTS, attribute_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_core.spec.priority import Priority, priority_of
@@ -160,7 +160,7 @@ class Remote(Generic[P, R, V]):
 
     def encoded(self, arguments: Iterable[Any]) -> bytes:
         """One item of a map."""
-        return self._encode(spread(arguments), {})[1]
+        return self._encode(unpack_arguments(arguments), {})[1]
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
@@ -170,7 +170,7 @@ class Remote(Generic[P, R, V]):
     if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise not_there(self, name, OF_FUNCTIONS)
+            raise attribute_error(self, name, FUNCTION_HINTS)
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.Signature:
         """Raises TypeError for a wrong call, as plain Python does."""
@@ -283,7 +283,7 @@ class AsyncRemote(Generic[P, R, V]):
     ) -> AsyncMap[V]:
         from gpufn.maps import map as _map  # noqa: PLC0415
 
-        check_iterables("starmap", (arguments,), or_async=True)
+        check_iterables("starmap", (arguments,), allow_async=True)
         self._remote.check_no_timeout()
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 

@@ -8,7 +8,7 @@ from gpufn.call import transport
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
 from gpufn.declare.argument_checks import check_seconds
-from gpufn.declare.did_you_mean import OF_CALLS, not_there
+from gpufn.declare.did_you_mean import CALL_HINTS, attribute_error
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import names_invocation
@@ -65,7 +65,7 @@ class Call(Generic[V]):
     if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise not_there(self, name, OF_CALLS)
+            raise attribute_error(self, name, CALL_HINTS)
 
     def __repr__(self) -> str:
         return f"Call({self.id!r})"

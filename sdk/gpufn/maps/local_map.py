@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gpufn.call.cancellable_wait import Wait
 from gpufn.call.threads import Caught, caught
-from gpufn.declare.argument_checks import spread
+from gpufn.declare.argument_checks import unpack_arguments
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def results(
 
     try:
         for args in arguments:
-            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *spread(args)))
+            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *unpack_arguments(args)))
             while pending and (len(pending) >= window or _has_one(pending, ordered)):
                 yield next_one()
         while pending:
@@ -77,7 +77,7 @@ async def results_async(
 
     try:
         async for args in each(arguments):
-            pending.append(asyncio.ensure_future(_caught(call(*spread(args)))))
+            pending.append(asyncio.ensure_future(_caught(call(*unpack_arguments(args)))))
             while pending and (len(pending) >= window or _has_one(pending, ordered)):
                 yield await next_one()
         while pending:

@@ -96,15 +96,18 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"gpu": "L4", "trust_domain": "Team A"}, "trust_domain='Team A': use a to z, 0 to 9 and hyphens"),
         ({"image": "x"}, "image is an Image, such as Image.python('3.12').pip_install('torch'), not 'x'"),
         ({"egress": 1}, "egress is True or False, not 1"),
-        ({"secrets": ["T"]}, "does not have secrets yet; use env=... for what is not secret"),
+        ({"secrets": ["T"]}, "does not support secrets yet; use env=... for values that are not secret"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
         ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
         ({"gpu": "H100:two"}, "gpu: 'H100:two' is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'"),
-        ({"gpu": ["H100:2", "L4"]}, "a worker has the same number of GPUs wherever it runs; write it at each name"),
+        (
+            {"gpu": ["H100:2", "L4"]},
+            "a worker has the same number of GPUs on every node; write the same number after each name",
+        ),
         ({"gpu": []}, "gpu is None, 'any', a name such as 'L4', or a list of names, not []"),
         ({"gpu": 1}, "gpu is None"),
-        ({"gpu": "cpu"}, "gpu='cpu' is no GPU"),
+        ({"gpu": "cpu"}, "gpu='cpu' is not a GPU"),
         ({"memory": "lots"}, "memory: 'lots' is not a memory size"),
         ({"memory": 512}, "memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'"),
         (
@@ -116,7 +119,7 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"min_workers": 5}, "min_workers=5 is more than max_workers=4"),
         ({"batch": 8}, "batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not 8"),
         ({"retries": "many"}, "retries is a number or a Retry"),
-        ({"env": {"A": 1}}, "env: names and values are text, not 'A': int"),
+        ({"env": {"A": 1}}, "env: names and values are strings, not 'A': int"),
         ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
         ({"name": "models"}, "'models' is a word of the protocols that the gateway speaks: choose another name"),
         ({"name": "No Good"}, "'No Good' is not a function name"),
@@ -177,7 +180,7 @@ def test_a_class_offers_its_marked_methods_and_those_of_its_bases() -> None:
 
     spec = Embedder.spec()  # type: ignore[attr-defined]
     assert spec.is_class
-    assert [found.name for found in spec.methods] == ["first", "second"]
+    assert [each.name for each in spec.methods] == ["first", "second"]
 
 
 def _with_star(*rest: int) -> int:
@@ -224,17 +227,20 @@ class _MethodWithAnAttributeOfOurs:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (_with_star, "*rest has no names that a caller could use"),
+        (_with_star, "*rest cannot be passed by name"),
         (_positional, "x is positional only"),
-        (_NeedsArguments, "a worker makes it without arguments: give size of __init__ a default"),
+        (_NeedsArguments, "a worker creates the instance without arguments: give size of __init__ a default"),
         (_NothingToCall, "there is nothing to call; a class needs at least one @method"),
-        (_EnterTakesMore, "@enter load takes self only"),
+        (_EnterTakesMore, "@enter load takes no parameter but self"),
         (
             _MethodWithANameOfOurs,
-            "_MethodWithANameOfOurs.name is not the @method but gpufn's own: give it another name",
+            "_MethodWithANameOfOurs.name is an attribute of gpufn: give the @method another name",
         ),
-        (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is not the @method but gpufn's own"),
-        (_CallableItself, "_CallableItself: callers use a @method's name: give __call__ one without underscores"),
+        (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is an attribute of gpufn"),
+        (
+            _CallableItself,
+            "_CallableItself: callers use the name of a @method: give __call__ a name without double underscores",
+        ),
         (_NothingToCall.load, "put @gpu_function on the class and @method on the method"),
         (3, "@gpu_function takes a function or a class, not 3"),
     ],
@@ -292,7 +298,7 @@ def test_a_function_is_decorated_once() -> None:
     @gpu_function
     def twice() -> None: ...
 
-    with pytest.raises(InvalidSpec, match="twice is a @gpu_function already"):
+    with pytest.raises(InvalidSpec, match="twice is already a @gpu_function"):
         gpu_function(twice)
 
 
@@ -305,6 +311,6 @@ def test_the_signature_shows_every_option_with_the_default_that_counts() -> None
 
 
 def test_a_lambda_is_asked_for_a_name() -> None:
-    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or give"):
+    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or set"):
         gpu_function(lambda x: x)
     assert gpu_function(name="doubled")(lambda x: 2 * x).name == "doubled"

@@ -96,7 +96,7 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda: plus.remote(1, c=2),  # type: ignore[call-arg]
@@ -106,10 +106,10 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
         (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
     ],
 )
-def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], said: str) -> None:
+def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], message: str) -> None:
     with run_locally(), pytest.raises(TypeError) as raised:
         list(call())
-    assert str(raised.value) == said
+    assert str(raised.value) == message
 
 
 def test_an_exception_shows_the_remote_traceback() -> None:
@@ -130,19 +130,19 @@ def test_items_stream_as_they_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "message"),
     [
         (
             lambda: plus.local(1),  # type: ignore[attr-defined]
-            "'Function' object has no attribute 'local'; a plain call, without .local, runs here",
+            "'Function' object has no attribute 'local'; a plain call, without .local, runs in this process",
         ),
         (
             lambda: Tally.add.delay(1),  # type: ignore[attr-defined]
-            "'Method' object has no attribute 'delay'; spawn(...) submits it",
+            "'Method' object has no attribute 'delay'; spawn(...) submits a call",
         ),
         (
             lambda: Call("x").get(),  # type: ignore[attr-defined]
-            "'Call' object has no attribute 'get'; result(timeout=...) waits for it",
+            "'Call' object has no attribute 'get'; result(timeout=...) waits for the result",
         ),
         (
             lambda: plus.remot(1),  # type: ignore[attr-defined]
@@ -150,10 +150,10 @@ def test_items_stream_as_they_are_made() -> None:
         ),
     ],
 )
-def test_words_of_other_sdks_are_answered_with_ours(use: Callable[[], Any], said: str) -> None:
+def test_words_of_other_sdks_are_answered_with_ours(use: Callable[[], Any], message: str) -> None:
     with pytest.raises(AttributeError) as raised:
         use()
-    assert str(raised.value) == said
+    assert str(raised.value) == message
     assert raised.value.obj is not None, "Python suggests what is like it"
 
 
@@ -278,7 +278,7 @@ def test_asyncio_has_the_same_methods() -> None:
 
 
 def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() -> None:
-    """It was closed under the thread that waited for the next item, and the reader got a ValueError instead."""
+    """Regression: closing it while a thread waited for the next item raised ValueError in the reader."""
     asked, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     @gpu_function
@@ -356,7 +356,7 @@ def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
 
 
 def test_arguments_of_the_constructor_do_not_travel() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) was given arguments, which stay here"):
+    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) got arguments that are not sent"):
         Tally(5).add.remote(1)
 
 
@@ -404,15 +404,15 @@ def test_a_class_that_runs_here_may_wait_for_calls_of_classes_in_other_threads(a
         return cast("int", adds.remote())
 
     def run() -> None:
-        found.append(adds.remote())
-        found.append(asyncio.run(in_a_loop()))
+        results.append(adds.remote())
+        results.append(asyncio.run(in_a_loop()))
 
-    found: list[int] = []
+    results: list[int] = []
     with run_locally():
         thread = threading.Thread(target=run, daemon=True)  # when they wait for each other, they do so for ever
         thread.start()
         thread.join(30)
-        assert found == [12, 12]
+        assert results == [12, 12]
 
 
 def test_a_class_can_be_extended() -> None:
@@ -527,7 +527,7 @@ def test_aio_is_no_call_and_says_what_is() -> None:
 
 
 class Recorder(LocalTransport):
-    """Runs calls here, and notes the class of each, and its time."""
+    """Runs calls in this process and records the priority and the timeout of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -578,11 +578,11 @@ def test_a_call_says_its_timeout_if_it_is_given_one(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "said"),
+    ("timeout", "message"),
     [(0, "above 0, not 0"), (-1.5, "above 0, not -1.5"), ("2s", "a number of seconds, not '2s'"), (True, "not True")],
 )
-def test_a_timeout_is_a_number_of_seconds(timeout: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         plus.options(timeout=timeout)
 
 
@@ -614,8 +614,8 @@ def test_options_keep_all_else_of_a_function() -> None:
 
 @pytest.mark.parametrize("map_of", [plus.map, plus.starmap, plus.aio.map, plus.aio.starmap])
 def test_an_argument_that_is_no_option_of_a_map_is_told_where_arguments_go(map_of: Callable[..., Any]) -> None:
-    said = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
-    with run_locally(), pytest.raises(TypeError, match=said):
+    message = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
+    with run_locally(), pytest.raises(TypeError, match=message):
         map_of([1, 2], b=5)
 
 
@@ -632,8 +632,8 @@ def test_a_class_is_no_call_and_names_those_that_are() -> None:
 
     for owner in (Model, Model()):
         for name in ("remote", "spawn", "aio"):
-            told = rf"Model is a class: call a method of it, as in Model\.predict\.{name}"
-            with pytest.raises(AttributeError, match=told):
+            message = rf"Model is a class: call one of its methods, as Model\.predict\.{name}"
+            with pytest.raises(AttributeError, match=message):
                 getattr(owner, name)
     assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
     with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
@@ -641,7 +641,7 @@ def test_a_class_is_no_call_and_names_those_that_are() -> None:
 
 
 class Thing:
-    """Of a class without a form of its own."""
+    """A class without a form of its own: its instances need a pickle."""
 
 
 @dataclasses.dataclass
@@ -696,7 +696,7 @@ def applied(function: Callable[[int], int], x: int) -> int:
 
 
 def test_a_function_known_by_name_takes_pickled_arguments_where_the_caller_says_so() -> None:
-    """Such a handle does not know the option of the function: every argument without a form was refused."""
+    """Regression: the handle does not know the option of the function, and refused every argument without a form."""
     with run_locally():
         assert Function.from_name("applied", pickle=True).remote(lambda x: x + 1, 2) == 3
         assert Function.from_name("applied", pickle=True).options(timeout=5).remote(lambda x: x + 1, 2) == 3

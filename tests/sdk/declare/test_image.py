@@ -1,4 +1,4 @@
-"""What may be asked of an image, and how it reaches the nodes."""
+"""The options of an image, and how an image reaches the nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain(x: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "message"),
     [
         ({}, "give the version of Python or the name of a base image, and not both"),
         ({"python": "3.12", "base": "debian"}, "and not both"),
@@ -51,27 +51,27 @@ def plain(x: int) -> int:
         ({"python": "3.12", "lock": "x"}, "'x' is not a digest"),
     ],
 )
-def test_what_no_image_can_be_made_of_is_refused(spec: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidSpec, match=why):
+def test_what_no_image_can_be_made_of_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
         ImageSpec(**spec)
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "why"),
+    ("method", "arguments", "message"),
     [
-        ("python", (3.12,), "image: the version of Python is text, such as '3.12', not 3.12"),
-        ("from_name", (None,), "image: the name of a base image is text, not None"),
+        ("python", (3.12,), "image: the version of Python is a string, such as '3.12', not 3.12"),
+        ("from_name", (None,), "image: the name of a base image is a string, not None"),
         ("from_name", ("",), "image: '' is not the name of an image"),
-        ("pip_install", (["a", "b"],), "one by one, such as pip_install('torch', 'numpy'), not ['a', 'b']"),
-        ("apt_install", (("a",),), "one by one, such as apt_install('git', 'curl'), not ('a',)"),
-        ("pip_lock", (["a"],), "image: a file's name is text, not ['a']"),
-        ("add_file", ("a", 5), "image: a file's name is text, not 5"),
+        ("pip_install", (["a", "b"],), "an argument of its own, as in pip_install('torch', 'numpy'), not ['a', 'b']"),
+        ("apt_install", (("a",),), "an argument of its own, as in apt_install('git', 'curl'), not ('a',)"),
+        ("pip_lock", (["a"],), "image: the name of a file is a string, not ['a']"),
+        ("add_file", ("a", 5), "image: the name of a file is a string, not 5"),
     ],
 )
-def test_what_is_no_text_is_told_where_it_is_written(method: str, given: tuple[Any, ...], why: str) -> None:
+def test_what_is_no_text_is_told_where_it_is_written(method: str, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidSpec) as raised:
-        getattr(Image.python("3.12"), method)(*given)
-    assert why in raised.value.message
+        getattr(Image.python("3.12"), method)(*arguments)
+    assert message in raised.value.message
 
 
 def test_files_are_named_by_paths_as_well() -> None:
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there_is_named_at_deploy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", ["/tmp/names.txt", "/gpufn/worker/names.txt", "/dev/shm/x", "/proc/x", "/sys/x"])
 def test_a_file_where_its_workers_would_not_see_it_is_refused(there: str, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("x")
-    with pytest.raises(InvalidSpec, match=f"no worker would see {there}"):
+    with pytest.raises(InvalidSpec, match=f"a mount hides {there} from workers"):
         prepare(Image.python("3.12").add_file("names.txt", there), tmp_path)
     for seen in ("/tmpl/names.txt", "/opt/tmp/names.txt"):
         assert prepare(Image.python("3.12").add_file("names.txt", seen), tmp_path).spec.files[0].path == seen

@@ -1,4 +1,4 @@
-"""`Model`: what it refuses, which files go along, and a function that has one called here."""
+"""`Model`: the options it refuses, the files it uploads, and local calls of a function with a model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
     ("options", "message"),
     [
         ({"path": "net.pt"}, "'net.pt' is not an ONNX file (.onnx); `gpufn build app.py:make_model` exports"),
-        ({"path": 3}, "path is the path of a file, not 3"),
+        ({"path": 3}, "path is a file path, not 3"),
         ({"precision": "fp8"}, "precision is fp32, tf32, fp16, bf16 or int8, not 'fp8'"),
         ({"precision": "int8"}, "model: precision int8 is calibrated on samples: give samples="),
         ({"max_batch": 0}, "model: max_batch is a number from 1 to 65536, not 0"),
-        ({"max_batch": 1.5}, "max_batch is a whole number, not 1.5"),
+        ({"max_batch": 1.5}, "max_batch is an integer, not 1.5"),
         ({"shapes": [1, 3]}, 'shapes is a dict of inputs and shapes, such as {"x": (1, 3, 224, 224)}, not [1, 3]'),
         (
             {"shapes": {"x": ((1, 3), (2, 3))}},
-            "shapes['x'] is one shape, or three: the least, the usual and the largest",
+            "shapes['x'] is one shape, or three: the smallest, the usual and the largest",
         ),
         ({"shapes": {"x": ((4, 3), (2, 3), (8, 3))}}, "shapes['x']: a shape range is min <= opt <= max"),
         ({"shapes": {"x": ((1,), (2, 3), (8, 3))}}, "shapes['x']: min (1,), opt (2, 3) and max (8, 3) differ"),
@@ -154,7 +154,7 @@ def _with_models(models: Any) -> Any:
     [
         (
             {"nett": Model("n.onnx")},
-            "_with_models.<locals>.work: models: it has no parameter nett to",
+            "_with_models.<locals>.work: models: the function has no parameter nett to",
         ),
         ({"net": "n.onnx"}, """models: write {"net": Model("net.onnx")}, not 'net': 'n.onnx'"""),
         ([Model("n.onnx")], 'models is a dict of parameters and Models, such as {"net": Model("net.onnx")}, not ['),
@@ -167,7 +167,7 @@ def test_models_that_nothing_receives_are_refused(models: Any, message: str) -> 
 
 
 def test_a_class_cannot_receive_a_model_as_a_method() -> None:
-    with pytest.raises(InvalidSpec, match="models: run is a @method; a class receives a model as an attribute"):
+    with pytest.raises(InvalidSpec, match="models: run is a @method; a model is an attribute of the class"):
 
         @gpu_function(models={"run": Model("n.onnx")})
         class Runs:

@@ -1,4 +1,4 @@
-"""Hints that are no texts, which Python 3.14 reads when it is asked for them: names in them need not be there."""
+"""Hints that are not strings, which Python 3.14 evaluates lazily: they may use names that do not exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Later:
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    """Of a module that holds SOURCE."""
+    """Return the namespace of a module with SOURCE."""
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(SOURCE, "app.py", "exec", dont_inherit=True), names)
     return names
