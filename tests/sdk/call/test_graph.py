@@ -107,7 +107,7 @@ def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted(
         calls = [increased.spawn(1), breaks.spawn("no"), increased.spawn(3)]
         assert gather(calls[0], calls[2]) == [1, 3]
         assert gather() == []
-        with pytest.raises(InvalidInput, match=r"waits for what \.spawn"):
+        with pytest.raises(InvalidInput, match=r"takes the calls that \.spawn"):
             gather(1)  # type: ignore[arg-type]
         with pytest.raises(FunctionRaised, match="no"):
             gather(*calls)
@@ -121,7 +121,7 @@ def test_gather_gives_results_that_are_nothing() -> None:
 
 
 class _NeverEnds(LocalTransport):
-    """No call ends; `timeouts` has how long each was waited for."""
+    """A transport whose calls never end. `timeouts` has the timeout of each wait."""
 
     def __init__(self) -> None:
         super().__init__()

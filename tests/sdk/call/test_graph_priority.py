@@ -1,4 +1,4 @@
-"""The order of a graph's steps, as tables; and played through with few slots."""
+"""The order of a graph's steps: tables, and simulations with few slots."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nothing_is_taken_before_what_it_needs_has_ended_and_equals_in_their_ord
 
 
 def _play(order: Order, costs: Sequence[float], slots: int) -> float:
-    """How long the graph takes with so many slots."""
+    """Return how long the graph takes with this number of slots."""
     now, running = 0.0, list[tuple[float, int]]()
     while True:
         while len(running) < slots and (step := order.take()) is not None:

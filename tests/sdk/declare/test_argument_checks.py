@@ -106,9 +106,9 @@ def test_only_a_map_of_asyncio_takes_asynchronous_tuples() -> None:
         (lambda: gather(pair.spawn(1), timeout=cast("Any", "3")), "timeout is a number of seconds, not '3'"),
         (lambda: pair.options(priority=3), "a call's priority is hi, normal or low, not 3"),
         (lambda: pair.options(priority="low")(1),
-         "<Function given-pair>.options(priority='low') is no call: use .remote(...)"),
+         "<Function given-pair>.options(priority='low') is not callable: use .remote(...)"),
         (lambda: Graph().run(cast("Any", "3")), "window is an integer, not '3'"),
-        (lambda: Graph().call(pair, 1).taking(cast("Any", "3")), "a step's cost is a number from 0 on, not '3'"),
+        (lambda: Graph().call(pair, 1).taking(cast("Any", "3")), "a step's cost is a number of at least 0, not '3'"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_refused_where_it_is_given(call: Callable[[], Any], message: str) -> None:
@@ -120,13 +120,13 @@ def test_gather_says_that_calls_are_given_one_by_one() -> None:
     calls = [pair.spawn(1)]
     for wrong in (calls, (call for call in calls)):
         message = _error_of(functools.partial(gather, cast("Any", wrong)))
-        assert message.endswith("; give them one by one, as in gather(*calls)")
+        assert message.endswith("; pass each call as an argument, as in gather(*calls)")
 
 
 @pytest.mark.parametrize("wrong", ["pair", len, pair.remote, Tally, 3])
 def test_a_step_is_of_a_function_that_has_not_been_called(wrong: Any) -> None:
     assert _error_of(lambda: Graph().call(wrong, 1)).startswith(
-        "a step is a @gpu_function, or a @method of one, and its arguments, as in graph.call(f, 1), not "
+        "graph.call takes a @gpu_function or a @method, and its arguments, as in graph.call(f, 1), not "
     )
 
 

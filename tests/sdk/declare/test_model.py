@@ -272,7 +272,7 @@ def test_a_session_names_the_inputs_that_it_was_not_given(tmp_path: Path) -> Non
         ((), {}, "x: missing; the model takes x"),
         ((1,), {"q": 2}, "q: the model has no such input; it takes x"),
         ((1,), {"x": 2}, "x: given twice; it takes x"),
-        ((1, 2), {}, "2 arrays; the model takes x"),
+        ((1, 2), {}, "got 2 arrays; the model takes x"),
     ]:
         with pytest.raises(InvalidInput, match=message):
             session(*arrays, **named)

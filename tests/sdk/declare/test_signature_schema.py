@@ -16,7 +16,7 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec
 
 if TYPE_CHECKING:
-    from somewhere import Unknown  # type: ignore[import-not-spec]
+    from somewhere import Unknown  # type: ignore[import-not-found]
 
 
 class Box(msgspec.Struct):
