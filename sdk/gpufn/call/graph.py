@@ -115,7 +115,7 @@ class Step(Generic[V]):
 
 
 class Graph:
-    """Calls that need each other's results. Each is made as soon as possible; the longest chains go first.
+    """Calls that need each other's results. A call starts when its inputs are ready; the longest chains go first.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally

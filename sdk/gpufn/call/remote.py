@@ -80,7 +80,7 @@ class Remote(Generic[P, R, V]):
 
         A call that has not ended after `timeout` seconds is stopped, and raises InvocationExpired if it had not
         started, else InvocationTimedOut. The items of a map always have the function's own timeout. Without `priority`,
-        calls have the function's own. With `trust_results`, results may be pickles, which run code that the function
+        calls have that of the function. With `trust_results`, results may be pickles, which run code that the function
         chose, and instances of any class that is loaded in this process. Raises InvalidInput.
         """
         check_positive_seconds("timeout", timeout)
@@ -117,7 +117,7 @@ class Remote(Generic[P, R, V]):
     @overload  # a generator function whose return hint is another type, such as Iterable[int]
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-        """Yield the items of a generator as it yields them. Closing the iterator cancels the call."""
+        """Yield the items of a generator as they are produced. Closing the iterator cancels the call."""
         if self._kind is not None and not self._kind.streams:
             raise InvalidInput(f"{self!r} is not a generator: use .remote(...)")
         return self._items(*self._encode(args, kwargs))
@@ -127,8 +127,8 @@ class Remote(Generic[P, R, V]):
 
         The failure of an item is raised at its turn, or with `return_exceptions=True` takes the place of its result. At
         most `window` items (10,000) are sent ahead of the results that were read, so the iterables may be endless.
-        `progress=True` shows a progress bar. With the `id` of a map, its accepted items are skipped and the others
-        sent; results start `after` a cursor.
+        `progress=True` shows a progress bar. The `id` of an earlier map continues it: items that it accepted are not
+        sent again, and results start `after` a cursor.
         """
         from gpufn.maps import map as _map  # noqa: PLC0415
 
@@ -162,7 +162,7 @@ class Remote(Generic[P, R, V]):
         """Return the function, method and priority that its maps call."""
         return MapTarget(self._function_name, self._method_name, self._priority)
 
-    def encoded(self, arguments: Iterable[Any]) -> bytes:
+    def encode_item(self, arguments: Iterable[Any]) -> bytes:
         """Return the encoded arguments of one item of a map."""
         return self._encode(unpack_arguments(arguments), {})[1]
 

@@ -86,7 +86,7 @@ class PlainOptions(TypedDict, total=False):
     ]
     vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` requires it']
     sm: Annotated[
-        int | None, 'with `share="mps"`: the percentage of the multiprocessors that a worker may use; not reserved'
+        int | None, 'with `share="mps"`: the maximum percentage of the multiprocessors for one worker, not reserved'
     ]
     trust_domain: Annotated[str | None, "functions share a GPU only if they name the same trust domain"]
     cpu: Annotated[float, "CPU cores of one worker: a share of time, not dedicated cores"]

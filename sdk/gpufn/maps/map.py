@@ -165,7 +165,7 @@ class Mapped(Protocol):
 
     def target(self) -> MapTarget: ...
 
-    def encoded(self, arguments: Iterable[Any]) -> bytes:
+    def encode_item(self, arguments: Iterable[Any]) -> bytes:
         """Return one encoded item. Raises TypeError if it does not fit the signature."""
         ...
 
@@ -184,7 +184,7 @@ def begin(
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         platform_map = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
-        platform_map.begin(target, arguments, mapped.encoded, total=total)
+        platform_map.begin(target, arguments, mapped.encode_item, total=total)
         results = platform_map.results()
     else:
         results = local_map.results(call, arguments, name=target.function, **_local_options(options))
@@ -224,10 +224,12 @@ async def _platform_results(
 
     sending = None
     if isinstance(arguments, AsyncIterable):
-        await in_thread(platform_map.begin, mapped.target(), None, mapped.encoded)
-        sending = asyncio.ensure_future(platform_map.offer(arguments, mapped.encoded))
+        await in_thread(platform_map.begin, mapped.target(), None, mapped.encode_item)
+        sending = asyncio.ensure_future(platform_map.offer(arguments, mapped.encode_item))
     else:
-        await in_thread(functools.partial(platform_map.begin, mapped.target(), arguments, mapped.encoded, total=total))
+        await in_thread(
+            functools.partial(platform_map.begin, mapped.target(), arguments, mapped.encode_item, total=total)
+        )
     try:
         async for result in platform_map.results_async():
             yield result

@@ -28,7 +28,7 @@ def client(listener: socket.socket) -> Iterator[Client]:
         yield client
 
 
-def test_what_waits_is_woken_and_what_would_wait_later_too_and_nothing_after_its_end() -> None:
+def test_current_and_later_waits_are_woken_and_ended_waits_are_not() -> None:
     woken: list[str] = []
 
     def waits() -> None:
@@ -43,7 +43,7 @@ def test_what_waits_is_woken_and_what_would_wait_later_too_and_nothing_after_its
     assert woken == ["as it waits", "later"]
 
 
-def test_who_leaves_a_call_over_http_shuts_its_connection(listener: socket.socket, client: Client) -> None:
+def test_cancelling_a_call_over_http_shuts_its_connection(listener: socket.socket, client: Client) -> None:
     scope, raised = CancelScope(), []
 
     def call() -> None:
@@ -65,7 +65,7 @@ def test_who_leaves_a_call_over_http_shuts_its_connection(listener: socket.socke
     assert [type(error).__name__ for error in raised] == ["GatewayUnavailable"]
 
 
-def test_a_call_that_was_left_before_it_began_is_not_sent(listener: socket.socket, client: Client) -> None:
+def test_a_call_that_was_cancelled_before_it_began_is_not_sent(listener: socket.socket, client: Client) -> None:
     scope = CancelScope()
     scope.cancel()
     with pytest.raises(GatewayUnavailable):
@@ -76,7 +76,7 @@ def test_a_call_that_was_left_before_it_began_is_not_sent(listener: socket.socke
         assert connection.recv(65_536) == b""
 
 
-def test_who_leaves_when_the_answer_is_there_leaves_the_connection_to_the_next_call(
+def test_cancelling_after_the_answer_keeps_the_connection_for_the_next_call(
     listener: socket.socket, client: Client
 ) -> None:
     def answer() -> None:
@@ -85,9 +85,7 @@ def test_who_leaves_when_the_answer_is_there_leaves_the_connection_to_the_next_c
             connection.settimeout(30)
             for _ in range(2):
                 request = b""
-                while not request.endswith(b"{}") and (
-                    data := connection.recv(65_536)
-                ):  # the request may arrive in parts
+                while not request.endswith(b"{}") and (data := connection.recv(65_536)):  # may come in parts
                     request += data
                 connection.sendall(_ANSWER)
 

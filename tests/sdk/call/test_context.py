@@ -44,7 +44,7 @@ def context(channel: FakeChannel) -> Context:
     return Context("i1", 2, 1e9, channel)
 
 
-def test_progress_is_told_at_once_when_none_was_told_for_a_while(
+def test_progress_is_sent_at_once_after_a_pause(
     context: Context, channel: FakeChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
@@ -55,7 +55,7 @@ def test_progress_is_told_at_once_when_none_was_told_for_a_while(
     assert channel.sent == [(0.25, "step 1"), (0.5, "step 2"), (0.75, "step 3"), (1.0, "step 4")]
 
 
-def test_of_much_progress_at_once_the_first_and_the_latest_are_told(
+def test_frequent_progress_is_reduced_to_the_first_and_the_latest_report(
     context: Context, channel: FakeChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 50.0)
@@ -68,19 +68,19 @@ def test_of_much_progress_at_once_the_first_and_the_latest_are_told(
 
 
 @pytest.mark.parametrize("state", [{"step": 3, "best": (0.5, {1, 2})}, 0, [], "text"])
-def test_the_next_attempt_gets_what_was_checkpointed_last(channel: FakeChannel, state: Any) -> None:
+def test_the_next_attempt_gets_the_last_checkpoint(channel: FakeChannel, state: Any) -> None:
     Context("i1", 1, None, channel).checkpoint("older")
     Context("i1", 1, None, channel).checkpoint(state)
     assert Context("i1", 2, None, channel).restored == state
 
 
-def test_progress_that_is_no_number_says_how_it_is_told(context: Context, channel: FakeChannel) -> None:
+def test_progress_that_is_not_a_number_is_refused(context: Context, channel: FakeChannel) -> None:
     with pytest.raises(InvalidInput, match=r"as in ctx\.progress\(0\.4, 'text'\), not 'half'"):
         context.progress("half")  # type: ignore[arg-type]
     assert channel.sent == []
 
 
-def test_what_was_restored_is_asked_for_once_and_none_is_none(context: Context, channel: FakeChannel) -> None:
+def test_the_checkpoint_is_loaded_once_even_if_there_is_none(context: Context, channel: FakeChannel) -> None:
     assert context.restored is None
     assert (context.restored, channel.loads) == (None, 1)
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_too_large_says_what_to_do(context: Context, channe
     assert channel.stored is stored
 
 
-def test_a_function_that_runs_here_has_a_context_that_keeps_nothing() -> None:
+def test_a_local_function_has_a_context_that_stores_nothing() -> None:
     context = gpufn.current()
     context.progress(0.5)
     context.checkpoint({"step": 1})
@@ -107,6 +107,6 @@ def test_a_function_that_runs_here_has_a_context_that_keeps_nothing() -> None:
     assert repr(context) == "<Context of a local call, attempt 1>"
 
 
-def test_what_is_restored_has_its_python_types(channel: FakeChannel) -> None:
+def test_a_restored_checkpoint_has_its_python_types(channel: FakeChannel) -> None:
     channel.stored = values.encode_result((1, {2}), media.NATIVE)
     assert Context("i1", 2, None, channel).restored == (1, {2})

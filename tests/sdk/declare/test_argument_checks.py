@@ -73,14 +73,14 @@ _PER_ARGUMENT = "map takes an iterable for each argument, as in .map(range(10)),
                               "_Tally.add.remote(...) to run it on the platform"),
     ],
 )  # fmt: skip
-def test_a_call_of_another_shape_is_a_type_error_that_shows_the_right_one(
+def test_a_call_of_the_wrong_shape_raises_a_type_error_with_the_right_shape(
     call: Callable[[], Any], message: str
 ) -> None:
     assert _error_of(call, TypeError) == message
 
 
 @pytest.mark.usefixtures("platform")
-def test_only_a_map_of_asyncio_takes_asynchronous_tuples() -> None:
+def test_only_an_asyncio_map_takes_an_asynchronous_iterable() -> None:
     for begin in (pair.map, pair.starmap, pair.aio.map):
         message = _error_of(functools.partial(begin, _numbers()), TypeError)
         assert message.endswith("; aio.starmap takes an asynchronous iterable of tuples")
@@ -111,12 +111,12 @@ def test_only_a_map_of_asyncio_takes_asynchronous_tuples() -> None:
         (lambda: Graph().call(pair, 1).taking(cast("Any", "3")), "a step's cost is a number of at least 0, not '3'"),
     ],
 )  # fmt: skip
-def test_a_value_of_another_kind_is_refused_where_it_is_given(call: Callable[[], Any], message: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused_at_the_call(call: Callable[[], Any], message: str) -> None:
     assert _error_of(lambda: list(result) if hasattr(result := call(), "__next__") else result) == message
 
 
 @pytest.mark.usefixtures("platform")
-def test_gather_says_that_calls_are_given_one_by_one() -> None:
+def test_gather_refuses_a_list_of_calls() -> None:
     calls = [pair.spawn(1)]
     for wrong in (calls, (call for call in calls)):
         message = _error_of(functools.partial(gather, cast("Any", wrong)))
@@ -124,13 +124,13 @@ def test_gather_says_that_calls_are_given_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["pair", len, pair.remote, Tally, 3])
-def test_a_step_is_of_a_function_that_has_not_been_called(wrong: Any) -> None:
+def test_a_step_takes_a_function_and_not_the_result_of_a_call(wrong: Any) -> None:
     assert _error_of(lambda: Graph().call(wrong, 1)).startswith(
         "graph.call takes a @gpu_function or a @method, and its arguments, as in graph.call(f, 1), not "
     )
 
 
-def test_a_step_that_does_not_fit_its_function_is_refused_where_it_is_written() -> None:
+def test_a_step_that_does_not_fit_its_function_is_refused_when_it_is_added() -> None:
     message = "given-pair: got an unexpected keyword argument 'c'; it takes a, b=1"
     assert _error_of(lambda: Graph().call(pair, 1, c=2), TypeError) == message
 
@@ -164,7 +164,7 @@ def test_a_step_that_does_not_fit_its_function_is_refused_where_it_is_written() 
          "arguments of a schedule are what JSON has words for: Encoding objects of type type is unsupported"),
     ],
 )  # fmt: skip
-def test_a_client_says_what_it_takes_before_it_sends_anything(call: Callable[[Any], Any], message: str) -> None:
+def test_a_client_checks_its_arguments_before_it_sends_a_request(call: Callable[[Any], Any], message: str) -> None:
     with Client("http://127.0.0.1:1") as client:
         assert _error_of(lambda: call(client)) == message
 
@@ -182,12 +182,12 @@ def test_a_list_of_functions_is_deployed_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", [8090, "8090", True])
-def test_an_address_that_is_a_number_is_none(wrong: Any) -> None:
+def test_a_number_is_not_an_address(wrong: Any) -> None:
     message = _error_of(lambda: Client(wrong), GatewayUnavailable)
     assert message == f"{wrong!r} is not an address: write for example http://127.0.0.1:8090"
 
 
-def test_a_key_is_text() -> None:
+def test_a_key_is_a_string() -> None:
     message = "api_key is not a key: it is no text; write it as `gpufn keys create` printed it"
     assert _error_of(lambda: Client(api_key=cast("Any", 3)), Unauthorized) == message
 
@@ -204,5 +204,5 @@ def test_a_key_is_text() -> None:
          "tzinfo=datetime.timezone.utc): write .timestamp()"),
     ],
 )  # fmt: skip
-def test_a_schedule_says_what_it_takes(options: dict[str, Any], message: str) -> None:
+def test_a_schedule_checks_its_arguments(options: dict[str, Any], message: str) -> None:
     assert _error_of(lambda: Schedule(**options), InvalidSpec) == message

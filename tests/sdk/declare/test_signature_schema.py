@@ -39,7 +39,7 @@ def _of(function: Callable[..., Any], batch: Batch | None = None) -> MethodSpec:
     return spec
 
 
-def test_a_path_is_text() -> None:
+def test_the_schema_of_a_path_is_a_string() -> None:
     def f(path: pathlib.Path, others: list[pathlib.PurePath] | None = None) -> pathlib.Path:
         return path
 
@@ -85,8 +85,8 @@ def timed() -> Iterator[None]:
     yield
 
 
-def test_hints_are_read_where_they_were_written_and_not_where_a_decorator_was() -> None:
-    @timed()  # which wraps it in a function of contextlib
+def test_hints_are_resolved_in_the_module_of_the_wrapped_function() -> None:
+    @timed()  # wraps `f` in a function of contextlib
     def f(box: Box) -> Label: ...  # type: ignore[empty-body]
 
     spec = _of(f)
@@ -100,7 +100,7 @@ class Rectangle:
     area: int = dataclasses.field(init=False)
 
 
-def test_a_field_that_a_dataclass_works_out_itself_is_not_required() -> None:
+def test_a_field_that_a_dataclass_computes_is_not_required() -> None:
     def f(many: dict[str, list[Rectangle]]) -> Rectangle: ...  # type: ignore[empty-body]
 
     spec = _of(f)
@@ -129,7 +129,7 @@ class Request:
     modes: list[Modes] | None = None
 
 
-def test_flags_are_numbers_for_they_are_added_up() -> None:
+def test_the_schema_of_flags_is_an_integer() -> None:
     def f(request: Request, access: Access = Access.READ) -> Colour: ...  # type: ignore[empty-body]
 
     spec = _of(f)
@@ -143,7 +143,7 @@ def test_flags_are_numbers_for_they_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("annotation", [np.ndarray, object, Callable[[int], int], "Unknown"])
-def test_what_json_schema_cannot_say_allows_anything(annotation: Any) -> None:
+def test_a_hint_that_json_schema_cannot_express_allows_any_value(annotation: Any) -> None:
     def f(x):  # type: ignore[no-untyped-def]
         return x
 
@@ -151,14 +151,14 @@ def test_what_json_schema_cannot_say_allows_anything(annotation: Any) -> None:
     assert _of(f).parameters["properties"] == {"x": {}}
 
 
-def test_a_name_for_type_checkers_only_does_not_spoil_the_others() -> None:
+def test_a_name_for_type_checkers_only_does_not_break_other_hints() -> None:
     def f(x: Unknown, y: int) -> Unknown: ...
 
     spec = _of(f)
     assert (spec.parameters["properties"], spec.returns) == ({"x": {}, "y": {"type": "integer"}}, {})
 
 
-def test_an_unannotated_parameter_takes_anything() -> None:
+def test_an_unannotated_parameter_takes_any_value() -> None:
     def f(x, y=1):  # type: ignore[no-untyped-def]
         return x
 
@@ -171,7 +171,7 @@ def test_a_default_of_none_allows_null() -> None:
     assert _of(f).parameters["properties"]["x"] == {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
 
 
-def test_a_default_that_cannot_travel_is_left_out() -> None:
+def test_a_default_that_cannot_be_encoded_is_left_out() -> None:
     def f(x: float = float("nan"), y: Any = object(), z: int = 1 << 64) -> None: ...  # noqa: B008
 
     assert _of(f).parameters["properties"] == {"x": {"type": "number"}, "y": {}, "z": {"type": "integer"}}
@@ -225,7 +225,7 @@ def test_raw_bodies_go_to_the_parameter_of_bytes(
     assert _of(function, batch).raw_parameter == name
 
 
-def test_with_batch_one_call_brings_and_gets_an_element() -> None:
+def test_with_batch_one_call_sends_and_receives_an_element() -> None:
     def f(x: list[int], kind: list[Literal["a", "b"]], free) -> list[Box]: ...  # type: ignore[no-untyped-def,empty-body]
 
     spec = _of(f, Batch(4))
@@ -274,7 +274,7 @@ class Scaled:
         self.area = self.width * scale
 
 
-def test_an_enum_of_any_values_is_told_with_them() -> None:
+def test_the_schema_of_an_enum_lists_its_values() -> None:
     def f(pace: Pace, paces: list[Pace] | None = None) -> Pace: ...  # type: ignore[empty-body]
 
     spec = _of(f)
@@ -285,7 +285,7 @@ def test_an_enum_of_any_values_is_told_with_them() -> None:
     assert spec.parameters["$defs"] == spec.returns["$defs"] == {"Pace": {"title": "Pace", "enum": [0.5, 2]}}
 
 
-def test_what_only_the_constructor_of_a_dataclass_takes_is_given_by_its_callers() -> None:
+def test_callers_pass_the_init_vars_of_a_dataclass() -> None:
     def f(scaled: Scaled) -> None: ...
 
     integer = {"type": "integer"}
@@ -311,7 +311,7 @@ class Leg(NamedTuple):
     pace: Pace = Pace.SLOW
 
 
-def test_such_hints_of_fields_are_told_in_their_classes() -> None:
+def test_adapted_hints_of_fields_are_in_the_schema_of_their_class() -> None:
     def f(leg: Leg) -> None: ...
 
     pace = {"$ref": "#/$defs/Pace"}
@@ -331,7 +331,7 @@ def test_such_hints_of_fields_are_told_in_their_classes() -> None:
     }  # fmt: skip
 
 
-def test_a_union_of_classes_is_told_as_any_of_them() -> None:
+def test_the_schema_of_a_union_of_classes_is_any_of() -> None:
     def f(either: Box | Label | Scaled, many: dict[str, Box | Label | None]) -> None: ...
 
     spec = _of(f).parameters

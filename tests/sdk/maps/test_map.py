@@ -70,7 +70,7 @@ def taken(order: InOrder | InArrivalOrder) -> list[int]:
 
 
 @given(st.integers(1, 90))
-def test_records_are_read_however_they_are_cut(size: int) -> None:
+def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
     sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
     alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
     data = alive + b"".join(map(record, sent))
@@ -78,13 +78,13 @@ def test_records_are_read_however_they_are_cut(size: int) -> None:
     assert list(itertools.chain.from_iterable(ends_of(chunks))) == sent
 
 
-def test_a_record_that_is_cut_short_is_a_broken_connection() -> None:
+def test_a_truncated_record_is_a_broken_connection() -> None:
     with pytest.raises(GatewayUnavailable, match="broke off inside a record"):
         list(ends_of([record(ends([0])[0])[:-1]]))
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
-def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Sequence[int], stop: int) -> None:
+def test_outcomes_are_sorted_and_a_cursor_resumes_the_reader(arrival: Sequence[int], stop: int) -> None:
     arrived = ends(arrival)
     first = InOrder(Cursor())
     seen: list[int] = []
@@ -103,7 +103,7 @@ def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Seque
     assert [*seen[: cursor.item], *taken(again)] == list(range(12))
 
 
-def test_early_results_beyond_what_is_kept_are_asked_for_again() -> None:
+def test_early_results_beyond_the_limit_are_requested_again() -> None:
     order = InOrder(Cursor(), max_bytes=100)
     for end in ends([1, 2, 3, 0], body=b"x" * 60):
         order.add(end)
@@ -112,7 +112,7 @@ def test_early_results_beyond_what_is_kept_are_asked_for_again() -> None:
     assert taken == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
 
 
-def test_unordered_ends_come_as_they_do() -> None:
+def test_unordered_outcomes_come_in_arrival_order() -> None:
     order = InArrivalOrder(Cursor())
     for end in ends([2, 0]):
         order.add(end)
@@ -121,7 +121,7 @@ def test_unordered_ends_come_as_they_do() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2", "1.٢"])
-def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
+def test_a_wrong_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
         Cursor.read(text)
 
@@ -173,7 +173,7 @@ def is_over(sent: Sent) -> bool:
     return bool(sent.chunks) and sent.chunks[-1][2]
 
 
-def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> None:
+def test_items_are_sent_in_chunks_of_limited_length_and_the_last_is_marked() -> None:
     sent = Sent()
     items = [b"%d" % number for number in range(2 * CHUNK_ITEMS + 1)]
     start_sender(sent, items)
@@ -185,7 +185,7 @@ def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> Non
     ]
 
 
-def test_a_chunk_takes_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_chunk_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_CHUNK_BYTES", 10)
     sent = Sent()
     start_sender(sent, [b"x" * 6, b"y" * 6, b"z" * 30])
@@ -193,7 +193,7 @@ def test_a_chunk_takes_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert [len(chunk) for _, chunk, _ in sent.chunks][:3] == [1, 1, 1]
 
 
-def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_failure_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
     sent = Sent(QueueFull("full", retry_after_s=0.001), GatewayUnavailable("restarting"))
     start_sender(sent, [b"a"])
@@ -201,7 +201,7 @@ def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
     assert sent.items == [b"a"]
 
 
-def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_without_room_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent(*(RateLimited("5 calls may be queued", retry_after_s=0.0) for _ in range(4)))
     items = [b"%d" % number for number in range(100)]
     start_sender(sent, items)
@@ -219,7 +219,7 @@ def test_a_limit_that_lasts_for_hours_is_raised_and_not_waited_for() -> None:
     assert str(sent.error) == "the key has used its 60 s of today: 0 items of the map were accepted before"
 
 
-def test_a_full_queue_is_waited_for_however_long_its_function_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_is_waited_for_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_MAX_BACKOFF_S", 0.0)
     sent = Sent(QueueFull("full", retry_after_s=7200.0))
     start_sender(sent, [b"a"])
@@ -239,7 +239,7 @@ def test_a_wait_for_a_limit_is_shown_until_it_is_over(monkeypatch: pytest.Monkey
     assert shown == ["waiting 12 s: 5 calls per minute", ""]
 
 
-def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(platform: FakeTransport) -> None:
+def test_a_map_raises_a_limit_that_lasts_longer_than_max_wait(platform: FakeTransport) -> None:
     def send_items(*args: object, **options: object) -> None:
         raise RateLimited("the key has used its 60 s of today", retry_after_s=30.0)
 
@@ -251,7 +251,7 @@ def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(platform: FakeT
         cubed.map(range(100), max_wait="soon")  # type: ignore[arg-type]
 
 
-def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_may_have_been_accepted_is_sent_again_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
     tries: list[list[bytes]] = []
     sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests", retry_after_s=0.0))
@@ -266,7 +266,7 @@ def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch
     assert tries[0] == tries[1] == tries[2]
 
 
-def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_for_who_has_gone(
+def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_after_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
@@ -285,7 +285,7 @@ def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_for_who_has_gone(
     assert (tries, sent.chunks, sent.error) == ([[b"a"], [b"a"]], [], None)
 
 
-def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again() -> None:
+def test_items_in_flight_when_an_earlier_client_was_killed_are_not_sent_again() -> None:
     sent = Sent(Conflict("5 items were accepted: go on with number 5"))
     sent.accepted = 5
     start_sender(sent, [b"%d" % number for number in range(10)], first=3)
@@ -302,7 +302,7 @@ def test_another_clients_items_are_a_conflict() -> None:
     assert isinstance(sent.error, Conflict)
 
 
-def test_what_is_refused_for_good_is_told() -> None:
+def test_a_permanent_failure_is_reported() -> None:
     sent = Sent(UnsupportedMediaType("no"))
     start_sender(sent, [b"a"])
     sent.wait(lambda: sent.error is not None)
@@ -332,7 +332,7 @@ def test_an_item_that_is_too_large_is_named() -> None:
     assert str(sent.error) == "items[3]: The body is larger"
 
 
-def test_an_endless_source_waits_for_its_reader() -> None:
+def test_an_endless_source_is_read_a_window_ahead() -> None:
     sent = Sent()
     numbers = itertools.count()
     source = (b"%d" % number for number in numbers)
@@ -344,7 +344,7 @@ def test_an_endless_source_waits_for_its_reader() -> None:
     item_sender.stop()
 
 
-def test_a_source_that_raises_is_told_and_closes_nothing() -> None:
+def test_a_failure_of_the_source_is_reported_and_does_not_close_the_map() -> None:
     def source() -> Iterator[bytes]:
         yield b"a"
         raise OSError("gone")
@@ -432,18 +432,18 @@ def platform() -> Iterator[FakeTransport]:
     transport.install(None)
 
 
-def test_a_map_gives_results_in_order(platform: FakeTransport) -> None:
+def test_a_map_yields_results_in_order(platform: FakeTransport) -> None:
     with squared.map(range(100)) as results:
         assert list(results) == [x * x for x in range(100)]
 
 
-def test_a_map_of_nothing_at_all_is_refused(platform: FakeTransport) -> None:
+def test_a_map_without_iterables_is_refused(platform: FakeTransport) -> None:
     for begin in (squared.map, squared.aio.map):
         with pytest.raises(TypeError, match=r"map takes an iterable for each argument of squared"):
             begin()
 
 
-def test_what_its_source_raises_a_map_raises(platform: FakeTransport) -> None:
+def test_a_map_raises_the_failure_of_its_source(platform: FakeTransport) -> None:
     def source() -> Iterator[int]:
         yield from range(3)
         raise SystemExit("enough")
@@ -455,14 +455,14 @@ def test_what_its_source_raises_a_map_raises(platform: FakeTransport) -> None:
     assert taken_values == [x * x for x in range(len(taken_values))]
 
 
-def test_a_reader_comes_again_behind_what_it_had(platform: FakeTransport) -> None:
+def test_a_reader_resumes_after_a_broken_connection(platform: FakeTransport) -> None:
     platform.breaks = 3
     assert list(squared.map(range(20))) == [x * x for x in range(20)]
     assert len(platform.cursors) == 4
     assert len(set(platform.cursors)) == 4
 
 
-def test_a_failure_is_its_items_own(platform: FakeTransport) -> None:
+def test_a_failure_belongs_to_its_item(platform: FakeTransport) -> None:
     outcomes = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
     assert isinstance(outcomes[9], FunctionRaised)
     assert isinstance(outcomes[9], ValueError)
@@ -473,7 +473,7 @@ def test_a_failure_is_its_items_own(platform: FakeTransport) -> None:
         list(results)
 
 
-def test_a_map_goes_on_behind_what_was_accepted(platform: FakeTransport) -> None:
+def test_a_map_continues_after_its_accepted_items(platform: FakeTransport) -> None:
     platform.arguments += range(4)
     assert list(squared.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
     assert platform.arguments == list(range(10))
@@ -488,7 +488,7 @@ def test_a_map_goes_on_behind_what_was_accepted(platform: FakeTransport) -> None
         (cubed, range(4), "is of squared: choose another id"),
     ],
 )
-def test_an_id_of_another_map_is_refused_though_it_is_closed(
+def test_the_id_of_another_map_is_refused_even_if_that_map_is_closed(
     platform: FakeTransport, function: Function[..., Any, Any], items: Any, refused: str
 ) -> None:
     platform.arguments += range(4)
@@ -502,7 +502,7 @@ def test_an_id_of_another_map_is_refused_though_it_is_closed(
         assert list(function.map(items, id="0" * 26)) == [0, 1, 4, 9]
 
 
-def test_an_open_map_is_closed_by_who_knows_its_id(platform: FakeTransport) -> None:
+def test_a_reader_of_an_open_map_ends_when_the_map_is_closed(platform: FakeTransport) -> None:
     platform.arguments += range(4)
     results = Map.from_id("0" * 26)
     assert next(results) == 0
@@ -513,7 +513,7 @@ def test_an_open_map_is_closed_by_who_knows_its_id(platform: FakeTransport) -> N
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
+def test_an_outcome_that_arrives_for_a_cancelled_reader_is_not_taken(
     platform: FakeTransport, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
     """Regression: the waiting thread took the outcome, so the cursor was after it. Or, when no more outcomes came, the
@@ -560,7 +560,7 @@ def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
     assert len(platform.cancelled) == 1
 
 
-def test_who_leaves_a_map_can_close_it(platform: FakeTransport) -> None:
+def test_a_map_can_be_closed_after_its_reader_left(platform: FakeTransport) -> None:
     results = squared.map(itertools.count(), window=20)
     assert next(results) == 0
     for value in results:
@@ -575,7 +575,7 @@ def test_who_leaves_a_map_can_close_it(platform: FakeTransport) -> None:
     assert list(rest) == [x * x for x in range(6, len(platform.arguments))]
 
 
-def test_a_few_items_are_calls_by_themselves() -> None:
+def test_a_few_items_are_single_calls() -> None:
     with run_locally() as platform:
         results = squared.map([1, 2], ordered=False)
         assert sorted(results) == [1, 4]
@@ -583,7 +583,7 @@ def test_a_few_items_are_calls_by_themselves() -> None:
     assert len(platform.calls) == 2
 
 
-def test_what_contradicts_itself_is_refused(platform: FakeTransport) -> None:
+def test_contradicting_options_are_refused(platform: FakeTransport) -> None:
     for options, text in (
         ({"window": 0}, "window"),
         ({"id": "x"}, "id"),
@@ -595,7 +595,7 @@ def test_what_contradicts_itself_is_refused(platform: FakeTransport) -> None:
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_a_bar_changes_no_result(
+def test_a_progress_bar_does_not_change_the_results(
     platform: FakeTransport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_rich: bool
 ) -> None:
     if not has_rich:
@@ -622,7 +622,7 @@ def test_asyncio_has_the_same_map(platform: FakeTransport) -> None:
     assert asyncio.run(main()) == [x * x for x in range(30)]
 
 
-def test_where_nothing_is_kept_an_id_is_refused() -> None:
+def test_an_id_is_refused_without_a_gateway() -> None:
     with run_locally():
         with pytest.raises(InvalidInput, match="has an id"):
             squared.map(range(100), id="0" * 26)
@@ -630,7 +630,7 @@ def test_where_nothing_is_kept_an_id_is_refused() -> None:
             Map.from_id("0" * 26)
 
 
-def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_stays_unavailable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_RETRY_S", 0.0)
 
     def read(_: str) -> Iterator[list[End]]:
@@ -642,7 +642,7 @@ def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPat
         outcome_reader.take()
 
 
-def test_a_result_that_is_fetched_by_itself_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: a large result became a failure of its item when the gateway was restarting."""
     away: list[Exception] = [GatewayUnavailable("restarting"), BusUnavailable("electing")]
 
@@ -661,7 +661,7 @@ def test_a_result_that_is_fetched_by_itself_waits_for_the_gateway_too(monkeypatc
         platform_map.raised(end)
 
 
-def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_MAX_ENDS", 10)
     read_items: list[int] = []
 
