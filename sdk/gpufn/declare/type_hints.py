@@ -1,7 +1,7 @@
 """Resolution of type hints, which are strings under `from __future__ import annotations`. Pure.
 
 Each hint is resolved on its own, so that a name that only type checkers know does not break the others. Python 3.14
-evaluates all hints of a function together, at the first access. So this module reads them unevaluated.
+evaluates all hints of a function together, at the first access. So this module reads them as forward references.
 """
 
 from __future__ import annotations

@@ -207,7 +207,9 @@ class ItemSender:
         accepted, is_open = self._get_accepted()
         already_accepted = accepted - first
         if is_open and not 0 < already_accepted <= len(items):
-            raise Conflict(f"{accepted:,} items of this map were accepted, but not all of them from this source")
+            raise Conflict(
+                f"{accepted:,} items of this map were accepted, which does not match item {first:,} of this source"
+            )
         if is_open:
             self._put_back(items[already_accepted:])
         return accepted, not is_open
