@@ -148,7 +148,12 @@ class Gateway:
     """The application and its parts."""
 
     def __init__(
-        self, clock: ManualClock, *, loopback: bool = True, shared_bodies: GatewaySharedBodies | None = None
+        self,
+        clock: ManualClock,
+        *,
+        loopback: bool = True,
+        shared_bodies: GatewaySharedBodies | None = None,
+        limit_bytes: int = CALL_LIMIT,
     ) -> None:
         self.clock = clock
         self.bus = StubBus()
@@ -160,7 +165,7 @@ class Gateway:
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
-        bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
+        bodies = BodyReader(limit_bytes, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, shared_bodies)
         self.calls = Calls(
             bus=self.bus,

@@ -201,7 +201,7 @@ class Calls:
             else:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
-                check_pickles(target, principal)
+                self._check_pickles(target, principal, arguments.body)
             now = self.clock.time()
             call = PreparedCall(
                 principal,
@@ -221,6 +221,15 @@ class Calls:
             return call
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
+            raise
+
+    def _check_pickles(self, target: Target, principal: Principal, body: CallBody) -> None:
+        """Like `check_pickles`, for a body that has been received: a rejected call releases it."""
+        try:
+            check_pickles(target, principal)
+        except GpufnError:
+            if body.shared is not None and self._shared_bodies is not None:
+                self._shared_bodies.discard(body.shared)
             raise
 
     async def _read(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufn_core.encoding import media, values
 from gpufn_core.ids import new_map_id
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.http.body_reader import BodyBudget
+from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
 from tests.gateway.calls.test_priorities import key_of
+from tests.gateway.conftest import Gateway
 from tests.gateway.submitted.test_submitted_calls import die
 from tests.gateway.whole import DIGEST, gateway_on
 
@@ -45,6 +50,18 @@ async def test_pickled_arguments_need_the_functions_option_and_the_keys_scope(
         assert answer.headers["content-type"] == media.PROBLEM
         assert answer.json()["code"] == code
         assert "pickle" in answer.json()["detail"] or "invoke:embed" in answer.json()["detail"]
+
+
+async def test_a_large_pickle_that_is_refused_leaves_nothing_in_memory(clock: Any, make: Any, tmp_path: Path) -> None:
+    shared_bodies = GatewaySharedBodies(tmp_path, "gw-1", budget=BodyBudget(2 * LEAST_BYTES), reaches_all=lambda: True)
+    shared_bodies.open()
+    gateway = Gateway(clock, shared_bodies=shared_bodies, limit_bytes=4 * LEAST_BYTES)
+    gateway.deploy(make.spec("embed"))
+    large = PICKLED + bytes(LEAST_BYTES)
+    for _ in range(3):  # of which the budget holds one
+        answer = await gateway.post("/v1/functions/embed/invoke", large, **{"Content-Type": media.PICKLED})
+        assert answer.status_code == 415
+    assert [path for path in (tmp_path / "gw-1").iterdir() if path.stat().st_size] == []
 
 
 async def test_without_keys_everybody_on_this_machine_may(gateway: Any, make: Any) -> None:
