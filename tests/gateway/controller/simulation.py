@@ -262,7 +262,7 @@ class Sim:
                     self.world.on_assignment(worker, made, self.now)
                     self.starting[worker] = self.now + self.start_s
                 case Drain():
-                    self.world.workers[action.worker].drain_asked = True
+                    self.world.workers[action.worker].drain_requested = True
                     self.draining.add(action.worker)
                     if self.starting.pop(action.worker, None) is not None:
                         self._gone(action.worker)

@@ -218,9 +218,9 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(made))
         await stage.until(lambda: "w" in controller.world.workers)
         for action in (Park("w", 1, 0, "first"), Resume("w", "then"), Park("w", 2, 0, "last")):
-            controller._acts.begin(action, time.monotonic())
+            controller._runner.begin(action, time.monotonic())
         await stage.until(lambda: stage.assignments["w"].desired is Desired.PARK)
-        await controller._acts.finish(10)
+        await controller._runner.finish(10)
         await stage.bus.flush()
         assert (stage.assignments["w"].desired, stage.assignments["w"].park_bytes) == (Desired.PARK, 2)
         assert not controller.world.workers["w"].is_written
@@ -240,8 +240,8 @@ def test_what_a_newer_controller_wrote_stands(late: Park | Drain, nats: Embedded
         newer = msgspec.structs.replace(assignment("w"), epoch=1 << 40, created_at=time.time())
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(newer))
         await stage.until(lambda: "w" in controller.world.workers)
-        controller._acts.begin(late, time.monotonic())
-        await controller._acts.finish(10)
+        controller._runner.begin(late, time.monotonic())
+        await controller._runner.finish(10)
         assert stage.assignments["w"] == newer
         assert controller.world.workers["w"].desired is Desired.RUN
         await stage.gone("w")
@@ -265,8 +265,8 @@ def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
             raise BusUnavailable("no answer came")
 
         monkeypatch.setattr(stage.assigned, "create", store_and_say_nothing)
-        controller._acts.begin(Start("f", 1, "a", assignment("w").share, "for this test"), time.monotonic())
-        await controller._acts.finish(30)
+        controller._runner.begin(Start("f", 1, "a", assignment("w").share, "for this test"), time.monotonic())
+        await controller._runner.finish(30)
         (worker,) = [name for name, one in stage.assignments.items() if one.reason == "for this test"]
         assert worker in controller.world.workers
         await stage.gone(worker)

@@ -52,7 +52,7 @@ def test_the_first_revision_of_a_function_is_checked_too() -> None:
     first.on_revision(("f", 1), _record(1))
     planned = plan(first, 100.0)
     assert [type(action) for action in planned.actions] == [Start]
-    assert planned.statuses["f"].reason == "revision 1 is checked: 1 worker"
+    assert planned.statuses["f"].reason == "checking revision 1: 1 worker"
 
 
 def test_it_has_passed_when_its_worker_is_ready() -> None:

@@ -18,9 +18,9 @@ from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.decide.actions import Action, Decided, Drain, Park, Resume, Start
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.scale_down import Leaving
+from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import Placement, place, returns
+from gpufn_gateway.controller.placement.node_choice import Placement, can_resume, place
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.simulation import GIB, Sim, cpu, function, gpu, node, revision
@@ -134,14 +134,14 @@ def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monk
     for worker, name in (("w1", "f"), ("w2", "g")):
         scene.on_gpu[worker] = 4 * GIB
         scene.add(worker, name, share=DeviceShare("cpu", 0.1, 1 << 20, gpus=("GPU-0",), mode=Share.TIME))
-    drain_parked = Leaving.drain_parked
+    drain_parked = Removals.drain_parked
 
-    def fail_for_f(leaving: Leaving, one: Decided, of: Function) -> None:
+    def fail_for_f(leaving: Removals, one: Decided, of: Function) -> None:
         if of.name == "f":
             raise ArithmeticError
         drain_parked(leaving, one, of)
 
-    monkeypatch.setattr(Leaving, "drain_parked", fail_for_f)
+    monkeypatch.setattr(Removals, "drain_parked", fail_for_f)
     (order,) = scene.after(11)
     assert isinstance(order, Park)
     assert order.worker == "w2"
@@ -215,7 +215,7 @@ def test_a_parked_worker_ends_when_its_time_is_over() -> None:
     assert scene.after(109) == []
     (order,) = scene.after(2)
     assert isinstance(order, Drain)
-    assert order.reason == "parked, and idle for 111 s"
+    assert order.reason == "parked and idle for 111 s"
 
 
 def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
@@ -225,7 +225,7 @@ def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
     scene.world.on_revision(("f", 2), revision("f", 2, PARKS))
     scene.world.on_function("f", function("f", 2))
     orders = scene.after(1)
-    assert [order.reason for order in orders if isinstance(order, Drain)] == ["its revision is replaced"]
+    assert [order.reason for order in orders if isinstance(order, Drain)] == ["its revision was replaced"]
 
 
 def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None:
@@ -250,7 +250,7 @@ def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
     scene.add("v", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it takes 5120 MiB, and a has 4096 MiB for parked workers" in order.reason
+    assert "not parked: it needs 5120 MiB, and a has 4096 MiB for parked workers" in order.reason
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_one_that_fails_on_the_way_is_replaced_and_no_start_has_failed(
     scene.obey(Park("w", GIB, 0, ""))
     scene.event("w", kind, **what)
     view = scene.world.view(("f", 1))
-    assert (scene.state("w"), view.cannot_park, view.circuit.last_error) == (WorkerState.FAILED, why, None)
+    assert (scene.state("w"), view.no_parking_reason, view.circuit.last_error) == (WorkerState.FAILED, why, None)
     scene.world.on_assignment("w", None, scene.now)
     del scene.states["w"]
     assert [type(action) for action in scene.after(1, {"f": 1})] == [Start]
@@ -327,7 +327,7 @@ def test_a_node_without_memory_for_them_parks_nobody() -> None:
     scene.add("w", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it takes 0 MiB, and a has 0 MiB for parked workers" in order.reason
+    assert "not parked: it needs 0 MiB, and a has 0 MiB for parked workers" in order.reason
 
 
 def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
@@ -366,12 +366,14 @@ def test_a_parked_worker_whose_gpu_is_taken_waits_and_another_is_started_where_t
     book = LeaseBook()
     book.grant("other", "a", ON_A_GPU)
     wants, limits = Resources(gpu=("any",)), Limits()
-    assert not returns(wants, ON_A_GPU, report, book.used("a"), limits)
+    assert not can_resume(wants, ON_A_GPU, report, book.used("a"), limits)
     book.release("other")
-    assert returns(wants, ON_A_GPU, report, book.used("a"), limits)
-    assert not returns(wants, ON_A_GPU, other, book.used("b"), limits)
-    assert not returns(wants, msgspec.structs.replace(ON_A_GPU, cores=17.0), report, book.used("a"), limits)
-    assert not returns(wants, msgspec.structs.replace(ON_A_GPU, memory_bytes=9 * GIB), report, book.used("a"), limits)
+    assert can_resume(wants, ON_A_GPU, report, book.used("a"), limits)
+    assert not can_resume(wants, ON_A_GPU, other, book.used("b"), limits)
+    assert not can_resume(wants, msgspec.structs.replace(ON_A_GPU, cores=17.0), report, book.used("a"), limits)
+    assert not can_resume(
+        wants, msgspec.structs.replace(ON_A_GPU, memory_bytes=9 * GIB), report, book.used("a"), limits
+    )
 
 
 def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -> None:
@@ -384,7 +386,7 @@ def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -
     wants = Resources(cpu=0.2, gpu=("any",), memory_bytes=GIB, trust_domain="x")
     found = place(wants, [report], book, limits)
     assert isinstance(found, Placement)
-    assert returns(wants, found.share, report, book.used("a"), limits)
+    assert can_resume(wants, found.share, report, book.used("a"), limits)
 
 
 def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> None:

@@ -78,7 +78,7 @@ def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_r
     started.on_assignment("w", assignment("w", node="b"), 100.0)
     assert plan(started, 109.0).actions == ()
     assert plan(started, 111.0).actions == (Delete("w", "node b is silent"),)
-    started.forgive(111.0)  # it was us who were away
+    started.reset_silence(111.0)  # it was us who were away
     assert plan(started, 112.0).actions == ()
 
 

@@ -27,9 +27,9 @@ def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
     empty = world()
     empty.on_doorbell("f", 100.1)
     empty.on_depths({}, 100.0, 100.2)
-    assert empty.depths.has_rung("f")
+    assert empty.depths.has_wakeup("f")
     empty.on_depths({}, 100.3, 100.4)
-    assert not empty.depths.has_rung("f")
+    assert not empty.depths.has_wakeup("f")
 
 
 def test_calls_that_a_lost_runner_had_are_not_counted_for_ever() -> None:
@@ -124,7 +124,7 @@ def test_a_drained_worker_that_ends_is_no_failure() -> None:
 
 def test_what_was_asked_to_drain_stays_so_while_the_watch_tells_older_news() -> None:
     idle = world(1)
-    idle.workers["w0"].drain_asked = True
+    idle.workers["w0"].drain_requested = True
     idle.on_assignment("w0", assignment("w0"), 100.0)
     assert repr(idle.workers["w0"]) == "<WorkerView w0 draining>"
 
