@@ -160,7 +160,7 @@ async def test_a_model_whose_files_are_not_here_is_refused(nats: Any, problem: A
         answer = await deploy(gateway, model("absent", msgspec.structs.replace(NET, samples=samples)))
         assert problem(answer) == (422, "invalid_spec")
         assert answer.json()["detail"] == (
-            f"the model's file samples.npz (222222222222) is not here: PUT /v1/artifacts/{'2' * 64} first"
+            f"the model's file samples.npz (222222222222) is not uploaded: PUT /v1/artifacts/{'2' * 64} first"
         )
         assert gateway.registry.numbers("absent") == []
 

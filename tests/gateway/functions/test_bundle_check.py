@@ -103,7 +103,7 @@ def test_many_files_may_not_add_up_to_a_bomb(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_digest_must_be_that_of_the_bytes() -> None:
-    with pytest.raises(InvalidBundle, match="damaged on its way"):
+    with pytest.raises(InvalidBundle, match="damaged in transit"):
         check_bundle(zipped([("a", b"")]), "0" * 64)
 
 

@@ -9,7 +9,7 @@ from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision
-from gpufn_gateway.garbage_collection.rules import builds_over, changes, named_blobs, tombstone, unused, users
+from gpufn_gateway.garbage_collection.rules import changes, expired_builds, named_blobs, tombstone, unused, users
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
 DAY = 86_400.0
@@ -179,10 +179,10 @@ def test_builds_go_when_they_are_old_or_many() -> None:
     many = [ended(f"n{each}", NOW - each) for each in range(502)]
     old = ended("old", NOW - 8 * DAY)
     runs = msgspec.structs.replace(build(BuildState.BUILDING), created_at=NOW - 8 * DAY)
-    assert [each.id for each in builds_over([*many, runs], [], NOW)] == ["n500", "n501"]
-    assert [each.id for each in builds_over([old, runs], [], NOW)] == ["old"]
+    assert [each.id for each in expired_builds([*many, runs], [], NOW)] == ["n500", "n501"]
+    assert [each.id for each in expired_builds([old, runs], [], NOW)] == ["old"]
     waits = revision(1, RevisionState.BUILDING, builds=("old",))
-    assert builds_over([old, runs], [waits], NOW) == []
+    assert expired_builds([old, runs], [waits], NOW) == []
 
 
 def test_blobs_are_named_by_revisions_builds_and_engines() -> None:

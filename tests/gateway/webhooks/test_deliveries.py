@@ -192,7 +192,10 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
-        assert f"the webhook to {receiver.url()} was given up after 0.0 hours: it answered 503".encode() in line.payload
+        assert (
+            f"the webhook to {receiver.url()} was given up after 0.0 hours: the receiver answered 503".encode()
+            in line.payload
+        )
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
 
@@ -225,7 +228,7 @@ async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
     def broken(*_: Any) -> bytes:
         raise RuntimeError("what?")
 
-    monkeypatch.setattr(deliveries, "letter", broken)
+    monkeypatch.setattr(deliveries, "encode_payload", broken)
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("broken"), DIGEST)
         record = await submit(gateway, "broken", receiver.url())
