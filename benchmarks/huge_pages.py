@@ -1,9 +1,9 @@
-"""A run of ONNX Runtime on the CPU with its memory in pages of 4 KiB, and in pages of 2 MiB.
+"""A run of ONNX Runtime on the CPU, with memory in 4 KiB pages and in 2 MiB pages.
 
     python benchmarks/huge_pages.py [--seconds 6] [--rounds 16]
 
-Two processes with the same session each, in turns; `--seconds` is for all rounds of one of them. The order changes from
-round to round, and the ratio is the median of the rounds': the machine's speed changes faster than one would like.
+Two processes with the same session run in turns; `--seconds` is the total over all rounds of one process. The order
+alternates between rounds, and the ratio is the median over the rounds, because the machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ def main() -> None:
     options = measure.arguments("Huge pages.", seconds=6.0, rounds=16)
     about = measure.machine()
     rows = []
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for model in _MODELS:
             file = Path(folder) / f"{model}.onnx"
             onnx.save(getattr(networks, model)(), file)
             for count in _ROWS:
-                told, runs = _in_turns(file, count, options.seconds / options.rounds, options.rounds)
+                report, runs = _in_turns(file, count, options.seconds / options.rounds, options.rounds)
                 ratio = statistics.median(huge / small for small, huge in runs)
-                found[f"{model}, {count}"] = {"collapse": told, "ms": runs, "ratio": ratio}
+                results[f"{model}, {count}"] = {"collapse": report, "ms": runs, "ratio": ratio}
                 medians = [f"{statistics.median(column):.2f}" for column in zip(*runs, strict=True)]
-                rows.append([model, count, *medians, f"{ratio:.3f}", f"{told['mib']:.0f}", f"{told['ms']:.0f}"])
+                rows.append([model, count, *medians, f"{ratio:.3f}", f"{report['mib']:.0f}", f"{report['ms']:.0f}"])
     titles = ["model", "rows", *(f"ms, {pages}" for pages in _PAGES), "ratio", "MiB in huge pages", "ms to move them"]
-    measure.write("huge-pages", {"threads": _THREADS, "runs": found}, measure.table(titles, rows), about)
+    measure.write("huge-pages", {"threads": _THREADS, "runs": results}, measure.table(titles, rows), about)
 
 
 def _in_turns(file: Path, rows: int, seconds: float, rounds: int) -> tuple[dict[str, float], list[tuple[float, float]]]:
-    """What the one with huge pages says of them, and by round the median run of both in ms."""
+    """Return the report of the process with huge pages, and by round the median run of both in ms."""
     sessions = [
         subprocess.Popen(
             [sys.executable, __file__, "--session", str(file), str(rows), pages],
@@ -63,18 +63,18 @@ def _in_turns(file: Path, rows: int, seconds: float, rounds: int) -> tuple[dict[
         )
         for pages in _PAGES
     ]  # fmt: skip
-    told = [json.loads(_asked(session, "")) for session in sessions]
-    found = []
+    reports = [json.loads(_request(session, "")) for session in sessions]
+    medians = []
     for number in range(rounds):
         order = (0, 1) if number % 2 else (1, 0)
-        by_pages = {which: float(_asked(sessions[which], str(seconds))) for which in order}
-        found.append((by_pages[0], by_pages[1]))
+        by_pages = {which: float(_request(sessions[which], str(seconds))) for which in order}
+        medians.append((by_pages[0], by_pages[1]))
     for session in sessions:
         session.communicate()
-    return told[1], found
+    return reports[1], medians
 
 
-def _asked(session: subprocess.Popen[str], line: str) -> str:
+def _request(session: subprocess.Popen[str], line: str) -> str:
     assert session.stdin is not None
     assert session.stdout is not None
     session.stdin.write(line + "\n")
@@ -83,7 +83,7 @@ def _asked(session: subprocess.Popen[str], line: str) -> str:
 
 
 def _serve(file: str, rows: str, pages: str) -> None:
-    """The median run of as many seconds as each line says; for an empty one, get ready."""
+    """Serve lines from stdin: for a number of seconds, print the median run; for an empty line, print the report."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = _THREADS
     for entry, value in waiting(onnxruntime.__version__).items():

@@ -20,7 +20,7 @@ import pytest
 from gpu_check import report, steps
 from gpu_check.checks import parking, sharing, suite
 from gpu_check.findings import Finding, Result, State, Table
-from gpu_check.load import Seen
+from gpu_check.load import CallStats
 from gpu_check.machine import CannotRun, Gpu, Machine
 from gpu_check.platform import up
 from gpu_check.steps import Step, is_running, perform, run
@@ -64,7 +64,7 @@ def test_a_step_that_fails_shows_its_traceback_with_notes_and_what_it_printed() 
 
     result = performed(check)
     assert (result.state, result.line) == (State.FAILED, "ValueError: it broke")
-    for part in ("Traceback", "in check", "and more of it", "--- gateway.log: refused", "--- printed\non its way"):
+    for part in ("Traceback", "in check", "and more of it", "--- gateway.log: refused", "--- output\non its way"):
         assert part in result.detail
 
 
@@ -98,7 +98,7 @@ def test_a_step_beyond_its_limit_may_tidy_up_and_says_where_it_was(tmp_path: Pat
         return FOUND
 
     result = performed(hang, limit_s=0.3)
-    assert (result.state, result.line) == (State.TIMED_OUT, "it was not done after 0 s")
+    assert (result.state, result.line) == (State.TIMED_OUT, "not finished after 0 s")
     assert "time.sleep(600)" in result.detail
     assert (tmp_path / "tidied").exists()
 
@@ -133,7 +133,7 @@ def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
         raise AssertionError("it was begun")
 
     results = list(run([step(unexpected, "a"), step(unexpected, "b")], MACHINE, total_s=0))
-    assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time was left of 0 s")] * 2
+    assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time remained of 0 s")] * 2
     assert report.left(results) == ["a", "b"]
 
 
@@ -156,10 +156,10 @@ def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
 
 
 def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(_platform: Any, count: int, _times: int) -> Seen:
+    def measured(_platform: Any, count: int, _times: int) -> CallStats:
         if count == 8:
             raise sharing._Refused("no room")
-        return Seen(1.0, [0.01] * count)
+        return CallStats(1.0, [0.01] * count)
 
     monkeypatch.setattr(
         sharing, "up", lambda machine: contextlib.nullcontext(SimpleNamespace(deploy=lambda source: None))
