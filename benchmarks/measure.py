@@ -188,7 +188,7 @@ def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[Non
 
 
 def _polls(pid: int) -> bool:
-    """Whether the idle process and its descendants use more than a twentieth of a core."""
+    """Return whether the idle process and its descendants use more than a twentieth of a core."""
     before = usage(pid)
     time.sleep(1)
     return sum(now.cpu_s - before[each].cpu_s for each, now in usage(pid).items() if each in before) > 0.05

@@ -112,7 +112,7 @@ def _fitting(wheels: list[Path]) -> list[Path]:
 
 
 def fits(wheel: str, minor: int) -> bool:
-    """Whether a wheel's name says that it is for Python 3.`minor`.
+    """Return whether a wheel's name says that it is for Python 3.`minor`.
 
     >>> fits("uvloop-0.22-cp312-cp312-manylinux_2_28_x86_64.whl", 11), fits("idna-3.11-py2.py3-none-any.whl", 11)
     (False, True)

@@ -1,4 +1,4 @@
-"""Whether MPS works on this machine at all, tried before anything is measured with it."""
+"""Preliminary check that MPS works on this machine, before anything is measured with it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Artifacts:
         self._bus = bus
 
     async def has(self, digest: str) -> bool:
-        """Whether a file is stored. This renews its age, because a build is about to use it."""
+        """Return whether a file is stored. This renews its age, because a build is about to use it."""
         return await object_store.touch(self._bus, subjects.MODEL_FILES, digest)
 
     async def put(self, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:

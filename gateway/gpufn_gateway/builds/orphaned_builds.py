@@ -78,7 +78,8 @@ class Unattended:
                 await self._builds.queue(build)
 
     async def _has_builder(self, device: str) -> bool | None:
-        """Whether a builder answers. None for a few seconds of silence: it may be restarting, or without the bus."""
+        """Return whether a builder answers. None for a few seconds of silence: it may be restarting, or without the
+        bus."""
         try:
             await self._bus.request(subjects.builders(device), timeout_s=_ANSWER_S)
         except NoResponders:

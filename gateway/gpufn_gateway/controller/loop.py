@@ -105,7 +105,7 @@ class Controller:
 
     @property
     def leads(self) -> bool:
-        """Whether this controller leads. Reliable: the lease expires by our own clock."""
+        """Return whether this controller leads. Reliable: the lease expires by our own clock."""
         return self._lease.is_held(self._clock.monotonic())
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the bus stores the controller's decisions, judged by the last attempts to write. Pure."""
+"""Health of the bus's storage, judged by the controller's last attempts to write. Pure."""
 
 from __future__ import annotations
 

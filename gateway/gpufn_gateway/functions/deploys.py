@@ -116,7 +116,7 @@ class Deploys:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     async def has_bundle(self, digest: str) -> bool:
-        """Whether a bundle is stored and intact. This renews its age, because it is about to be deployed."""
+        """Return whether a bundle is stored and intact. This renews its age, because it is about to be deployed."""
         is_stored = await object_store.touch(self._bus, subjects.BUNDLES, digest)
         return is_stored and await object_store.verify(self._bus, subjects.BUNDLES, digest)
 
@@ -148,7 +148,7 @@ class Deploys:
         await self._check_source(spec.name, how)
         await self._artifacts.check_uploaded(spec.models)
         kinds = build_rules.device_kinds(spec.resources, self._registry.live_nodes())
-        # Queue the builds before creating the revision: a revision without running builds would wait for ever.
+        # Queue the builds before creating the revision: a revision without running builds would wait forever.
         builds: list[str] = []
         try:
             for model in spec.models:

@@ -199,7 +199,7 @@ class Registry:
         return revision
 
     def is_being_built(self, name: str) -> bool:
-        """Whether a revision of this name is BUILDING. There may be no Function yet."""
+        """Return whether a revision of this name is BUILDING. There may be no Function yet."""
         return any(revision.state is RevisionState.BUILDING for revision in self.revisions.get(name, {}).values())
 
     def manifest(self, revision: Revision, model: ModelSpec) -> EngineManifest | None:

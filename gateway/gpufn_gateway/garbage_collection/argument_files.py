@@ -59,7 +59,7 @@ class ArgumentFiles:
         return await dead_letters.is_kept(self._bus, invocation)
 
     async def _is_item_of_open_map(self, invocation: str) -> bool:
-        """Whether it is an item of an open map. It may wait in a queue whose position is no longer known
+        """Return whether it is an item of an open map. It may wait in a queue whose position is no longer known
         (`gpufn_platform.queue.map_log`)."""
         if (item := item_of(invocation)) is None or (newest := await map_log.last(self._bus, item[0])) is None:
             return False

@@ -132,7 +132,7 @@ class Collection:
             log.info("%s@%d is unused: it %s", name, number, outcome, extra={"function": name, "revision": number})
 
     def _deleted_are_in_use(self) -> bool:
-        """Whether revisions of deleted functions are still in use, so that a later pass can collect more."""
+        """Return whether revisions of deleted functions are still in use, so that a later pass can collect more."""
         in_use = self._in_use()
         return in_use is not None and any(name not in self._registry.functions for name, _ in in_use)
 

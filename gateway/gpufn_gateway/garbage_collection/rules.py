@@ -64,7 +64,7 @@ def changes(
 
 
 def _is_expired(revision: Revision, place: int, is_deleted: bool, kept: int, now: float) -> bool:
-    """Whether a revision is no longer needed. `place` is the number of newer revisions in the same state."""
+    """Return whether a revision is no longer needed. `place` is the number of newer revisions in the same state."""
     match revision.state:
         case RevisionState.BUILDING:
             return False
@@ -157,7 +157,7 @@ def users(revisions: Iterable[Revision], functions: Mapping[str, Function]) -> d
 
 
 def _keeps_engines(revision: Revision, functions: Mapping[str, Function]) -> bool:
-    """Whether the revision can be rolled back to, or is called."""
+    """Return whether the revision can be rolled back to, or is called."""
     function = functions.get(revision.function)
     is_called = function is not None and revision.number in (function.active, function.serving)
     return revision.state is RevisionState.READY or is_called

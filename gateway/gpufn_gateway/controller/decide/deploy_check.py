@@ -23,8 +23,8 @@ def held(view: RevisionView) -> list[WorkerView]:
 
 
 def is_only_check(decided: Decided, serving: RevisionView) -> bool:
-    """Whether a worker of the revision is wanted for its check only, so that no other worker makes room for it: no call
-    is queued, and no warm worker of `serving` has to be replaced."""
+    """Return whether a worker of the revision is wanted for its check only, so that no other worker makes room for it:
+    no call is queued, and no warm worker of `serving` has to be replaced."""
     demand = decided.demand
     if decided.revision is None or not decided.revision.is_checked_first or (demand is not None and demand.calls):
         return False
@@ -49,7 +49,8 @@ def ended(decided: Decided, function: Function) -> EndCheck | None:
 
 
 def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
-    """Whether the start may have timed out because the node was building the image. The next start finds the image."""
+    """Return whether the start may have timed out because the node was building the image. The next start finds the
+    image."""
     return record.spec.image is not None and error.code == WorkerLost.code
 
 

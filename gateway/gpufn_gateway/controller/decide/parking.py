@@ -1,4 +1,4 @@
-"""Whether an idle worker is parked, and which parked workers make room: `admit(world, worker) -> Admission`. Pure."""
+"""Admission to parking, and the parked workers that make room: `admit(world, worker) -> Admission`. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admissio
 
 
 def _wants_parking(world: World, worker: WorkerView) -> bool:
-    """Whether the function asks for parking, and calls will go to this revision."""
+    """Return whether the function asks for parking, and calls will go to this revision."""
     function, record = world.functions.get(worker.key[0]), world.revisions.get(worker.key)
     if function is None or record is None or worker.state is not WorkerState.READY:
         return False

@@ -73,7 +73,7 @@ class Room:
         return explain(need.wanted, self.reports, self._book, self._limits, of_any_size=any_size)
 
     def fits_empty_node(self, need: Need) -> bool:
-        """Whether a node would have room for it if there were no other workers."""
+        """Return whether a node would have room for it if there were no other workers."""
         for key in (need.wanted.of_any_size, need.wanted):
             if key in self._fits_empty:
                 return self._fits_empty[key]
@@ -83,7 +83,7 @@ class Room:
         return fits
 
     def can_make(self, need: Need, *, include_busy: bool) -> bool:
-        """Whether a search for workers to remove can help. `include_busy`: also among busy workers."""
+        """Return whether a search for workers to remove can help. `include_busy`: also among busy workers."""
         if not self.fits_empty_node(need) and not self._resumable(need):
             return False
         return (need.wanted, include_busy) not in self._not_made or self._has_workers(need)
@@ -94,7 +94,7 @@ class Room:
             self._not_made.add((need.wanted, include_busy))
 
     def _has_workers(self, need: Need) -> bool:
-        """Whether its function has workers: then more workers may be removed for it than for others."""
+        """Return whether its function has workers: then more workers may be removed for it than for others."""
         name = need.key[0]
         return any(self._world.view((name, number)).workers for number in self._world.numbers(name))
 
@@ -192,7 +192,7 @@ class Room:
         return sorted(workers, key=lambda worker: idle_longest_first(self._world, worker, self._now))
 
     def _is_next(self, worker: WorkerView) -> bool:
-        """Whether calls will go to the worker's revision once it has started."""
+        """Return whether calls will go to the worker's revision once it has started."""
         function = self._world.functions.get(worker.key[0])
         return function is not None and worker.key[1] == function.active != function.serving
 
@@ -273,9 +273,9 @@ class Room:
         return counts[worker.key]
 
     def _can_spare(self, worker: WorkerView, need: Need, staying: dict[RevisionKey, Counter[WorkerState]]) -> bool:
-        """Whether min_workers permits the removal. It protects workers against other functions too, but not those of a
-        revision that is being replaced, and parked workers do not count. An idle worker is not protected against calls
-        for older revisions of its function: those calls would wait for ever."""
+        """Return whether min_workers permits the removal. It protects workers against other functions too, but not
+        those of a revision that is being replaced, and parked workers do not count. An idle worker is not protected
+        against calls for older revisions of its function: those calls would wait forever."""
         function = self._world.functions.get(worker.key[0])
         record = self._world.revisions.get(worker.key)
         if worker.state is WorkerState.PARKED or function is None or record is None:

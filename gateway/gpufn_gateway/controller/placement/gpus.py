@@ -64,7 +64,7 @@ class Unavailable(enum.Enum):
 
 
 def has_kind(device: Device, wanted: str) -> bool:
-    """Whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU.
+    """Return whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU.
 
     A MIG instance ("NVIDIA A100 MIG 1g.5gb") is named only by the part that its parent's name lacks: "MIG 1g.5gb", not
     "A100".

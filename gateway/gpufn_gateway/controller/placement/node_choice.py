@@ -50,7 +50,7 @@ class NoRoom(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """What is left of a node for requests with the same `offer_key`: parts of GPUs (`openings`), or the best choice of
+    """The rest of a node for requests with the same `offer_key`: parts of GPUs (`openings`), or the best choice of
     GPUs, or of none, for all of them (`fit`). Without `pool` there is no room for any of them."""
 
     report: NodeReport
@@ -129,7 +129,7 @@ def explain(
 
 
 def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, used: NodeUse, limits: Limits) -> bool:
-    """Whether a parked worker can have its share again. `used` is the use of its node by other workers."""
+    """Return whether a parked worker can have its share again. `used` is the use of its node by other workers."""
     pool = cpu_pool(report)
     gpus = [gpu for gpu in gpus_of(report) if gpu.uuid in share.gpus]
     if pool is None or len(gpus) < len(share.gpus):

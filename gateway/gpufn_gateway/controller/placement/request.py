@@ -1,4 +1,4 @@
-"""What a worker requires of a node: resources, an acceptable kind of GPU, and abilities of the node. Pure."""
+"""Requirements of a worker on a node: resources, an acceptable kind of GPU, and abilities of the node. Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Request(msgspec.Struct, frozen=True):
         return gpus if self.engine_kinds is None else tuple(gpu for gpu in gpus if gpu.kind in self.engine_kinds)
 
     def can_run_on(self, report: NodeReport) -> bool:
-        """Whether the node is able to run it, however full it is, GPUs aside."""
+        """Return whether the node is able to run it, however full it is, GPUs aside."""
         if self.is_contained(report) and report.container_trouble:
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds

@@ -29,7 +29,7 @@ class Depths:
         self._wakeups[function] = now
 
     def has_wakeup(self, function: str) -> bool:
-        """Whether a wakeup arrived that the last reading does not cover."""
+        """Return whether a wakeup arrived that the last reading does not cover."""
         return function in self._wakeups
 
     def of(self, key: RevisionKey, now: float) -> int | None:

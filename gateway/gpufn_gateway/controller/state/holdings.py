@@ -1,4 +1,4 @@
-"""What workers hold in each desired state: their leases, and host memory while they are parked. Pure.
+"""Resources of workers in each desired state: their leases, and host memory while they are parked. Pure.
 
 1. requested to run: its whole share
 2. requested to park: still its whole share, and the host memory that parking is expected to take

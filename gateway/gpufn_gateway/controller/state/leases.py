@@ -23,7 +23,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """What is leased of one GPU. `sm_percent` is the sum of the ceilings, which may exceed 100. `workers` counts the
+    """Leased parts of one GPU. `sm_percent` is the sum of the ceilings, which may exceed 100. `workers` counts the
     workers that run there, `parked` the workers that may resume there."""
 
     mode: Share
@@ -36,7 +36,7 @@ class GpuUse(msgspec.Struct, frozen=True):
 
 
 class NodeUse(msgspec.Struct, frozen=True):
-    """What is leased of one node. `gpus` has only the GPUs with a lease."""
+    """Leased parts of one node. `gpus` has only the GPUs with a lease."""
 
     cores: float = 0.0
     memory_bytes: int = 0
@@ -136,7 +136,7 @@ def _sum(leases: Iterable[Lease]) -> NodeUse:
 
 
 def _of(lease: Lease) -> GpuUse:
-    """Return what one worker has of each of its GPUs."""
+    """Return the use of each of a worker's GPUs."""
     share, parked = lease.share, lease.parked
     if parked is not None:
         return GpuUse(share.mode, share.trust_domain, 0, parked.device_bytes, 0, share.contained, parked=1)

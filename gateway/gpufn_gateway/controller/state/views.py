@@ -78,7 +78,7 @@ class WorkerView:
 
     @property
     def is_stored(self) -> bool:
-        """Whether its record has the desired state."""
+        """Return whether its record has the desired state."""
         return self.version > 0 and not self.is_written
 
     @property
@@ -115,18 +115,18 @@ class NodeView:
         return now - self.seen_at > NODE_LOST_S
 
     def is_runner_lost(self, now: float) -> bool:
-        """Whether the runner is lost. Its process may live, but a runner that does not report does not serve."""
+        """Return whether the runner is lost. Its process may live, but a runner that does not report does not serve."""
         return now - self.runner_seen_at > RUNNER_LOST_S
 
     def has_gone(self, now: float) -> bool:
         return now - max(self.seen_at, self.runner_seen_at) > NODE_FORGOTTEN_S
 
     def has_fresh_runner_report(self, now: float) -> bool:
-        """Whether the runner has reported its workers lately."""
+        """Return whether the runner has reported its workers lately."""
         return self.has_runner_report and now - self.runner_seen_at <= REPORT_STALE_S
 
     def serves(self, worker: WorkerView, now: float) -> bool:
-        """Whether the runner reports this worker as working, recently enough for a lost agent not to matter."""
+        """Return whether the runner reports this worker as working, recently enough for a lost agent not to matter."""
         is_working = worker.reported is not None and worker.reported.live and worker.was_ready
         return is_working and self.has_runner_report and now - self.runner_seen_at <= NODE_LOST_S
 
@@ -232,5 +232,5 @@ def _median(seconds: Collection[float]) -> float | None:
 
 
 def is_duration(seconds: float) -> bool:
-    """Whether a reported value is a valid duration. A NaN from another process would stay in every average."""
+    """Return whether a reported value is a valid duration. A NaN from another process would stay in every average."""
     return math.isfinite(seconds) and seconds >= 0

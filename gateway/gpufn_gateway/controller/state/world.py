@@ -382,9 +382,9 @@ class World:
 
 
 def _found_no_runner(event: WorkerEvent, known_s: float) -> bool:
-    """Whether the worker exited because it found no runner for its whole connect time. `known_s` is the age of its
-    Assignment here, which is longer. This is no failure of the function's code. That code could exit with
-    the same exit code, but the required age keeps it from being restarted in a tight loop."""
+    """Return whether the worker exited because it found no runner for its whole connect time. `known_s` is the age of
+    its Assignment here, which is longer. This is no failure of the function's code. That code could exit with the same
+    exit code, but the required age keeps it from being restarted in a tight loop."""
     return known_s >= CONNECT_S and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
