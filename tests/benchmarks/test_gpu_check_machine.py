@@ -1,4 +1,4 @@
-"""What is read of a machine, with a driver that is played: there is none where these tests run."""
+"""The inspection of a machine, with a fake driver, because there is none where these tests run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NVMLError(Exception):
 
 
 class Driver(types.ModuleType):
-    """pynvml with one GPU that tells what it is, its temperature, and nothing else."""
+    """A fake pynvml with one GPU that reports its identity, its temperature, and nothing else."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0

@@ -1,4 +1,4 @@
-"""MPS's own words, with programs and a libcuda that are played."""
+"""The verbatim output of MPS, with fake programs and a fake libcuda."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs)
     said = {asked.partition(": ")[2]: answer for asked, answer in found.said.items()}
     assert "\n[exit code 0" in next(answer for asked, answer in said.items() if asked.startswith("get_client_list"))
     assert "Unknown command" in said["ps"]
-    assert "cuModuleLoadData" in said["a fault"]  # which the library that is played does not have
+    assert "cuModuleLoadData" in said["a fault"]  # which the fake library lacks
     assert said["control.log"] == "Start\n"
     assert programs.rests()
 

@@ -58,9 +58,9 @@ def test_the_text_names_device_driver_and_each_step_with_its_reason() -> None:
     assert "| bad | FAILED | 0.0 s | it broke |" in text
     assert "| none | skipped | 0.0 s | no GPU: nothing here |" in text
     assert "## In slices" in text
-    assert "a\\|b" in text  # a cell does not end the cell
+    assert "a\\|b" in text  # the text must not end the cell
     assert "```text\nTraceback <b>\n--- gateway.log\n```" in text
-    assert "## none" not in text  # its line says all
+    assert "## none" not in text  # its summary line is complete
 
 
 def test_what_programs_said_stands_there_as_they_said_it() -> None:

@@ -1,4 +1,4 @@
-"""Steps that pass, fail, hang, crash or cannot be done: what is told of each, and that the next one runs."""
+"""Steps that pass, fail, hang, crash or cannot run: the result of each, and that the next one runs."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(m
 
 
 def test_tests_of_gpus_that_can_be_run_are_not_held_up_by_a_package_that_others_need() -> None:
-    """One module that could not be imported ended the run of all of them."""
+    """One module that could not be imported used to end the run of all tests."""
     without = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'onnx', 'onnxruntime', 'torch']))"
     collect = "import pytest; sys.exit(pytest.main(['tests/gpu', '--collect-only', '-q', '-p', 'no:cacheprovider']))"
     ended = subprocess.run([sys.executable, "-c", f"{without}; {collect}"], capture_output=True, text=True, check=False)
@@ -231,7 +231,7 @@ def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monk
     monkeypatch.setattr(suite, "_ROOT", tmp_path)
 
     def end_our_time() -> None:
-        with fifo.open("w"):  # which it is when the test has begun, and the test waits for as long as it is
+        with fifo.open("w"):  # opens when the test has begun; the test blocks until then
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
 

@@ -1,4 +1,4 @@
-"""A platform on paper: queues, nodes and workers that obey the plan, in steps of 0.1 s. No clock, no bus."""
+"""A simulated platform: queues, nodes and workers that follow the plan, in steps of 0.1 s. No clock, no bus."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def assignment(worker: str, name: str = "f", number: int = 1, node: str = "a") -
 
 
 class Sim:
-    """`service_s` a call takes, `start_s` a start; `fails(key)` says whose starts fail. Parking and resuming take a
-    step each, and a parked worker has `parked_bytes` of its host."""
+    """A call takes `service_s`, a start `start_s`; starts of a revision fail if `fails(key)`. Parking and resuming take
+    a step each, and a parked worker takes `parked_bytes` of host memory."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Sim:
         return sum(isinstance(action, kind) for action in self.history)
 
     def run(self, seconds: float, each: Callable[[Sim], None] = lambda sim: None) -> None:
-        """`each(sim)` is called every 0.1 s, to bring traffic."""
+        """Run the simulation. `each(sim)` is called every 0.1 s, to generate traffic."""
         until = self.now + seconds
         while self.now < until - 1e-6:
             self.now = round(self.now + 0.1, 3)

@@ -1,4 +1,4 @@
-"""The loop on a real nats-server, with a node that is played by the test."""
+"""The loop on a real nats-server, with a node that the test simulates."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Stage:
         self.report()
 
     def parks(self, worker: str) -> None:
-        """As its runner says, and its agent has proven."""
+        """Report a worker as parked, by its runner and with the proof of its agent."""
         (was,) = self.workers
         held = ParkedMemory(GIB)
         self.workers = (msgspec.structs.replace(was, state=WorkerState.PARKED, parked=held),)
@@ -295,7 +295,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
             stage.bus.publish(subjects.doorbell("f"), b"")
             await stage.until(lambda: _waits_for(stage) is WaitReason.STORE)
         await stage.until(lambda: _waits_for(stage) is WaitReason.STARTING and bool(stage.assignments))
-        await _stop(task)  # first: while the call is there it would start another worker, for the next test to find
+        await _stop(task)  # first: with the call queued it would start another worker, which the next test would find
         await streams.purge(stage.bus, subjects.SYNC, subjects.sync_queue("f", 1))
         for entry in await stage.assigned.entries():
             await stage.assigned.delete(entry.key)
@@ -304,7 +304,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
 
 
 def _waits_for(stage: Stage) -> WaitReason | None:
-    stage.report()  # however long it takes, its node is not silent
+    stage.report()  # keep the node alive, however long it takes
     told = stage.reports[-1].functions
     return told[0].waiting.reason if told and told[0].waiting is not None else None
 

@@ -1,4 +1,4 @@
-"""What is told while the bus does not store what the controller decides."""
+"""Reports while the bus does not store the controller's decisions."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from tests.gateway.conftest import ManualClock
 
 
 class Report:
-    """Of which it can be told whether anybody keeps it."""
+    """A report that can be weakly referenced, to test that it is freed."""
 
 
 def test_a_node_that_says_nothing_is_not_there() -> None:

@@ -1,4 +1,4 @@
-"""One POST to a receiver on loopback: where it may go, and what bounds it."""
+"""One POST to a receiver on loopback: allowed addresses and limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> 
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str] | Exception]) -> None:
-    """What the DNS says of names."""
+    """Fake the DNS."""
 
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
         found = answers[host]

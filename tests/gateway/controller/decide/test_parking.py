@@ -1,4 +1,4 @@
-"""Parking and resuming, step by step and on paper."""
+"""Parking and resuming, step by step and in a simulation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ON_A_GPU = DeviceShare("cpu", 0.1, GIB, gpus=("GPU-0",))
 
 
 class Scene:
-    """A node "a" with a GPU and memory for parked workers, and what its agent and its runner tell."""
+    """A node "a" with a GPU and memory for parked workers, and the reports of its agent and runner."""
 
     def __init__(self, *functions: str, park_bytes: int = 4 * GIB, scaling: ScalingPolicy = PARKS) -> None:
         self.now = 100.0
@@ -41,7 +41,7 @@ class Scene:
         self.states: dict[str, WorkerState] = {}
         self.idle_since: dict[str, float] = {}
         self.held: dict[str, ParkedMemory] = {}
-        self.on_gpu: dict[str, int] = {}  # bytes of it, by worker, as the agent sees them
+        self.on_gpu: dict[str, int] = {}  # bytes of GPU memory by worker, as the agent measures them
         for name in functions:
             self.world.on_revision((name, 1), revision(name, 1, scaling, Resources(gpu=("any",))))
             self.world.on_function(name, function(name))
@@ -76,7 +76,7 @@ class Scene:
         self.world.on_runner_report(RunnerReport("a", "r", self.now, reports), self.now)
 
     def after(self, seconds: float, calls: dict[str, int] | None = None) -> list[Action]:
-        """What is decided so much later, while so many calls are queued."""
+        """Return the actions after some time, with `calls` queued."""
         self.now += seconds
         self.tell()
         self.world.on_depths({(name, 1): count for name, count in (calls or {}).items()}, self.now, self.now)
@@ -91,7 +91,7 @@ class Scene:
             self.states[action.worker] = WorkerState.RESUMING
 
     def park(self, worker: str, held: ParkedMemory = HELD) -> None:
-        """As if it had been told, had parked, and were proven."""
+        """Park a worker, with the proof of its agent."""
         self.obey(Park(worker, 4 * GIB, 0, ""))
         self.states[worker], self.held[worker] = WorkerState.PARKED, held
         self.tell()
@@ -117,7 +117,7 @@ def test_an_idle_worker_parks_where_it_would_have_ended() -> None:
 
 
 def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobody_knows_what_they_take() -> None:
-    """Eight whole GPUs that got idle together could take eight times what the operator gives to parked workers."""
+    """Eight whole GPUs whose workers became idle together could take eight times the operator's budget."""
     scene = Scene("f", "g", "h")
     for worker, name, held_bytes in (("w1", "f", GIB), ("w2", "g", 8 * GIB), ("w3", "h", GIB)):
         scene.on_gpu[worker] = held_bytes
@@ -129,7 +129,7 @@ def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobo
 
 
 def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function could not be decided on to its end: its orders of this step are dropped."""
+    """The decision on the function fails: its actions of this step are dropped."""
     scene = Scene("f", "g")
     for worker, name in (("w1", "f"), ("w2", "g")):
         scene.on_gpu[worker] = 4 * GIB
@@ -204,7 +204,7 @@ def test_a_controller_that_begins_trusts_no_record_but_a_proof() -> None:
     scene.tell()
     assert (scene.state("w"), scene.world.leases.used("a").gpus["GPU-0"].workers) == (WorkerState.PARKED, 0)
     scene.world.on_assignment("w", msgspec.structs.replace(made, desired=Desired.RUN), scene.now, 9)
-    scene.world.on_assignment("w", made, scene.now, 8)  # an older word, late
+    scene.world.on_assignment("w", made, scene.now, 8)  # an older record, late
     assert scene.world.leases.used("a").gpus["GPU-0"].workers == 1
 
 
@@ -338,7 +338,7 @@ def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
     assert order.host_bytes == GIB // 2
 
 
-# --- who waits for a GPU ---------------------------------------------------------------------------------------------
+# --- functions that wait for a GPU -----------------------------------------------------------------------------------
 
 
 def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_proven() -> None:
@@ -355,7 +355,7 @@ def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_pr
 def test_a_parked_worker_ends_for_one_that_needs_what_it_still_holds() -> None:
     scene = Scene("f", "g")
     scene.add("w", "f")
-    scene.park("w", ParkedMemory(GIB, 3 * GIB))  # of the 24 that the other wants whole
+    scene.park("w", ParkedMemory(GIB, 3 * GIB))  # of the 24 GiB that the other function wants exclusively
     (order,) = scene.after(1, {"g": 1})
     assert (type(order), getattr(order, "worker", "")) == (Drain, "w")
 
@@ -379,7 +379,7 @@ def test_a_parked_worker_whose_gpu_is_taken_waits_and_another_is_started_where_t
 def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -> None:
     report = node("a", cpu(1.0, 80 * GIB), gpu("GPU-0"))
     book, limits = LeaseBook(), Limits()
-    for number in range(39):  # of forty that fit, and whose cores add up to a bit more than 7.8
+    for number in range(39):  # of forty that fit; the sum of their cores is slightly above 7.8
         book.grant(f"w{number}", "a", DeviceShare("cpu", 0.2, GIB))
     neighbour = msgspec.structs.replace(ON_A_GPU, trust_domain="y")
     book.grant("neighbour", "a", neighbour, ParkedMemory(GIB, 300 << 20))
@@ -402,7 +402,7 @@ def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> 
     assert found.share.gpus == ("GPU-1",)
 
 
-# --- on paper --------------------------------------------------------------------------------------------------------
+# --- simulation ------------------------------------------------------------------------------------------------------
 
 
 def _sim(functions: int, park_bytes: int = 4 * GIB) -> Sim:

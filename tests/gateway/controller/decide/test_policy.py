@@ -87,7 +87,7 @@ def test_only_idle_workers_go() -> None:
 @pytest.mark.parametrize(
     ("demand", "count"),
     [
-        (Demand(queued=0, running=0, idle_s=None), 1),  # busy a moment ago, or its runner is silent
+        (Demand(queued=0, running=0, idle_s=None), 1),  # busy until just now, or its runner is silent
         (Demand(queued=0, running=0, idle_s=59.9), 1),
         (Demand(queued=0, running=1, idle_s=None), 1),
         (Demand(queued=1, running=0, idle_s=99.0), 1),

@@ -23,11 +23,11 @@ from gpufn_gateway.controller.decide.rollout import (
         (RevisionHealth(ready=1, want=1), RevisionHealth(ready=1), True),
         (RevisionHealth(ready=4, want=3), RevisionHealth(ready=2), False),
         (RevisionHealth(ready=4, want=3), RevisionHealth(ready=3), True),
-        (RevisionHealth(ready=4, want=None), RevisionHealth(ready=3), False),  # unknown: as many as there are
+        (RevisionHealth(ready=4, want=None), RevisionHealth(ready=3), False),  # unknown: as many as are READY
         (RevisionHealth(ready=4, want=0), RevisionHealth(ready=1), True),
         (RevisionHealth(ready=4, want=1), RevisionHealth(ready=1, is_failing=True), False),
         (RevisionHealth(ready=4, want=4), RevisionHealth(ready=1, max_workers=2), False),
-        (RevisionHealth(ready=4, want=4), RevisionHealth(ready=2, max_workers=2), True),  # more it may not have
+        (RevisionHealth(ready=4, want=4), RevisionHealth(ready=2, max_workers=2), True),  # it may not have more
         (RevisionHealth(ready=4, want=None), RevisionHealth(ready=2, max_workers=2), True),
         (
             RevisionHealth(ready=0, want=0),

@@ -1,4 +1,4 @@
-"""Which GPUs a worker gets, as tables: what is full, what is close to what, and what is said when there is none."""
+"""The GPUs that a worker gets, as tables: full GPUs, link distances, and the reason when there is no GPU."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[
     ("workers", "goes_to"),
     [
         ((0, 0, 0), "g1"),
-        ((0, 1, 0), "g2"),  # shared already, and a turn is free
-        ((2, 0, 0), "g2"),  # there it would wait for its turn
+        ((0, 1, 0), "g2"),  # shared already, with a free turn
+        ((2, 0, 0), "g2"),  # on the shared one it would wait for a turn
         ((2, 1, 0), "g2"),
-        ((3, 2, 4), "g2"),  # nowhere is a turn free
+        ((3, 2, 4), "g2"),  # no GPU has a free turn
     ],
 )
 def test_who_shares_by_time_goes_where_a_turn_is_free_or_the_fewest_wait_for_one(
@@ -203,7 +203,7 @@ def _linked(*pairs: tuple[str, str, LinkKind]) -> tuple[DeviceLink, ...]:
 
 
 FOUR = tuple(gpu(name, "NVIDIA H100") for name in ("g0", "g1", "g2", "g3"))
-# 0 and 2, 1 and 3 are joined by NVLink; all others meet at the host.
+# 0 and 2, 1 and 3 are joined by NVLink; all others communicate through the host.
 CROSSED = _linked(
     ("g0", "g2", NVLINK), ("g1", "g3", NVLINK), ("g0", "g1", HOST), ("g2", "g3", HOST), ("g0", "g3", HOST),
     ("g1", "g2", HOST),
@@ -217,7 +217,7 @@ CROSSED = _linked(
         (2, ["g0"], ("g1", "g3")),
         (2, ["g0", "g3"], ("g1", "g2")),
         (4, [], ("g0", "g1", "g2", "g3")),
-        (1, ["g0"], ("g2",)),  # its partner is taken: the other pair stays whole
+        (1, ["g0"], ("g2",)),  # its partner is in use, so the other pair stays whole
         (1, ["g1"], ("g3",)),
     ],
 )

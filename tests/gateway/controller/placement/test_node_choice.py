@@ -189,7 +189,7 @@ def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
 
 
 def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
-    """Each step works on a copy, and what it had noted about a node with leases was computed again in the next one."""
+    """Each step works on a copy. The cached values of nodes with leases used to be computed again in the next step."""
     book = LeaseBook([lease("w1", "a", 10, 0.5)])
     assert book.copy().used("a") is book.copy().used("a")
     trial = book.copy()
