@@ -47,9 +47,9 @@ for line in sys.stdin:
     size.remote(value)
     times = []
     for _ in range(calls):
-        began = time.perf_counter()
+        started = time.perf_counter()
         size.remote(value)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
     print(json.dumps(times), flush=True)
 """
 CASES = [

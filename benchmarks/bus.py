@@ -99,9 +99,9 @@ async def measure(call: Call, concurrency: int, seconds: float) -> tuple[float, 
             await call()
             took.append(time.perf_counter() - start)
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return len(took) / (time.perf_counter() - began), statistics.median(took) * 1e3
+    return len(took) / (time.perf_counter() - started), statistics.median(took) * 1e3
 
 
 @contextlib.asynccontextmanager

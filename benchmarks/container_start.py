@@ -45,15 +45,15 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def request(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
+            started = time.perf_counter()
             result = await getattr(self._docker, name)(*arguments, **options)
-            self.note(name, began)
+            self.note(name, started)
             return result
 
         return request
 
-    def note(self, name: str, began: float) -> None:
-        self.taken.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
+    def note(self, name: str, started: float) -> None:
+        self.taken.setdefault(name, []).append((time.perf_counter() - started) * 1e3)
 
 
 def main() -> None:
@@ -99,15 +99,15 @@ async def _measured(home: Home, rounds: int) -> dict[str, list[float]]:
     image = await images.get(ImageSpec(python=python), "", lambda line: None)
     kind = Kind(image, Limits(256 << 20, 0.1))
     for _ in range(rounds):
-        began = time.perf_counter()
+        started = time.perf_counter()
         minimal = await docker._docker.create("gpufn-benchmark-sleep", image, _SLEEP, _OWNER)
         await docker._docker.start(minimal)
-        docker.note("sleep", began)
+        docker.note("sleep", started)
         await docker._docker.remove(minimal)
         await _one(docker, home, kind)
-        began = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run([sys.executable, "-c", _IMPORTS], check=True)  # noqa: ASYNC221
-        docker.note("imports", began)
+        docker.note("imports", started)
     images.keep([])
     await images.collect()
     taken: dict[str, list[float]] = docker.taken
@@ -120,19 +120,19 @@ _SLEEP = Sandbox({"entrypoint": ["sleep", "60"]}, {"network_mode": "none"})
 async def _one(docker: Any, home: Home, kind: Kind) -> None:
     container = Container(docker, home, kind, frozenset())
     try:
-        began = time.perf_counter()
+        started = time.perf_counter()
         await container.start(_OWNER, worker_packages())
-        docker.note("made", began)
+        docker.note("made", started)
         before = (docker.taken[phase][-1] for phase in ("create", "start"))
         docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))
         await docker.pause(container.id)
         await docker.unpause(container.id)
         freezer = Freezer.of(container.pid)
         for phase in ("freeze", "thaw"):
-            began = time.perf_counter()
+            started = time.perf_counter()
             if freezer is not None:
                 getattr(freezer, phase)()
-            docker.note(phase, began)
+            docker.note(phase, started)
     finally:
         await container.remove()
 

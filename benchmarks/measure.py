@@ -335,10 +335,10 @@ def _python_steps_ms() -> list[float]:
     this machine, and how quiet the machine is."""
     taken = []
     for _ in range(9):
-        began, total = time.perf_counter(), 0
+        started, total = time.perf_counter(), 0
         for step in range(500_000):
             total += step * step
-        taken.append(round((time.perf_counter() - began) * 1e3, 1))
+        taken.append(round((time.perf_counter() - started) * 1e3, 1))
     return sorted(taken)
 
 

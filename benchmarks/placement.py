@@ -87,13 +87,13 @@ def _place(make: Callable[[int], Resources], nodes: list[NodeReport]) -> tuple[i
     """Return the number of placed workers, and the seconds that it took."""
     requests = [make(number) for number in range(_WORKERS)]
     book, placed = LeaseBook(), 0
-    began = time.perf_counter()
+    started = time.perf_counter()
     for number, wants in enumerate(requests):
         result = place(wants, nodes, book)
         if isinstance(result, Placement):
             placed += 1
             book.grant(f"w{number}", result.node, result.share)
-    return placed, time.perf_counter() - began
+    return placed, time.perf_counter() - started
 
 
 def _words(nodes: list[NodeReport]) -> float:
@@ -102,11 +102,11 @@ def _words(nodes: list[NodeReport]) -> float:
     for node in nodes:
         uuids = tuple(device.uuid for device in node.devices[1:])
         full.grant(node.node, node.node, DeviceShare("cpu", 1.0, _GIB, uuids))
-    began = time.perf_counter()
+    started = time.perf_counter()
     result = place(_WHOLE, nodes, full)
     assert isinstance(result, NoRoom)
     explain(Wanted(_WHOLE), nodes, full, Limits(), of_any_size=result.of_any_size)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

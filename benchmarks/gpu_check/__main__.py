@@ -82,7 +82,7 @@ def _check(options: argparse.Namespace) -> int:
             check_report.seconds = time.monotonic() - started
             print(report.line(result, max(map(len, titles))), flush=True)
             written = report.write(check_report, titles, folder)  # after each step: a killed check leaves a report
-    if remaining := report.left(check_report.results):
+    if remaining := report.remaining(check_report.results):
         print(f"\nremaining steps: --steps {','.join(remaining)}")
     print(f"\n{check_report.seconds:.0f} s; report: {written}, with .md and .html beside it")
     return report.exit_code(check_report.results)

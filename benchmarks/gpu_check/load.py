@@ -41,9 +41,9 @@ class CallStats(msgspec.Struct, frozen=True):
         return sorted(self.calls_s)[min(int(len(self.calls_s) * share), len(self.calls_s) - 1)] * 1e3
 
     @classmethod
-    def together(cls, seen: Sequence[Self], seconds: float) -> Self:
+    def together(cls, stats: Sequence[Self], seconds: float) -> Self:
         return cls(
-            seconds, [call for each in seen for call in each.calls_s], [why for each in seen for why in each.failures]
+            seconds, [call for each in stats for call in each.calls_s], [why for each in stats for why in each.failures]
         )
 
 
@@ -82,26 +82,26 @@ class Caller:
 
     def for_seconds(self, seconds: float, stop: threading.Event | None = None) -> CallStats:
         """Call repeatedly until the time is over or `stop` is set, then close the connection."""
-        seen: list[CallStats] = []
+        stats: list[CallStats] = []
         started = time.perf_counter()
         while time.perf_counter() - started < seconds and not (stop and stop.is_set()):
-            seen.append(self.once())
-            if seen[-1].failures:
+            stats.append(self.once())
+            if stats[-1].failures:
                 time.sleep(0.01)  # do not hammer a platform that refuses at once
         self.close()
-        return CallStats.together(seen, time.perf_counter() - started)
+        return CallStats.together(stats, time.perf_counter() - started)
 
 
 def all_at_once(callers: Sequence[Caller], seconds: float) -> list[CallStats]:
     """Return the statistics of each caller while all of them called."""
-    seen: dict[int, CallStats] = {}
+    stats: dict[int, CallStats] = {}
 
     def work(index: int) -> None:
-        seen[index] = callers[index].for_seconds(seconds)
+        stats[index] = callers[index].for_seconds(seconds)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(callers))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [seen[index] for index in range(len(callers))]
+    return [stats[index] for index in range(len(callers))]

@@ -30,7 +30,7 @@ def exit_code(results: Iterable[Result]) -> int:
     return int(any(result.state in (State.FAILED, State.TIMED_OUT) for result in results))
 
 
-def left(results: Iterable[Result]) -> list[str]:
+def remaining(results: Iterable[Result]) -> list[str]:
     """Return the steps that had no time, or too little of it."""
     return [result.step for result in results if result.is_left]
 

@@ -134,7 +134,7 @@ def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
 
     results = list(run([step(unexpected, "a"), step(unexpected, "b")], MACHINE, total_s=0))
     assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time remained of 0 s")] * 2
-    assert report.left(results) == ["a", "b"]
+    assert report.remaining(results) == ["a", "b"]
 
 
 def test_a_step_that_the_whole_checks_end_cut_short_is_left_and_one_beyond_its_own_limit_is_not(
@@ -144,7 +144,7 @@ def test_a_step_that_the_whole_checks_end_cut_short_is_left_and_one_beyond_its_o
     monkeypatch.setattr(steps, "perform", lambda step, *_, **__: msgspec.structs.replace(hang, step=step.name))
     tried = [Step("own", "", 30, lambda _: FOUND), Step("cut", "", 6000, lambda _: FOUND)]
     results = list(run(tried, MACHINE, total_s=600))
-    assert report.left(results) == ["cut"]
+    assert report.remaining(results) == ["cut"]
 
 
 def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:

@@ -79,10 +79,10 @@ def _broken(machine: Machine, mode: str, share: str, *, contained: bool) -> Find
         for kind in _KINDS:
             for function, arguments in ((_FAULTY, {"kind": ""}), (_STEADY, {})):
                 platform.invoke(function, **arguments)
-            with _neighbor(platform) as seen:
+            with _neighbor(platform) as stats:
                 caller_error = _fault(platform, kind)
                 recovered_s = _recovery_s(platform)
-            neighbor = seen[0]
+            neighbor = stats[0]
             rows.append((kind, caller_error, _seconds(recovered_s), len(neighbor.calls_s), len(neighbor.failures)))
             print(*rows[-1], *neighbor.failures[:3], sep="; ")  # intermediate results, in case the step times out
             if recovered_s is None:
@@ -113,13 +113,13 @@ def _broken(machine: Machine, mode: str, share: str, *, contained: bool) -> Find
 @contextmanager
 def _neighbor(platform: Platform) -> Iterator[list[CallStats]]:
     """Call the healthy function inside, and a moment before and after; the list then holds the statistics."""
-    stop, seen = threading.Event(), []
+    stop, stats = threading.Event(), []
     caller = Caller(platform.url, _STEADY, {})
-    thread = threading.Thread(target=lambda: seen.append(caller.for_seconds(300, stop)))
+    thread = threading.Thread(target=lambda: stats.append(caller.for_seconds(300, stop)))
     thread.start()
     try:
         time.sleep(_QUIET_S)
-        yield seen
+        yield stats
         time.sleep(_QUIET_S)
     finally:
         stop.set()

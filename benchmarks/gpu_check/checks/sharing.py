@@ -39,12 +39,12 @@ def matrix():
 def multiply(times: int) -> float:
     # Return milliseconds.
     a = matrix()
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(times):
         a @ a
     if a.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - started) * 1e3
 """
 _FUNCTION: Final = """
 
@@ -81,17 +81,17 @@ def _shared(machine: Machine, mode: str, share: str) -> Finding:
     with up(machine) as platform:
         platform.deploy(_source(machine, share))
         times = _calibrated(platform)
-        seen, refused = _up_to_most(measure, platform, times)
-    if not seen or not seen[1].calls_s:
-        raise RuntimeError(refused or f"no call succeeded: {seen[1].failures[:3]}")
-    per_second = [each.per_second for each in seen.values()]
-    p99 = [each.quantile_ms(0.99) for each in seen.values()]
+        stats, refused = _up_to_most(measure, platform, times)
+    if not stats or not stats[1].calls_s:
+        raise RuntimeError(refused or f"no call succeeded: {stats[1].failures[:3]}")
+    per_second = [each.per_second for each in stats.values()]
+    p99 = [each.quantile_ms(0.99) for each in stats.values()]
     rows = [
         (count, f"{each.per_second:.1f}", *(_ms(each, share) for share in (0.5, 0.99, 1.0)), len(each.failures))
-        for count, each in seen.items()
+        for count, each in stats.items()
     ]
-    failed = [f"{count} functions: {each.failures[0]}" for count, each in seen.items() if each.failures]
-    labels = [str(count) for count in seen]
+    failed = [f"{count} functions: {each.failures[0]}" for count, each in stats.items() if each.failures]
+    labels = [str(count) for count in stats]
     return Finding(
         summary=f"{mode}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {labels[-1]} functions "
         f"(p99 {p99[0] or 0:.0f} → {p99[-1] or 0:.0f} ms)",
@@ -111,15 +111,15 @@ def _shared(machine: Machine, mode: str, share: str) -> Finding:
 
 def _up_to_most(measure: Measure, platform: Platform, times: int) -> tuple[dict[int, CallStats], str]:
     """Return statistics by the number of functions, and why larger numbers failed if a call was impossible."""
-    seen: dict[int, CallStats] = {}
+    stats: dict[int, CallStats] = {}
     for count in _COUNTS:
         try:
-            seen[count] = measure(platform, count, times)
+            stats[count] = measure(platform, count, times)
         except _Refused as refused:
-            return seen, f"{count} functions: {refused}"
+            return stats, f"{count} functions: {refused}"
         # Intermediate results, in case the step times out.
-        print(count, seen[count].per_second, seen[count].quantile_ms(0.99), seen[count].failures[:3], sep="; ")
-    return seen, ""
+        print(count, stats[count].per_second, stats[count].quantile_ms(0.99), stats[count].failures[:3], sep="; ")
+    return stats, ""
 
 
 def _source(machine: Machine, share: str) -> str:
@@ -146,20 +146,20 @@ def _together(platform: Platform, count: int, times: int) -> CallStats:
         if why := caller.call():
             raise _Refused(f"{_name(number)} could not be called: {why}; {platform.why(_name(number))}")
     started = time.perf_counter()
-    seen = all_at_once(callers, _SECONDS)
-    return CallStats.together(seen, time.perf_counter() - started)
+    stats = all_at_once(callers, _SECONDS)
+    return CallStats.together(stats, time.perf_counter() - started)
 
 
 def _in_turns(platform: Platform, count: int, times: int) -> CallStats:
     """Let callers take turns. A caller's first call waits until the GPU has changed hands."""
     started = time.perf_counter()
-    seen = []
+    stats = []
     for number in range(count):
         caller = Caller(platform.url, _name(number), {"times": times})
-        seen += [caller.once(), caller.for_seconds(_SECONDS / count)]
-    return CallStats.together(seen, time.perf_counter() - started)
+        stats += [caller.once(), caller.for_seconds(_SECONDS / count)]
+    return CallStats.together(stats, time.perf_counter() - started)
 
 
-def _ms(seen: CallStats, share: float) -> Any:
-    value = seen.quantile_ms(share)
+def _ms(stats: CallStats, share: float) -> Any:
+    value = stats.quantile_ms(share)
     return "" if value is None else f"{value:.1f}"

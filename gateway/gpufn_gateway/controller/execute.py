@@ -151,7 +151,7 @@ class ActionRunner:
         """Update the World, and with it every lease, at once. Then write the record until it has the latest state."""
         worker = self._world.workers.get(action.worker)
         if worker is not None:
-            self._world.ask(worker, desired, park_bytes, expected_bytes)
+            self._world.set_desired(worker, desired, park_bytes, expected_bytes)
             self._on_change(worker.key[0])  # to report it
 
         async def write() -> None:

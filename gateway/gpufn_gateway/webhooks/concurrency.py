@@ -11,7 +11,7 @@ previous one. So a long queue for a slow receiver costs little and keeps it busy
 False
 >>> receivers.begin("a.example", now=SLOW_S), receivers.begin("a.example", now=SLOW_S)
 (5.0, 5.01)
->>> receivers.end("a.example", began=0.0, now=SLOW_S); receivers.end("a.example", began=0.0, now=SLOW_S)
+>>> receivers.end("a.example", started_at=0.0, now=SLOW_S); receivers.end("a.example", started_at=0.0, now=SLOW_S)
 >>> receivers.begin("a.example", now=SLOW_S)
 0.0
 """
@@ -27,10 +27,10 @@ APART_S: Final = 0.01
 
 
 class _Receiver:
-    __slots__ = ("begun", "is_slow", "retry_at")
+    __slots__ = ("is_slow", "retry_at", "started")
 
     def __init__(self) -> None:
-        self.begun: list[float] = []  # start times of the deliveries in flight
+        self.started: list[float] = []  # start times of the deliveries in flight
         self.is_slow = False
         self.retry_at = 0.0  # of the last postponed delivery
 
@@ -42,17 +42,17 @@ class Receivers:
     def begin(self, receiver: str, now: float) -> float:
         """Return 0 if the delivery may start; then call `end`. Otherwise return the seconds to wait before retrying."""
         state = self._receivers.setdefault(receiver, _Receiver())
-        state.is_slow |= sum(now - began >= SLOW_S for began in state.begun) >= MOST
-        if state.is_slow and len(state.begun) >= MOST:
+        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= MOST
+        if state.is_slow and len(state.started) >= MOST:
             state.retry_at = max(now + AGAIN_AFTER_S, state.retry_at + APART_S)
             return state.retry_at - now
-        state.begun.append(now)
+        state.started.append(now)
         return 0.0
 
-    def end(self, receiver: str, began: float, now: float) -> None:
+    def end(self, receiver: str, started_at: float, now: float) -> None:
         """Record that a delivery was answered or failed."""
         state = self._receivers[receiver]
-        state.begun.remove(began)
-        state.is_slow = now - began >= SLOW_S
-        if not state.begun:
+        state.started.remove(started_at)
+        state.is_slow = now - started_at >= SLOW_S
+        if not state.started:
             del self._receivers[receiver]

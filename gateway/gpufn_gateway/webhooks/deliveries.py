@@ -110,13 +110,13 @@ class Deliveries:
             return _Failure("the call has not ended")
         if record.webhook is None:
             return None
-        receiver, began = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
-        if after_s := self._receivers.begin(receiver, began):
+        receiver, started_at = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
+        if after_s := self._receivers.begin(receiver, started_at):
             raise _Later(after_s)
         try:
             return await self._post_once(record, record.webhook, encode_payload(record, result))
         finally:
-            self._receivers.end(receiver, began, self._clock.monotonic())
+            self._receivers.end(receiver, started_at, self._clock.monotonic())
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock.time() - delivery.stored_at

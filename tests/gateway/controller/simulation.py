@@ -267,12 +267,12 @@ class Sim:
                     if self.starting.pop(action.worker, None) is not None:
                         self._gone(action.worker)
                 case Park():
-                    self.world.ask(
+                    self.world.set_desired(
                         self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes
                     )
                     self.parking.add(action.worker)
                 case Resume():
-                    self.world.ask(self.world.workers[action.worker], Desired.RUN)
+                    self.world.set_desired(self.world.workers[action.worker], Desired.RUN)
                     if action.worker in self.parked:
                         self.resuming.add(action.worker)
                     self.parking.discard(action.worker)

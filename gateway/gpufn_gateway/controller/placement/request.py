@@ -56,8 +56,8 @@ class Request(msgspec.Struct, frozen=True):
         """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
         return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
 
-    def fits_cores(self, left: float) -> bool:
-        return has_cores(left, self.resources.cpu)
+    def fits_cores(self, free: float) -> bool:
+        return has_cores(free, self.resources.cpu)
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Return the GPUs of the kind that have engines."""
@@ -73,8 +73,8 @@ class Request(msgspec.Struct, frozen=True):
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 
 
-def has_cores(left: float, wanted: float) -> bool:
-    return wanted <= left + _ROUNDING
+def has_cores(free: float, wanted: float) -> bool:
+    return wanted <= free + _ROUNDING
 
 
 def cpu_pool(report: NodeReport) -> Device | None:

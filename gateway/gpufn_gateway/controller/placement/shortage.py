@@ -72,12 +72,12 @@ class UnavailableGpu(msgspec.Struct, frozen=True):
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """Why one node has no room. Nodes with the same `cause` and `detail` are described together. `left` is what the
-    node has of the resource; `lacks` and `free` describe its GPUs."""
+    """Why one node has no room. Nodes with the same `cause` and `detail` are described together. `remaining` is the
+    rest of the resource; `lacks` and `free` describe its GPUs."""
 
     cause: Cause
     detail: str = ""
-    left: float = 0.0
+    remaining: float = 0.0
     lacks: Mapping[Unavailable, Sequence[UnavailableGpu]] = {}
     free: int = 0
 
@@ -106,13 +106,13 @@ def shortage(  # noqa: PLR0911 - one line per cause
         left_memory = pool.memory_bytes - used.memory_bytes
         left_cores = pool.cores * limits.cpu_oversubscription - used.cores
         if resources.cpu > pool.cores:
-            return Shortage(Cause.CORES, left=pool.cores)
+            return Shortage(Cause.CORES, remaining=pool.cores)
         if left_memory < request.memory_bytes:
-            return Shortage(Cause.MEMORY, left=left_memory)
+            return Shortage(Cause.MEMORY, remaining=left_memory)
         if request.kind is None or not request.fits_cores(left_cores):
-            return Shortage(Cause.FREE_CORES, left=max(0.0, left_cores))
+            return Shortage(Cause.FREE_CORES, remaining=max(0.0, left_cores))
     if len(gpus) < resources.gpu_count:
-        return Shortage(Cause.GPU_COUNT, left=len(gpus))
+        return Shortage(Cause.GPU_COUNT, remaining=len(gpus))
     return _of_gpus(request, gpus, report, used, limits)
 
 
@@ -195,7 +195,7 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: 
     first, are_several = shortages[0], len(shortages) > 1
     detail = _bounded(first.detail)
     wants, kind = request.resources, _kind(request)
-    left = max(each.left for each in shortages)
+    remaining = max(each.remaining for each in shortages)
     it, has = ("they", "have") if are_several else ("it", "has")
     at_most = " at most" if are_several else ""
     match first.cause:
@@ -214,13 +214,13 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: 
         case Cause.NO_MPS:
             return f"{it} {has} no MPS: nvidia-cuda-mps-control is missing"
         case Cause.CORES:
-            return f"needs {wants.cpu:g} cores, {it} {has} {left:g}{at_most}"
+            return f"needs {wants.cpu:g} cores, {it} {has} {remaining:g}{at_most}"
         case Cause.MEMORY:
-            return f"needs {size(request.memory_bytes)} of memory, {size(int(left))} are free{at_most}"
+            return f"needs {size(request.memory_bytes)} of memory, {size(int(remaining))} are free{at_most}"
         case Cause.FREE_CORES:
-            return f"needs {wants.cpu:g} cores, {left:.3g} are free{at_most}"
+            return f"needs {wants.cpu:g} cores, {remaining:.3g} are free{at_most}"
         case Cause.GPU_COUNT:
-            return f"needs {wants.gpu_count}{kind} GPUs, {it} {has} {left:g}{at_most}"
+            return f"needs {wants.gpu_count}{kind} GPUs, {it} {has} {remaining:g}{at_most}"
         case Cause.GPUS:
             return _describe_gpus(request, shortages)
 
@@ -229,9 +229,7 @@ def _describe_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
     """Return a text such as ``of its 3 L4 GPUs 2 are in use, 1 is degraded (it is hot)``."""
     kind, count = _kind(request), request.resources.gpu_count
     lacks = {
-        reason: found
-        for reason in _WORDS
-        if (found := [each for one in shortages for each in one.lacks.get(reason, ())])
+        reason: gpus for reason in _WORDS if (gpus := [each for one in shortages for each in one.lacks.get(reason, ())])
     }
     free = sum(one.free for one in shortages)
     total = free + sum(map(len, lacks.values()))
@@ -243,9 +241,9 @@ def _describe_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
             lead = f"needs {count}{kind} GPUs of one model on one node, a node has {most} available at most"
         return f"{lead}: {_listed(lacks)}" if lacks else lead
     if len(lacks) == 1 and not free:
-        ((reason, found),) = lacks.items()
+        ((reason, gpus),) = lacks.items()
         subject = f"its{kind} GPU" if total == 1 else f"{its} {total:,}{kind} GPUs"
-        return f"{subject} {_phrase(reason, found)}"
+        return f"{subject} {_phrase(reason, gpus)}"
     return f"of {its} {total:,}{kind} GPUs {_listed(lacks)}"
 
 
@@ -254,15 +252,15 @@ def _kind(request: Request) -> str:
 
 
 def _listed(lacks: Mapping[Unavailable, Sequence[UnavailableGpu]]) -> str:
-    return ", ".join(f"{len(found):,} {_phrase(reason, found)}" for reason, found in lacks.items())
+    return ", ".join(f"{len(gpus):,} {_phrase(reason, gpus)}" for reason, gpus in lacks.items())
 
 
-def _phrase(reason: Unavailable, found: Sequence[UnavailableGpu]) -> str:
+def _phrase(reason: Unavailable, gpus: Sequence[UnavailableGpu]) -> str:
     """Describe the group by its largest device: if that has too little memory, all have."""
     singular, plural = _WORDS[reason]
-    text = max(found, key=lambda each: (each.device.memory_bytes, each.text)).text
+    text = max(gpus, key=lambda each: (each.device.memory_bytes, each.text)).text
     text = _bounded(text)
-    return (singular if len(found) == 1 else plural).format(text)
+    return (singular if len(gpus) == 1 else plural).format(text)
 
 
 def _bounded(detail: str) -> str:

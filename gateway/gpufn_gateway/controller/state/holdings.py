@@ -39,7 +39,7 @@ class Holdings:
         self.leases.release(worker.assignment.worker)
         self.host_memory(worker.assignment.node).release(worker.assignment.worker)
 
-    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
+    def set_desired(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
         """Apply a desired state. When parking, the worker may take `park_bytes` of host memory and is expected to take
         `expected_bytes`."""
         worker.drain_requested = worker.drain_requested or desired is Desired.DRAIN

@@ -94,7 +94,7 @@ class World:
             # Our own request stands: the watch may still report the state before it.
             known.drain_requested = known.drain_requested or assignment.desired is Desired.DRAIN
             if not known.is_written and known.park_requested is not (assignment.desired is Desired.PARK):
-                self.holdings.ask(known, assignment.desired, assignment.park_bytes)
+                self.holdings.set_desired(known, assignment.desired, assignment.park_bytes)
             return
         self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
             assignment, now
@@ -104,10 +104,10 @@ class World:
         if assignment.node not in self.nodes:
             self.nodes[assignment.node] = NodeView(now)
 
-    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
+    def set_desired(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
         """Set the desired state of a worker before its record has it: see `on_written`."""
         worker.is_written = True
-        self.holdings.ask(worker, desired, park_bytes, expected_bytes)
+        self.holdings.set_desired(worker, desired, park_bytes, expected_bytes)
 
     def on_written(self, worker: WorkerView, assignment: Assignment, version: int) -> None:
         """Apply the record after a write: it has the desired state, or, after a failure, its old state counts again."""

@@ -84,9 +84,11 @@ class Scene:
 
     def obey(self, action: Action) -> None:
         if isinstance(action, Park):
-            self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes)
+            self.world.set_desired(
+                self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes
+            )
         elif isinstance(action, Resume):
-            self.world.ask(self.world.workers[action.worker], Desired.RUN)
+            self.world.set_desired(self.world.workers[action.worker], Desired.RUN)
             self.held.pop(action.worker, None)
             self.states[action.worker] = WorkerState.RESUMING
 
