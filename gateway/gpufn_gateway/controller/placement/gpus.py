@@ -38,7 +38,7 @@ class Opening(msgspec.Struct, frozen=True):
 
     device: Device
     rank: Score
-    left_bytes: int
+    available_bytes: int
     sm_percent: int
     domain: str | None
 
@@ -51,7 +51,7 @@ class GpuFit(msgspec.Struct, frozen=True):
 class Unavailable(enum.Enum):
     """Why a GPU is not available."""
 
-    SICK = enum.auto()
+    UNHEALTHY = enum.auto()
     IN_USE = enum.auto()
     SHARED_BY = enum.auto()
     DOMAIN = enum.auto()
@@ -83,14 +83,14 @@ def matching_gpus(resources: Resources, kind: str, gpus: Iterable[Device]) -> tu
     )
 
 
-def lack(  # noqa: PLR0911 - one line per reason
+def why_unavailable(  # noqa: PLR0911 - one line per reason
     resources: Resources, device: Device, use: GpuUse | None, limits: Limits, *, contained: bool
 ) -> Unavailable | None:
     """Return why the GPU is not available, for requests of any size and trust domain: never MEMORY or DOMAIN. `use` is
     what is leased of the GPU; `contained`: the worker is to run in a container."""
     share = resources.share
     if device.health is not Health.HEALTHY:
-        return Unavailable.SICK
+        return Unavailable.UNHEALTHY
     if share is Share.MPS and device.parent:
         return Unavailable.INSTANCE
     if use is None:
@@ -116,7 +116,7 @@ def has_mps_for(resources: Resources, report: NodeReport) -> bool:
     return resources.share is not Share.MPS or report.facts.mps is not MpsLevel.NONE
 
 
-def left_bytes(device: Device, use: GpuUse | None) -> int:
+def available_bytes(device: Device, use: GpuUse | None) -> int:
     return device.memory_bytes - (use.vram_bytes if use is not None else 0)
 
 
@@ -131,9 +131,9 @@ def openings(
     result: list[Opening] = []
     for device in gpus:
         use = used.gpus.get(device.uuid)
-        if lack(resources, device, use, limits, contained=contained) is None:
+        if why_unavailable(resources, device, use, limits, contained=contained) is None:
             sm_percent = use.sm_percent if use is not None else 0
-            free_bytes = left_bytes(device, use)
+            free_bytes = available_bytes(device, use)
             rank: Score = (use is None, free_bytes)
             if resources.share is Share.TIME:
                 workers = use.workers if use is not None else 0
@@ -148,7 +148,9 @@ def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
     vram_bytes, most_percent = resources.vram_bytes or 0, 100 - (resources.sm_percent or 0)
     best: Opening | None = None
     for opening in openings:
-        if opening.left_bytes < vram_bytes or (opening.domain is not None and opening.domain != resources.trust_domain):
+        if opening.available_bytes < vram_bytes or (
+            opening.domain is not None and opening.domain != resources.trust_domain
+        ):
             continue
         if opening.sm_percent <= most_percent:
             best = opening

@@ -24,13 +24,13 @@ from gpufn_gateway.controller.placement.gpus import (
     GpuFit,
     Opening,
     Score,
+    available_bytes,
     domain_of,
     has_mps_for,
-    lack,
-    left_bytes,
     openings,
     part,
     whole,
+    why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, Wanted, cpu_pool, gpus_of, has_cores
 from gpufn_gateway.controller.placement.shortage import in_words, shortage, size
@@ -56,8 +56,8 @@ class _Offer(msgspec.Struct, frozen=True):
     report: NodeReport
     used: NodeUse
     pool: Device | None = None
-    left_bytes: int = 0
-    left_cores: float = 0.0
+    available_bytes: int = 0
+    available_cores: float = 0.0
     idle_cores: float = 0.0  # promised to no worker
     openings: tuple[Opening, ...] | None = None
     fit: GpuFit | None = None
@@ -134,18 +134,18 @@ def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, use
     gpus = [gpu for gpu in gpus_of(report) if gpu.uuid in share.gpus]
     if pool is None or len(gpus) < len(share.gpus):
         return False
-    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
-    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or not has_cores(left_cores, share.cores):
+    available_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or not has_cores(available_cores, share.cores):
         return False
     return all(_can_resume_on(gpu, resources, share, used.gpus.get(gpu.uuid), limits) for gpu in gpus)
 
 
 def _can_resume_on(gpu: Device, resources: Resources, share: DeviceShare, use: GpuUse | None, limits: Limits) -> bool:
-    if lack(resources, gpu, use, limits, contained=share.contained) is not None:
+    if why_unavailable(resources, gpu, use, limits, contained=share.contained) is not None:
         return False
     if share.mode is Share.EXCLUSIVE:
         return True  # no worker runs on it; a new worker does not check the memory of parked ones either
-    return domain_of(use, limits) in (None, share.trust_domain) and left_bytes(gpu, use) >= share.vram_bytes
+    return domain_of(use, limits) in (None, share.trust_domain) and available_bytes(gpu, use) >= share.vram_bytes
 
 
 def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) -> _Offer:
@@ -154,27 +154,36 @@ def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) 
         return _Offer(report, used)
     if not request.can_run_on(report) or not has_mps_for(request.resources, report):
         return _Offer(report, used)
-    left_memory = pool.memory_bytes - used.memory_bytes
-    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    available_memory = pool.memory_bytes - used.memory_bytes
+    available_cores = pool.cores * limits.cpu_oversubscription - used.cores
     idle_cores = pool.cores - used.cores
     if request.kind is None:
         whole_ones = sum(device.uuid not in used.gpus for device in gpus_of(report))
-        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
+        return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
     gpus, contained = request.gpus(report), request.is_contained(report)
     resources = request.resources
     if resources.share is not Share.EXCLUSIVE:
         parts = openings(resources, gpus, used, limits, contained=contained)
-        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, openings=parts)
-    free = [gpu for gpu in gpus if lack(resources, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None]
+        return _Offer(report, used, pool, available_memory, available_cores, idle_cores, openings=parts)
+    free = [
+        gpu
+        for gpu in gpus
+        if why_unavailable(resources, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None
+    ]
     unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # no parked worker wants to resume on these
     fit = whole(unused, resources.gpu_count, report.links) or whole(free, resources.gpu_count, report.links)
-    return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=fit)
+    return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=fit)
 
 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:
     pool, resources = offer.pool, request.resources
-    left_memory = offer.left_bytes - request.memory_bytes
-    if pool is None or left_memory < 0 or resources.cpu > pool.cores or not request.fits_cores(offer.left_cores):
+    available_memory = offer.available_bytes - request.memory_bytes
+    if (
+        pool is None
+        or available_memory < 0
+        or resources.cpu > pool.cores
+        or not request.fits_cores(offer.available_cores)
+    ):
         return None
     fit = offer.fit
     if offer.openings is not None:
@@ -182,7 +191,9 @@ def _fit(request: Request, offer: _Offer) -> _Fit | None:
     if fit is None:
         return None
     is_oversubscribed = not request.fits_cores(offer.idle_cores)
-    return _Fit((is_oversubscribed, *fit.score, left_memory, offer.left_cores - resources.cpu), offer, fit.gpus)
+    return _Fit(
+        (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu), offer, fit.gpus
+    )
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:
@@ -200,7 +211,7 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         contained=request.is_contained(fit.offer.report),
         gpu_part=_gpu_part(resources, fit.gpus),
     )
-    free = size(fit.offer.left_bytes - request.memory_bytes)
+    free = size(fit.offer.available_bytes - request.memory_bytes)
     return Placement(node, share, f"{_gpu_names(fit.gpus)} on {node}, {free} of memory left")
 
 

@@ -20,17 +20,17 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
     ANY_KIND,
     Unavailable,
+    available_bytes,
     domain_of,
     has_mps_for,
-    lack,
-    left_bytes,
     matching_gpus,
+    why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of
 from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
 _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for several; `{}` describes the largest
-    Unavailable.SICK: ("is {}", "are {}"),
+    Unavailable.UNHEALTHY: ("is {}", "are {}"),
     Unavailable.IN_USE: ("is in use", "are in use"),
     Unavailable.SHARED_BY: ("is shared by {}", "are shared by {}"),
     Unavailable.CONTAINED: ("is shared by workers in containers", "are shared by workers in containers"),
@@ -73,12 +73,12 @@ class UnavailableGpu(msgspec.Struct, frozen=True):
 
 class Shortage(msgspec.Struct, frozen=True):
     """Why one node has no room. Nodes with the same `cause` and `detail` are described together. `remaining` is the
-    rest of the resource; `lacks` and `free` describe its GPUs."""
+    rest of the resource; `unavailable` and `free` describe its GPUs."""
 
     cause: Cause
     detail: str = ""
     remaining: float = 0.0
-    lacks: Mapping[Unavailable, Sequence[UnavailableGpu]] = {}
+    unavailable: Mapping[Unavailable, Sequence[UnavailableGpu]] = {}
     free: int = 0
 
 
@@ -103,14 +103,14 @@ def shortage(  # noqa: PLR0911 - one line per cause
     if request.kind is not None and not has_mps_for(resources, report):
         return Shortage(Cause.NO_MPS)
     if not of_any_size or request.kind is None:
-        left_memory = pool.memory_bytes - used.memory_bytes
-        left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+        available_memory = pool.memory_bytes - used.memory_bytes
+        available_cores = pool.cores * limits.cpu_oversubscription - used.cores
         if resources.cpu > pool.cores:
             return Shortage(Cause.CORES, remaining=pool.cores)
-        if left_memory < request.memory_bytes:
-            return Shortage(Cause.MEMORY, remaining=left_memory)
-        if request.kind is None or not request.fits_cores(left_cores):
-            return Shortage(Cause.FREE_CORES, remaining=max(0.0, left_cores))
+        if available_memory < request.memory_bytes:
+            return Shortage(Cause.MEMORY, remaining=available_memory)
+        if request.kind is None or not request.fits_cores(available_cores):
+            return Shortage(Cause.FREE_CORES, remaining=max(0.0, available_cores))
     if len(gpus) < resources.gpu_count:
         return Shortage(Cause.GPU_COUNT, remaining=len(gpus))
     return _of_gpus(request, gpus, report, used, limits)
@@ -132,26 +132,26 @@ def _without_engine(request: Request, report: NodeReport) -> str | None:
 def _of_gpus(request: Request, gpus: Sequence[Device], report: NodeReport, used: NodeUse, limits: Limits) -> Shortage:
     resources = request.resources
     contained = request.is_contained(report)
-    lacks: dict[Unavailable, list[UnavailableGpu]] = {}
+    unavailable: dict[Unavailable, list[UnavailableGpu]] = {}
     for device in gpus:
         use = used.gpus.get(device.uuid)
-        reason = lack(resources, device, use, limits, contained=contained)
+        reason = why_unavailable(resources, device, use, limits, contained=contained)
         if reason is None and domain_of(use, limits) not in (None, resources.trust_domain):
             reason = Unavailable.DOMAIN
-        if reason is None and left_bytes(device, use) < (resources.vram_bytes or 0):
+        if reason is None and available_bytes(device, use) < (resources.vram_bytes or 0):
             reason = Unavailable.MEMORY
         if reason is not None:
-            lacks.setdefault(reason, []).append(UnavailableGpu(_detail(request, reason, device, use), device))
-    return Shortage(Cause.GPUS, lacks=lacks, free=len(gpus) - sum(map(len, lacks.values())))
+            unavailable.setdefault(reason, []).append(UnavailableGpu(_detail(request, reason, device, use), device))
+    return Shortage(Cause.GPUS, unavailable=unavailable, free=len(gpus) - sum(map(len, unavailable.values())))
 
 
 def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse | None) -> str:
-    if reason is Unavailable.SICK:
+    if reason is Unavailable.UNHEALTHY:
         return f"{device.health.value} ({device.health_reason})" if device.health_reason else device.health.value
     if reason is Unavailable.SHARED_BY and use is not None:
         return use.mode.value
     if reason is Unavailable.MEMORY:
-        return f"{size(request.resources.vram_bytes or 0)} are needed, {size(left_bytes(device, use))} are free"
+        return f"{size(request.resources.vram_bytes or 0)} are needed, {size(available_bytes(device, use))} are free"
     return ""
 
 
@@ -228,31 +228,33 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: 
 def _describe_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
     """Return a text such as ``of its 3 L4 GPUs 2 are in use, 1 is degraded (it is hot)``."""
     kind, count = _kind(request), request.resources.gpu_count
-    lacks = {
-        reason: gpus for reason in _WORDS if (gpus := [each for one in shortages for each in one.lacks.get(reason, ())])
+    unavailable = {
+        reason: gpus
+        for reason in _WORDS
+        if (gpus := [each for one in shortages for each in one.unavailable.get(reason, ())])
     }
     free = sum(one.free for one in shortages)
-    total = free + sum(map(len, lacks.values()))
+    total = free + sum(map(len, unavailable.values()))
     its = "their" if len(shortages) > 1 else "its"
     if count > 1:
         lead = f"needs {count}{kind} GPUs of one model, {free} of {its} {total:,} are available"
         if len(shortages) > 1:
             most = max(one.free for one in shortages)
             lead = f"needs {count}{kind} GPUs of one model on one node, a node has {most} available at most"
-        return f"{lead}: {_listed(lacks)}" if lacks else lead
-    if len(lacks) == 1 and not free:
-        ((reason, gpus),) = lacks.items()
+        return f"{lead}: {_listed(unavailable)}" if unavailable else lead
+    if len(unavailable) == 1 and not free:
+        ((reason, gpus),) = unavailable.items()
         subject = f"its{kind} GPU" if total == 1 else f"{its} {total:,}{kind} GPUs"
         return f"{subject} {_phrase(reason, gpus)}"
-    return f"of {its} {total:,}{kind} GPUs {_listed(lacks)}"
+    return f"of {its} {total:,}{kind} GPUs {_listed(unavailable)}"
 
 
 def _kind(request: Request) -> str:
     return "" if request.kind is None or request.kind.lower() == ANY_KIND else f" {request.kind}"
 
 
-def _listed(lacks: Mapping[Unavailable, Sequence[UnavailableGpu]]) -> str:
-    return ", ".join(f"{len(gpus):,} {_phrase(reason, gpus)}" for reason, gpus in lacks.items())
+def _listed(unavailable: Mapping[Unavailable, Sequence[UnavailableGpu]]) -> str:
+    return ", ".join(f"{len(gpus):,} {_phrase(reason, gpus)}" for reason, gpus in unavailable.items())
 
 
 def _phrase(reason: Unavailable, gpus: Sequence[UnavailableGpu]) -> str:
