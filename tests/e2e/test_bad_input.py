@@ -355,7 +355,7 @@ def test_a_spec_that_is_no_good(picky: Platform, change: dict[str, Any], said: s
 def test_a_deploy_without_its_bundle(picky: Platform) -> None:
     spec = picky.client.get("/v1/functions/add").json()["spec"]
     answer = picky.client.post("/v1/functions", json={"spec": spec, "bundle": "1" * 64})
-    said = f"The bundle 111111111111 is not here: PUT /v1/bundles/{'1' * 64} first."
+    said = f"The bundle 111111111111 is not uploaded: PUT /v1/bundles/{'1' * 64} first."
     assert refusal(answer) == (422, "invalid_bundle", said, None)
 
 

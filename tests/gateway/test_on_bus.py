@@ -99,7 +99,7 @@ async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make
     async with gateway_on(nats) as gateway:
         body = msgspec.json.encode({"spec": make.spec("none"), "bundle": "0" * 64})
         assert problem(await gateway.http.post("/v1/functions", content=body)) == (422, "invalid_bundle")
-        with pytest.raises(InvalidBundle, match="damaged on its way"):
+        with pytest.raises(InvalidBundle, match="damaged in transit"):
             await gateway.deploys.put_bundle("0" * 64, BUNDLE)
 
 
@@ -153,9 +153,9 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         )
         assert "--replace" in detail
         status, detail = await deploy(here | {"project_id": "2"})
-        assert (status, "another project of that name" in detail) == (409, True)
+        assert (status, "another project of the same name" in detail) == (409, True)
         status, detail = await deploy(None)
-        assert (status, "a client that does not say from where" in detail) == (409, True)
+        assert (status, "a client that sends no source" in detail) == (409, True)
         assert await deploy(here | {"file": "lib/app.py", "key": "forged"}, replace=True) == (201, "")
         await until(lambda: 4 in gateway.registry.revisions["owned"])
         view = (await gateway.http.get("/v1/functions/owned")).json()
