@@ -1,9 +1,9 @@
-"""Time of a call by the kind and size of its argument: one platform, or two checkouts in turns.
+"""Time of a call by the kind and size of its argument: on one platform, or on two checkouts in turns.
 
     python benchmarks/arguments.py [--other PYTHON] [--rounds 5]
 
-`--other` is the interpreter of another checkout's environment. Each platform has a home and a port of its own; both run
-at the same time, and each round calls the one and then the other. Prints medians and their ratio, as JSON.
+`--other` is the interpreter of another checkout's environment. Each platform has its own home and port. Both run at the
+same time, and each round calls one and then the other. Prints medians and their ratio, as JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ for line in sys.stdin:
     size.remote(value)
     times = []
     for _ in range(calls):
-        began = time.perf_counter()
+        started = time.perf_counter()
         size.remote(value)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
     print(json.dumps(times), flush=True)
 """
 CASES = [
@@ -61,7 +61,7 @@ CASES = [
 
 @contextlib.contextmanager
 def platform(python: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A platform with `size` deployed, and a process that makes the calls read from its standard input."""
+    """Start a platform with `size` deployed, and a client process that makes the calls read from its standard input."""
     folder.mkdir()
     (folder / "app.py").write_text(APP)
     (folder / "client.py").write_text(CLIENT)
@@ -105,9 +105,9 @@ def main() -> None:
         for case in CASES:
             times: list[list[float]] = [[] for _ in clients]
             for _ in range(options.rounds):
-                for client, found in zip(clients, times, strict=True):
-                    found.append(statistics.median(measured(client, case)))
-            medians = [statistics.median(found) for found in times]
+                for client, samples in zip(clients, times, strict=True):
+                    samples.append(statistics.median(measured(client, case)))
+            medians = [statistics.median(samples) for samples in times]
             row = {"kind": case[0], "bytes": case[1], "ms": [round(each * 1000, 3) for each in medians]}
             rows.append(row | ({"ratio": round(medians[0] / medians[1], 3)} if options.other else {}))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -1,13 +1,13 @@
-"""What a round trip over the bus costs, for three clients side by side in one run.
+"""Cost of a round trip over the bus, for three clients side by side in one run.
 
     python benchmarks/bus.py [--seconds 2] [--rounds 3] [--uvloop]
 
 core       request → subscriber → reply
-jetstream  publish → work queue in memory → pull → reply and ack (what an invocation does)
+jetstream  publish → work queue in memory → pull → reply and ack (as for an invocation)
 
 nats-py    its public API: request, fetch(1) in one task per slot
-fast-lane  nats-py's connection and read loop, its parser replaced by one that dispatches synchronously
-bus        gpufn_platform.bus: nats-py dials, then an own asyncio.Protocol has the socket
+fast-lane  nats-py's connection and read loop, with its parser replaced by one that dispatches synchronously
+bus        gpufn_platform.bus: nats-py connects, then our own asyncio.Protocol takes over the socket
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Call = Callable[[], Awaitable[Any]]
 
 
 class FastLane(Bus):
-    """A Bus whose link stays inside nats-py: its tasks read, ping and close; its parser is ours."""
+    """A Bus on top of nats-py: its tasks read, ping and close the connection; the parser is ours."""
 
     @classmethod
     async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0, patience_s: float = 0.0) -> Bus:
@@ -90,7 +90,7 @@ class _FastLink:
 
 
 async def measure(call: Call, concurrency: int, seconds: float) -> tuple[float, float]:
-    """Round trips per second, and the median in milliseconds."""
+    """Return the round trips per second, and the median in milliseconds."""
     took: list[float] = []
     stop = time.perf_counter() + seconds
 
@@ -99,9 +99,9 @@ async def measure(call: Call, concurrency: int, seconds: float) -> tuple[float, 
             await call()
             took.append(time.perf_counter() - start)
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return len(took) / (time.perf_counter() - began), statistics.median(took) * 1e3
+    return len(took) / (time.perf_counter() - started), statistics.median(took) * 1e3
 
 
 @contextlib.asynccontextmanager
@@ -183,7 +183,7 @@ async def ours(url: str, concurrency: int, kind: type[Bus]) -> Any:
         await waiting[reply]
         del waiting[reply]
 
-    while True:  # until the server knows of the subscription
+    while True:  # until the server has the subscription
         with contextlib.suppress(NoResponders):
             await core()
             break
@@ -204,12 +204,12 @@ async def run(seconds: float, rounds: int) -> dict[str, Any]:
         admin = await Bus.connect(server.url, name="bench")
         await streams.ensure_streams(admin)
         await streams.ensure_consumer(admin, subjects.SYNC, CONSUMER, QUEUE, ack_wait_s=15, max_ack_pending=1000)
-        for _ in range(rounds):  # interleaved, so that a noisy moment hits all of them
+        for _ in range(rounds):  # interleaved, so that noise affects all clients
             for concurrency, (name, client) in itertools.product((1, 16, 64), clients.items()):
                 async with client(server.url, concurrency) as (core, jetstream):
-                    for what, call in (("core", core), ("jetstream", jetstream)):
+                    for kind, call in (("core", core), ("jetstream", jetstream)):
                         result = await measure(call, concurrency, seconds)
-                        results.setdefault(f"{what:9} {concurrency:2} {name}", []).append(result)
+                        results.setdefault(f"{kind:9} {concurrency:2} {name}", []).append(result)
         await admin.close()
     return {
         key: {

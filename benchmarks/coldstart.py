@@ -1,12 +1,12 @@
-"""From no worker to the first reply over HTTP, with a standby template and without one.
+"""Cold starts: time from no worker to the first reply over HTTP, with and without a template process.
 
     python benchmarks/coldstart.py [--rounds 9] [--many 50] [--no-peers] [--docker]
 
-A round waits until the function has scaled to zero, then makes one call and takes the time at the client. Beside it
-stands `python -c "import …"` of the same modules: what a process that is started for the call costs at least.
+A round waits until the function has scaled to zero, then makes one call and measures the time at the client. For
+comparison, `python -c "import …"` of the same modules is the minimum for a process that is started for the call.
 
---docker measures the empty function only, in containers and in processes: GPUFN_BASE_IMAGE and the agent's other
-settings of Docker say what they are made of.
+--docker measures only the empty function, in containers and in processes. GPUFN_BASE_IMAGE and the agent's other Docker
+settings apply.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _in_containers(rounds: int) -> dict[str, Any]:
-    """The empty function, in turns, so that what else the machine does falls on all alike."""
+    """Measure the empty function in turns, so that other load on the machine affects all ways alike."""
     ways = {
         "container, standby": {"GPUFN_LAUNCHER": "docker"},
         "container, from nothing": {"GPUFN_LAUNCHER": "docker", "GPUFN_TEMPLATES": "0"},
@@ -79,7 +79,7 @@ def _in_containers(rounds: int) -> dict[str, Any]:
             platform = stack.enter_context(measure.gpufn_up(**environ))
             measure.deploy(platform, "cold_empty")
             clients[way] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=600))
-            _from_zero_s(clients[way], "cold-empty")  # its image is built
+            _from_zero_s(clients[way], "cold-empty")  # builds the image
         for _ in range(rounds):
             for way, client in clients.items():
                 taken[way].append(_from_zero_s(client, "cold-empty"))
@@ -93,7 +93,7 @@ def _import_s(module: str) -> float:
 
 
 def _from_zero_s(client: httpx.Client, function: str) -> float:
-    """The first call ever, which fills caches, is made the same way and left out by the caller."""
+    """Return the seconds of a call to a function without workers. Callers discard the first one, which fills caches."""
     _wait_for_zero(client, function)
     start = time.perf_counter()
     answer = client.post(f"/v1/functions/{function}/invoke")
@@ -103,18 +103,18 @@ def _from_zero_s(client: httpx.Client, function: str) -> float:
 
 
 def _wait_for_zero(client: httpx.Client, function: str) -> None:
-    give_up = time.monotonic() + _ZERO_TIMEOUT_S
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + _ZERO_TIMEOUT_S
+    while time.monotonic() < deadline:
         workers = client.get(f"/v1/functions/{function}").raise_for_status().json()["workers"]
         if not any(workers.values()):
-            time.sleep(1.0)  # the standby template is made again meanwhile, if it has to be
+            time.sleep(1.0)  # time to recreate the template process, if it has to be
             return
         time.sleep(0.1)
     raise RuntimeError(f"{function} did not scale to zero in {_ZERO_TIMEOUT_S:.0f} s")
 
 
 def _many(count: int) -> dict[str, Any]:
-    """`count` functions without a worker, all called at the same moment."""
+    """Call `count` functions without a worker at the same moment."""
     with measure.gpufn_up() as platform:
         measure.deploy_many(platform, _MANY, count)
         limits = httpx.Limits(max_connections=count)
@@ -131,11 +131,11 @@ def _many(count: int) -> dict[str, Any]:
 
             answers = list(pool.map(call, range(count)))
     seconds = [elapsed for _, elapsed in answers]
-    return {"functions": count, "answered": sum(good for good, _ in answers)} | _summary(seconds)
+    return {"functions": count, "answered": sum(is_correct for is_correct, _ in answers)} | _summary(seconds)
 
 
 def _ray(python: str, rounds: int) -> list[float]:
-    """Ray Serve with min_replicas=0; `peer` makes the first call, and the replica goes within a few seconds."""
+    """Ray Serve with min_replicas=0. `peer` makes the first call, and the replica stops within a few seconds."""
     taken = []
     with measure.peer("ray", python, RAY_MIN_REPLICAS="0") as server:
         for _ in range(rounds):
@@ -166,7 +166,7 @@ def _tables(result: dict[str, Any]) -> str:
         rows.append(["Ray Serve, min_replicas=0, empty", "", _cell(result["ray"]), ""])
     many = result["many"]
     page: str = (
-        f"Milliseconds from the request to its answer, {result['rounds']} rounds each: median (least to most).\n\n"
+        f"Milliseconds from the request to its answer, {result['rounds']} rounds each: median (min to max).\n\n"
         + measure.table(["function", "with a standby", "without", "python -c import"], rows)
         + f"\n{many['functions']} functions called at once from zero workers: {many['answered']} answered, median "
         f"{many['median_ms']:.0f} ms, last after {many['max_ms']:.0f} ms.\n"
@@ -177,7 +177,7 @@ def _tables(result: dict[str, Any]) -> str:
 def _docker_table(result: dict[str, Any]) -> str:
     page: str = (
         f"Milliseconds from the request to its answer, the empty function, {result['rounds']} rounds in turns: median "
-        "(least to most). The image is there.\n\n"
+        "(min to max). The image is already built.\n\n"
         + measure.table(["worker in a", "first reply"], [[way, _cell(each)] for way, each in result["ways"].items()])
     )
     return page

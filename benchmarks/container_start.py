@@ -1,9 +1,9 @@
-"""Where the time of a container's start goes: what Docker takes, what Python takes, and what a standby saves of it.
+"""Where the time of a container start goes: Docker, Python, and what a template container saves.
 
     GPUFN_BASE_IMAGE=... python benchmarks/container_start.py [--rounds 9]
 
-The agent's own settings of Docker say which daemon and what the image is made of. Beside it stand the same imports in a
-process of this machine, and a container of nothing but `sleep`, which is what Docker takes at least.
+The agent's Docker settings select the daemon and the base image. For comparison: the same imports in a process of this
+machine, and a container that runs only `sleep`, which is Docker's minimum.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.workers.environment import worker_packages
 
 _OWNER = {"gpufn.owner": "benchmark"}
-_IMPORTS = "from gpufn_runtime.worker import lifecycle, template; from gpufn_runtime.worker.arguments import loader; template.rehearse()"
+_IMPORTS = (
+    "from gpufn_runtime.worker import lifecycle, template; from gpufn_runtime.worker.arguments import loader; "
+    "template.rehearse()"
+)
 
 
 class _Timed:
-    """Docker, and how long each request took, in ms by its name."""
+    """A Docker client that records how long each request took, in ms by its name."""
 
     def __init__(self, docker: Docker) -> None:
         self._docker = docker
@@ -42,15 +45,15 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         async def request(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            answer = await getattr(self._docker, name)(*arguments, **options)
-            self.note(name, began)
-            return answer
+            started = time.perf_counter()
+            result = await getattr(self._docker, name)(*arguments, **options)
+            self.note(name, started)
+            return result
 
         return request
 
-    def note(self, what: str, began: float) -> None:
-        self.taken.setdefault(what, []).append((time.perf_counter() - began) * 1e3)
+    def note(self, name: str, started: float) -> None:
+        self.taken.setdefault(name, []).append((time.perf_counter() - started) * 1e3)
 
 
 def main() -> None:
@@ -62,9 +65,9 @@ def main() -> None:
             taken = asyncio.run(_measured(home, options.rounds))
         finally:
             home.forget_running()
-    result = {what: _summary(taken[what]) for what in _PHASES}
+    result = {phase: _summary(taken[phase]) for phase in _PHASES}
     rows = [
-        [_PHASES[what], each["median_ms"], f"{each['min_ms']} to {each['max_ms']}"] for what, each in result.items()
+        [_PHASES[phase], each["median_ms"], f"{each['min_ms']} to {each['max_ms']}"] for phase, each in result.items()
     ]
     tables = f"{options.rounds} rounds in turns.\n\n" + measure.table(["phase", "ms, median", "least to most"], rows)
     measure.write("container-start", result, tables, about)
@@ -78,8 +81,8 @@ _PHASES = {
     "imports": "the same imports in a process of this machine",
     "pause": "pause by Docker",
     "unpause": "unpause by Docker",
-    "freeze": "freeze by the kernel's switch",
-    "thaw": "thaw by the kernel's switch",
+    "freeze": "freeze by the kernel's cgroup freezer",
+    "thaw": "thaw by the kernel's cgroup freezer",
     "remove": "remove",
 }
 
@@ -96,15 +99,15 @@ async def _measured(home: Home, rounds: int) -> dict[str, list[float]]:
     image = await images.get(ImageSpec(python=python), "", lambda line: None)
     kind = Kind(image, Limits(256 << 20, 0.1))
     for _ in range(rounds):
-        began = time.perf_counter()
-        least = await docker._docker.create("gpufn-benchmark-sleep", image, _SLEEP, _OWNER)
-        await docker._docker.start(least)
-        docker.note("sleep", began)
-        await docker._docker.remove(least)
+        started = time.perf_counter()
+        minimal = await docker._docker.create("gpufn-benchmark-sleep", image, _SLEEP, _OWNER)
+        await docker._docker.start(minimal)
+        docker.note("sleep", started)
+        await docker._docker.remove(minimal)
         await _one(docker, home, kind)
-        began = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run([sys.executable, "-c", _IMPORTS], check=True)  # noqa: ASYNC221
-        docker.note("imports", began)
+        docker.note("imports", started)
     images.keep([])
     await images.collect()
     taken: dict[str, list[float]] = docker.taken
@@ -117,19 +120,19 @@ _SLEEP = Sandbox({"entrypoint": ["sleep", "60"]}, {"network_mode": "none"})
 async def _one(docker: Any, home: Home, kind: Kind) -> None:
     container = Container(docker, home, kind, frozenset())
     try:
-        began = time.perf_counter()
+        started = time.perf_counter()
         await container.start(_OWNER, worker_packages())
-        docker.note("made", began)
-        before = (docker.taken[what][-1] for what in ("create", "start"))
+        docker.note("made", started)
+        before = (docker.taken[phase][-1] for phase in ("create", "start"))
         docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))
         await docker.pause(container.id)
         await docker.unpause(container.id)
         freezer = Freezer.of(container.pid)
-        for what in ("freeze", "thaw"):
-            began = time.perf_counter()
+        for phase in ("freeze", "thaw"):
+            started = time.perf_counter()
             if freezer is not None:
-                getattr(freezer, what)()
-            docker.note(what, began)
+                getattr(freezer, phase)()
+            docker.note(phase, started)
     finally:
         await container.remove()
 

@@ -1,10 +1,10 @@
-"""Calls that nobody waits for: how many are accepted, how many are done end to end, and what it costs that many wait.
+"""Durable calls: acceptance rate, end-to-end rate, and the cost of a long backlog.
 
     python benchmarks/durable.py [--seconds 4] [--rounds 3] [--calls 5000] [--queued 1000000] [--no-peers]
 
-accepted    202 over HTTP at 64 connections, while all of them wait; and at 256 while a worker runs them
-end to end  from the first submission until the results of all are stored; Celery, Dramatiq and taskiq in turns
-waiting     the status of calls, and each process's memory, while a few, 100,000 and `--queued` wait
+accepted    202 responses over HTTP at 64 connections while all calls wait; and at 256 while a worker runs them
+end to end  from the first submission until all results are stored; Celery, Dramatiq and taskiq in turns
+waiting     latency of status requests, and memory per process, while a few, 100,000 and `--queued` calls wait
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from gpufn_platform.bus.storage import streams
 T = TypeVar("T")
 
 CONNECTIONS = 64
-MANY_CONNECTIONS = 256  # of who submits as much as he can and waits for all of it
+MANY_CONNECTIONS = 256  # for a client that submits as much as it can and waits for all of it
 KEPT = "written to a file, synced every two minutes"
 _LOOK_EVERY_S = 0.02
-_LOOKS = 30  # at the status of each call
+_LOOKS = 30  # status requests per call
 _SUBMIT = measure.Post("", b'{"x": 0}', {"Content-Type": "application/json"})
 _LONG_S = 100_000
 
 
 class Platform:
-    """`held` keeps its only worker busy with the first call, so that the others wait; `noop` returns at once."""
+    """A platform with `held`, whose only worker is busy with the first call so that others wait, and `noop`."""
 
     def __init__(self, server: measure.Server) -> None:
         self.server = server
@@ -60,17 +60,17 @@ class Platform:
         return measure.wrk(target, connections, seconds)
 
     def status_ms(self, invocation: str) -> list[float]:
-        found = []
+        samples = []
         with httpx.Client(base_url=self.server.url) as client:
             for _ in range(_LOOKS):
                 start = time.perf_counter()
                 answer = client.get(f"/v1/invocations/{invocation}")
-                found.append((time.perf_counter() - start) * 1e3)
+                samples.append((time.perf_counter() - start) * 1e3)
                 assert answer.json()["state"] == "queued", answer.text
-        return found
+        return samples
 
     def used(self) -> tuple[dict[str, float], dict[str, float]]:
-        """By process: CPU seconds since its start, MiB of resident memory."""
+        """Return by process: CPU seconds since its start, MiB of resident memory."""
         cpu_s: dict[str, float] = defaultdict(float)
         mib: dict[str, float] = defaultdict(float)
         for each in measure.usage(self.server.process.pid).values():
@@ -79,51 +79,51 @@ class Platform:
         return cpu_s, mib
 
     def waiting(self, function: str) -> int:
-        """Submitted calls that have not ended."""
-        return self._ask(lambda bus: _depth(bus, function))
+        """Return the number of submitted calls that have not ended."""
+        return self._with_bus(lambda bus: _depth(bus, function))
 
     def wait_until_ended(self, function: str) -> None:
         async def wait(bus: Bus) -> None:
             while await _depth(bus, function):  # noqa: ASYNC110
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-        self._ask(wait)
+        self._with_bus(wait)
 
     def results(self) -> int:
-        """How many are stored."""
+        """Return the number of stored results."""
 
         async def count(bus: Bus) -> int:
             return int((await bus.js(f"STREAM.INFO.{subjects.RESULTS}"))["state"]["messages"])
 
-        return self._ask(count)
+        return self._with_bus(count)
 
     def _url(self, function: str) -> str:
         return f"{self.server.url}/v1/functions/{function}/submit"
 
-    def _ask(self, question: Callable[[Bus], Awaitable[T]]) -> T:
+    def _with_bus(self, query: Callable[[Bus], Awaitable[T]]) -> T:
         nats = Path(self.server.environ["GPUFN_HOME"]) / "nats"
         password = json.loads((nats / "credentials.json").read_bytes())["admin"]
 
-        async def ask() -> T:
+        async def connected() -> T:
             bus = await Bus.connect(
                 f"nats://admin:{password}@127.0.0.1:{(nats / 'port').read_text()}", name="benchmark"
             )
             try:
-                return await question(bus)
+                return await query(bus)
             finally:
                 await bus.close()
 
-        return asyncio.run(ask())
+        return asyncio.run(connected())
 
 
 async def _depth(bus: Bus, function: str) -> int:
-    found = (await streams.depths(bus)).get((function, 1))
-    return 0 if found is None else found.asynchronous
+    depth = (await streams.depths(bus)).get((function, 1))
+    return 0 if depth is None else depth.asynchronous
 
 
 def main() -> None:
     options = measure.arguments(
-        "Calls that nobody waits for.", seconds=4.0, rounds=3, calls=5000, queued=1_000_000
+        "Durable calls.", seconds=4.0, rounds=3, calls=5000, queued=1_000_000
     )  # fmt: skip
     about = measure.machine()
     with contextlib.ExitStack() as stack:
@@ -140,11 +140,11 @@ def main() -> None:
             for peer in peers:
                 with measure.paused([each.worker for each in peers], but=peer.worker):
                     try:
-                        told = peer.run(options.calls)
+                        report = peer.run(options.calls)
                     except subprocess.SubprocessError as error:
-                        print(f"{peer.name} is left out of round {number + 1}: {error}", file=sys.stderr)
+                        print(f"skipped {peer.name} in round {number + 1}: {error}", file=sys.stderr)
                     else:
-                        ended[f"{peer.name}, {peer.store.name}"].append(_told(peer, options.calls, told))
+                        ended[f"{peer.name}, {peer.store.name}"].append(_peer_result(peer, options.calls, report))
             print(
                 f"round {number + 1}", {name: runs[-1]["per_second"] for name, runs in ended.items()}, file=sys.stderr
             )
@@ -156,16 +156,16 @@ def main() -> None:
 
 def _peers(stack: contextlib.ExitStack, about: dict[str, Any]) -> list[task_queues.TaskQueue]:
     python = measure.peers_python()
-    found = []
+    queues = []
     stores: dict[str, list[task_queues.Store]] = {}
     for name in task_queues.available(python):
         about["versions"][name] = measure.version_in(python, name)
         kind = "nats" if name == "taskiq" else "redis"
         if kind not in stores:
-            made = [task_queues.nats()] if kind == "nats" else [task_queues.redis(log=log) for log in (True, False)]
-            stores[kind] = [stack.enter_context(each) for each in made]
-        found += [stack.enter_context(task_queues.task_queue(name, python, store)) for store in stores[kind]]
-    return found
+            created = [task_queues.nats()] if kind == "nats" else [task_queues.redis(log=log) for log in (True, False)]
+            stores[kind] = [stack.enter_context(each) for each in created]
+        queues += [stack.enter_context(task_queues.task_queue(name, python, store)) for store in stores[kind]]
+    return queues
 
 
 def _accepted(platform: Platform, seconds: float) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _accepted(platform: Platform, seconds: float) -> dict[str, Any]:
 
 
 def _end_to_end(platform: Platform, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was accepted while a worker ran it; and all of it, with its results stored."""
+    """Return the acceptance rate while a worker runs the calls; and the rate until all results are stored."""
     before, _ = platform.used()
     stored = platform.results()
     start = time.perf_counter()
@@ -204,29 +204,29 @@ def _load(load: measure.Load, before: dict[str, float], after: dict[str, float])
 
 
 def _cpu_us(before: dict[str, float], after: dict[str, float], calls: int) -> dict[str, int]:
-    """Per call and process."""
+    """Return the CPU time per call, by process."""
     spent = {name: round((cpu_s - before.get(name, 0.0)) / calls * 1e6) for name, cpu_s in after.items()}
     return {name: us for name, us in spent.items() if us > 0}
 
 
-def _told(peer: task_queues.TaskQueue, calls: int, told: dict[str, float]) -> dict[str, Any]:
-    cpu_us = {"all": round(told["cpu_s"] / calls * 1e6)}
-    return {"calls": calls, "per_second": round(calls / told["total_s"]), "cpu_us": cpu_us, "kept": peer.store.kept}
+def _peer_result(peer: task_queues.TaskQueue, calls: int, report: dict[str, float]) -> dict[str, Any]:
+    cpu_us = {"all": round(report["cpu_s"] / calls * 1e6)}
+    return {"calls": calls, "per_second": round(calls / report["total_s"]), "cpu_us": cpu_us, "kept": peer.store.kept}
 
 
 def _waiting(platform: Platform, most: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     marked = [platform.submit("held")]
-    there = platform.waiting("held")
-    for wanted in sorted({each for each in (1_000, 100_000) if there < each < most} | {most}):
+    present = platform.waiting("held")
+    for wanted in sorted({each for each in (1_000, 100_000) if present < each < most} | {most}):
         while (missing := wanted - platform.waiting("held")) > 0:
             platform.load("held", max(1, min(20, missing / 10_000)))
             marked.append(platform.submit("held"))
-        found.append(_as_it_waits(platform, marked))
-    return found
+        rows.append(_backlog_row(platform, marked))
+    return rows
 
 
-def _as_it_waits(platform: Platform, marked: list[str]) -> dict[str, Any]:
+def _backlog_row(platform: Platform, marked: list[str]) -> dict[str, Any]:
     took = [
         ms for invocation in (marked[0], marked[len(marked) // 2], marked[-1]) for ms in platform.status_ms(invocation)
     ]
@@ -293,8 +293,8 @@ def _tables(result: dict[str, Any]) -> str:
         + "\nEnd to end: the same call that does nothing, one worker process each, until all results are stored. "
         "gpufn's are submitted over HTTP, with their arguments checked; the others' by a client of their own, "
         "straight to their server.\n\n"
-        + measure.table(["queue", "calls/s", "of gpufn", cost, "an accepted call is"], ended)
-        + "\nWhile so many calls wait: the status of the first, of one in between and of the last; resident MiB.\n\n"
+        + measure.table(["queue", "calls/s", "of gpufn", cost, "storage of an accepted call"], ended)
+        + "\nWith a backlog of waiting calls: status of the first, a middle and the last call; resident MiB.\n\n"
         + measure.table(["waiting", "status p50 ms", "p95", "worst", *roles], waiting)
     )
     return page

@@ -1,8 +1,9 @@
-"""What the platform costs while nobody calls: memory and CPU, empty and with many deployed functions.
+"""Cost of the idle platform: memory and CPU, empty and with many deployed functions.
 
     python benchmarks/idle.py [--seconds 20] [--functions 200]
 
-RSS counts shared pages in every process that maps them; PSS shares them out, so its sum is what the machine lacks.
+RSS counts shared pages in every process that maps them. PSS divides them among the processes, so its sum is the memory
+in use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SETTLE_S = 5.0
 def main() -> None:
     options = measure.arguments("The idle platform.", seconds=20.0, functions=200)
     about = measure.machine()
-    # Without templates: how many are kept is a choice of whoever runs the platform, and each costs what it imports.
+    # Without templates: their number is the operator's choice, and each costs what it imports.
     with measure.gpufn_up(GPUFN_TEMPLATES="0") as platform:
         empty = _idle(platform, options.seconds)
         start = time.perf_counter()
@@ -38,20 +39,20 @@ def main() -> None:
 
 
 def _idle(platform: measure.Server, seconds: float) -> dict[str, dict[str, float]]:
-    """By process and in total: MiB of memory, percent of one core."""
+    """Return by process and in total: MiB of memory, percent of one core."""
     time.sleep(_SETTLE_S)
     before = measure.usage(platform.process.pid)
     time.sleep(seconds)
     after = measure.usage(platform.process.pid)
-    found: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for pid, now in after.items():
         used = now.cpu_s - (before[pid].cpu_s if pid in before else 0.0)
         for name in (now.name, "total"):
-            row = found.setdefault(name, {"rss_mib": 0.0, "pss_mib": 0.0, "cpu_percent": 0.0})
+            row = rows.setdefault(name, {"rss_mib": 0.0, "pss_mib": 0.0, "cpu_percent": 0.0})
             row["rss_mib"] += now.rss_bytes / 2**20
             row["pss_mib"] += now.pss_bytes / 2**20
             row["cpu_percent"] += used / seconds * 100
-    return {name: {key: round(value, 2) for key, value in row.items()} for name, row in found.items()}
+    return {name: {key: round(value, 2) for key, value in row.items()} for name, row in rows.items()}
 
 
 def _tables(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
--- wrk: the same POST again and again, its body out of the file BENCH_BODY; at the end one line of JSON that
+-- wrk script: repeat one POST with the body from the file BENCH_BODY, and print one line of JSON that
 -- benchmarks/measure.py reads.
 local file = assert(io.open(os.getenv("BENCH_BODY"), "rb"))
 wrk.method = "POST"

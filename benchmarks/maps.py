@@ -1,10 +1,10 @@
-"""Maps: how many items are accepted, when the first result comes and what memory it takes, and what a short one takes.
+"""Maps: acceptance rate, time to the first result, memory, and the duration of short maps.
 
     python benchmarks/maps.py [--items 100000] [--rounds 3]
 
 accepted   items of `held` per second, whose only worker is busy, until the last chunk was accepted
-whole      a map of `noop`: the first result, all results, and each process's memory before and at its largest
-short      `noop` over a few items, as a map that is kept and as so many calls by themselves
+whole      a map of `noop`: the first result, all results, and the memory of each process before and at its peak
+short      `noop` over a few items, as a stored map and as the same number of single calls
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpufn_core.errors import MapNotFound
 from gpufn_core.ids import new_map_id
 
 _SHORT = (1, 2, 4, 8, 16, 64, 256)
-_LOOK_EACH = 2_000  # results, at the memory
+_LOOK_EACH = 2_000  # results between two memory samples
 _LONG_S = 100_000
 _PAUSE_S = 0.02
 
@@ -68,7 +68,7 @@ def _is_open(client: Client, items: Map[int]) -> bool:
     assert items.id is not None
     try:
         return client.map(items.id).state == "open"
-    except MapNotFound:  # it is about to begin
+    except MapNotFound:  # not created yet
         return True
 
 
@@ -102,23 +102,23 @@ def _short(count: int, rounds: int) -> dict[str, float]:
 
 
 def _milliseconds(begin: Callable[[], Iterator[Any]], rounds: int) -> float:
-    """The median, after one that does not count."""
-    found = []
+    """Return the median, after one discarded run."""
+    samples = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
         for _ in begin():
             pass
-        found.append((time.perf_counter() - start) * 1e3)
-    return round(statistics.median(found[1:]), 1)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(samples[1:]), 1)
 
 
 def _resident(platform: measure.Server) -> dict[str, float]:
-    """MiB by process, this one as the client."""
-    found: dict[str, float] = defaultdict(float)
+    """Return MiB by process, with this one as the client."""
+    mib_by_name: dict[str, float] = defaultdict(float)
     for each in measure.usage(platform.process.pid).values():
-        found[each.name] += each.rss_bytes / 2**20
-    found["client"] = measure.usage(os.getpid())[os.getpid()].rss_bytes / 2**20
-    return {name: round(mib, 1) for name, mib in found.items()}
+        mib_by_name[each.name] += each.rss_bytes / 2**20
+    mib_by_name["client"] = measure.usage(os.getpid())[os.getpid()].rss_bytes / 2**20
+    return {name: round(mib, 1) for name, mib in mib_by_name.items()}
 
 
 def _url() -> str:
@@ -148,7 +148,7 @@ def _tables(result: dict[str, Any]) -> str:
         [
             measure.table(["", "in each round"], rows),
             measure.table(["resident MiB, before and at most", *rounds], memory),
-            measure.table(["items of a short map", "kept, ms", "calls by themselves, ms"], short),
+            measure.table(["items of a short map", "stored map, ms", "single calls, ms"], short),
         ]
     )
 

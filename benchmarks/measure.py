@@ -1,6 +1,6 @@
-"""What the benchmarks share: servers as processes, load, what /proc says of them, and the written result.
+"""Shared parts of the benchmarks: servers as processes, load, usage from /proc, and the written result.
 
-A server runs in its own process group; its cost is the sum over the processes below it.
+A server runs in its own process group. Its cost is the sum over its process and all descendants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process: CPU seconds since its start, resident and proportional memory."""
+    """Usage of one process: CPU seconds since its start, resident and proportional memory."""
 
     name: str
     cpu_s: float
@@ -50,32 +50,32 @@ class Usage:
 
 
 def descendants(pid: int) -> list[int]:
-    """`pid` and every process below it."""
-    found = [pid]
+    """Return `pid` and the ids of all its descendants."""
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in task.read_text().split():
-                found += descendants(int(child))
-    return found
+                pids += descendants(int(child))
+    return pids
 
 
 def usage(pid: int) -> dict[int, Usage]:
-    """By pid, of `pid` and every process below it. The time of children that have ended counts for their parent."""
-    found = {}
+    """Return usage by pid, of `pid` and all descendants. The time of ended children counts for their parent."""
+    by_pid = {}
     for each in descendants(pid):
         with contextlib.suppress(OSError, KeyError):
-            # The name may hold spaces and brackets; the fields after its closing bracket do not.
+            # The name may contain spaces and parentheses; the fields after its closing parenthesis do not.
             fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
             memory = _kilobytes(Path(f"/proc/{each}/smaps_rollup").read_text())
             cpu_s = sum(map(int, fields[11:15])) / _TICKS
-            found[each] = Usage(_role(each), cpu_s, memory["Rss"] * 1024, memory["Pss"] * 1024)
-    return found
+            by_pid[each] = Usage(_role(each), cpu_s, memory["Rss"] * 1024, memory["Pss"] * 1024)
+    return by_pid
 
 
 def shared_memory_bytes() -> int:
-    """What is in /dev/shm, of everybody."""
-    found = os.statvfs("/dev/shm")
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    """Return the bytes in use in /dev/shm, by all processes."""
+    stat = os.statvfs("/dev/shm")
+    return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
 
 def _kilobytes(text: str) -> dict[str, int]:
@@ -84,7 +84,7 @@ def _kilobytes(text: str) -> dict[str, int]:
 
 
 def _role(pid: int) -> str:
-    """The part of the platform that a command line runs, such as `gpufn_gateway` or `nats-server`."""
+    """Return the part of the platform that a command line runs, such as `gpufn_gateway` or `nats-server`."""
     arguments = [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
     for word in arguments:
         if word.startswith("gpufn_"):
@@ -99,7 +99,7 @@ def _role(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Post:
-    """The request that is made again and again."""
+    """The request that is repeated."""
 
     path: str
     body: bytes
@@ -112,7 +112,7 @@ ECHO = Post("/echo", b'{"x": 1}', {"Content-Type": "application/json"})
 @dataclass
 class Server:
     name: str
-    url: str  # of the call that is measured
+    url: str  # of the measured call
     process: subprocess.Popen[bytes]
     environ: dict[str, str] = field(default_factory=dict)
     post: Post = ECHO
@@ -125,24 +125,24 @@ class Server:
 
 @contextlib.contextmanager
 def gpufn_up(**environ: str) -> Iterator[Server]:
-    """A platform of its own, with an empty GPUFN_HOME; `url` is its address."""
+    """Start a separate platform with an empty GPUFN_HOME; `url` is its address."""
     with tempfile.TemporaryDirectory(prefix="gpufn-bench-") as home:
         env = os.environ | {"GPUFN_HOME": home} | environ
         with running("gpufn", [sys.executable, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
             up_file = Path(home) / "up.json"
-            give_up = time.monotonic() + _START_TIMEOUT_S
-            while time.monotonic() < give_up and process.poll() is None:
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while time.monotonic() < deadline and process.poll() is None:
                 with contextlib.suppress(OSError, ValueError, httpx.TransportError):
                     url = json.loads(up_file.read_bytes())["url"]
                     if httpx.get(f"{url}/readyz").is_success:
                         yield Server("gpufn", url, process, env | {"GPUFN_URL": url})
                         return
                 time.sleep(0.02)
-            raise RuntimeError(f"gpufn up did not get ready\n{log_tails(Path(home) / 'logs')}")
+            raise RuntimeError(f"gpufn up did not become ready\n{log_tails(Path(home) / 'logs')}")
 
 
 def log_tails(folder: Path, lines: int = 25) -> str:
-    """The last lines of each log in it that says something."""
+    """Return the last lines of each non-empty log in a folder."""
     parts = []
     for log in sorted(folder.glob("*.log")):
         if text := log.read_text(errors="replace").strip():
@@ -152,28 +152,28 @@ def log_tails(folder: Path, lines: int = 25) -> str:
 
 @contextlib.contextmanager
 def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[Server]:
-    """The server in benchmarks/peers/`name`_app.py, run by `python`, as soon as it answers `post`."""
+    """Run the server in benchmarks/peers/`name`_app.py with `python`, and yield it once it answers `post`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = os.environ | {"PORT": str(port)} | environ
     with running(name, [python, str(HERE / "peers" / f"{name}_app.py")], env, signal.SIGTERM) as process:
         url = f"http://127.0.0.1:{port}{post.path}"
-        give_up = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < give_up and process.poll() is None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.post(url, content=post.body, headers=post.headers, timeout=30).is_success:
                     yield Server(name, url, process, env, post, can_pause=_polls(process.pid))
                     return
             time.sleep(0.1)
-        raise RuntimeError(f"{name} did not get ready")
+        raise RuntimeError(f"{name} did not become ready")
 
 
 @contextlib.contextmanager
 def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[None]:
-    """Those that poll when they have nothing to do stand still while another is measured: LitServe takes a core so.
+    """Stop servers that poll while idle, so that another can be measured. LitServe uses a whole core that way.
 
-    Who sleeps goes on, gpufn too: what it costs while it is idle, benchmarks/idle.py says.
+    Servers that sleep while idle keep running, gpufn too; benchmarks/idle.py measures its idle cost.
     """
     pids = [
         pid for server in servers if server.can_pause and server is not but for pid in descendants(server.process.pid)
@@ -188,7 +188,7 @@ def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[Non
 
 
 def _polls(pid: int) -> bool:
-    """Whether it and those below it, asked nothing for a second, take more than a twentieth of a core."""
+    """Return whether the idle process and its descendants use more than a twentieth of a core."""
     before = usage(pid)
     time.sleep(1)
     return sum(now.cpu_s - before[each].cpu_s for each, now in usage(pid).items() if each in before) > 0.05
@@ -211,29 +211,29 @@ def running(
             yield process
         except RuntimeError as error:
             log.seek(0)
-            if said := log.read()[-2000:].decode(errors="replace").strip():
-                error.add_note(f"--- {name}\n{said}")
+            if output := log.read()[-2000:].decode(errors="replace").strip():
+                error.add_note(f"--- {name}\n{output}")
             raise
         finally:
-            below = descendants(process.pid)
+            pids = descendants(process.pid)
             process.send_signal(stop)
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
-                print(f"{name} did not stop by itself", file=sys.stderr)
-            for pid in below:
+                print(f"{name} did not stop on SIGTERM or SIGINT: killed", file=sys.stderr)
+            for pid in pids:
                 _signal(pid, signal.SIGKILL)
             process.wait()
 
 
 def deploy(server: Server, *names: str) -> None:
-    """Files of benchmarks/functions, by name."""
+    """Deploy files of benchmarks/functions, by name."""
     for name in names:
         deploy_file(server, HERE / "functions" / f"{name}.py", "--no-check")
 
 
 def deploy_many(server: Server, template: str, count: int) -> None:
-    """`count` functions in one file, each `template` with its number."""
+    """Deploy `count` functions in one file, each from `template` with its number."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "many.py"
         source.write_text("\n\n".join(template.format(number=number) for number in range(count)))
@@ -242,13 +242,13 @@ def deploy_many(server: Server, template: str, count: int) -> None:
 
 def deploy_file(server: Server, file: Path, *options: str) -> None:
     command = [sys.executable, "-m", "gpufn", "deploy", str(file), *options]
-    ended = subprocess.run(command, env=server.environ, check=False, capture_output=True, text=True, timeout=600)
-    if ended.returncode:
-        raise RuntimeError(f"{file} could not be deployed: {ended.stderr}")
+    completed = subprocess.run(command, env=server.environ, check=False, capture_output=True, text=True, timeout=600)
+    if completed.returncode:
+        raise RuntimeError(f"{file} could not be deployed: {completed.stderr}")
 
 
 def peers_python() -> str:
-    """The interpreter that has the peers: BENCH_PEERS, a virtual environment, else this one."""
+    """Return the interpreter that has the peers: BENCH_PEERS, a virtual environment, or this one."""
     return str(Path(os.environ["BENCH_PEERS"]) / "bin" / "python") if "BENCH_PEERS" in os.environ else sys.executable
 
 
@@ -258,8 +258,8 @@ def has(python: str, module: str) -> bool:
 
 
 def version_in(python: str, package: str) -> str:
-    tell = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
-    return subprocess.run([python, "-c", tell], check=True, capture_output=True, text=True).stdout.strip()
+    script = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
 
 
 # ---- load
@@ -296,13 +296,12 @@ def wrk(server: Server, connections: int, seconds: float) -> Load:
         body.write(server.post.body)
         body.flush()
         environ = os.environ | {"BENCH_BODY": body.name}
-        ended = subprocess.run(command, env=environ, check=False, capture_output=True, text=True)
-    if ended.returncode:
-        raise RuntimeError(f"no load on {server.name}: {ended.stderr.strip() or ended.stdout.strip()}")
-    told = json.loads(ended.stdout.strip().splitlines()[-1])
-    return Load(
-        round(told["requests"] / told["seconds"], 1), told["p50_ms"], told["p99_ms"], told["failed"], told["requests"]
-    )
+        completed = subprocess.run(command, env=environ, check=False, capture_output=True, text=True)
+    if completed.returncode:
+        raise RuntimeError(f"wrk failed on {server.name}: {completed.stderr.strip() or completed.stdout.strip()}")
+    report = json.loads(completed.stdout.strip().splitlines()[-1])
+    per_second = round(report["requests"] / report["seconds"], 1)
+    return Load(per_second, report["p50_ms"], report["p99_ms"], report["failed"], report["requests"])
 
 
 # ---- results
@@ -332,14 +331,14 @@ def machine() -> dict[str, Any]:
 
 
 def _python_steps_ms() -> list[float]:
-    """How long half a million steps of a loop take, nine times, the shortest first: what this build of Python is worth
-    on this machine, and how quiet it is."""
+    """Return how long half a million loop steps take, nine times, shortest first: the speed of this Python build on
+    this machine, and how quiet the machine is."""
     taken = []
     for _ in range(9):
-        began, total = time.perf_counter(), 0
+        started, total = time.perf_counter(), 0
         for step in range(500_000):
             total += step * step
-        taken.append(round((time.perf_counter() - began) * 1e3, 1))
+        taken.append(round((time.perf_counter() - started) * 1e3, 1))
     return sorted(taken)
 
 
@@ -349,7 +348,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def write(name: str, result: dict[str, Any], tables: str, about: dict[str, Any]) -> None:
-    """`results/<name>-<date>.json` and the same as a page; the figures go to the terminal too."""
+    """Write `results/<name>-<date>.json` and the same as a Markdown page, and print the page."""
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-{today}.json"
@@ -366,8 +365,7 @@ def write(name: str, result: dict[str, Any], tables: str, about: dict[str, Any])
 
 
 def arguments(description: str, **numbers: float) -> argparse.Namespace:
-    """Command line options that are numbers, each with its default, or False for a switch; --quick is for trying the
-    benchmark itself."""
+    """Parse numeric options, each given with its default, or False for a switch."""
     parser = argparse.ArgumentParser(description=description)
     for name, default in numbers.items():
         if default is False:

@@ -1,12 +1,13 @@
-"""Servers of one model each, side by side, and the form in which each takes a row fastest.
+"""Model servers with one model each, side by side, and the fastest row encoding of each.
 
-| server | form of a row, in and out |
+| server | encoding of a row, in and out |
 |---|---|
 | gpufn, PyTriton | the Open Inference Protocol with binary tensors |
 | LitServe, uvicorn | the bytes of the array |
 | BentoML | base64 in JSON |
 
-All run the same ONNX file with as many threads as gpufn's builder chose, which wait as those of gpufn's engines do.
+All run the same ONNX file with the number of threads that gpufn's builder chose, and with the spin settings of gpufn's
+engines.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Form:
-    """`post` of the input's name and one row, `read` of an answer, whose numbers are float32."""
+    """`post` builds a request from the input's name and one row; `read` returns the float32 numbers of a response."""
 
     post: Callable[[str, Array], measure.Post]
     read: Callable[[httpx.Response], Array]
@@ -80,7 +81,7 @@ _PEERS = {
 
 
 class Bare:
-    """ONNX Runtime in this process, as the engine's manifest has it."""
+    """ONNX Runtime in this process, with the settings of the engine's manifest."""
 
     def __init__(self, model: Path, manifest: EngineManifest) -> None:
         self.threads = int(manifest.settings["intra_op_threads"])
@@ -91,15 +92,15 @@ class Bare:
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(self, inputs: dict[str, Array]) -> Array:
-        found: Array = self._session.run(None, inputs)[0]
-        return found
+        output: Array = self._session.run(None, inputs)[0]
+        return output
 
 
 @contextlib.contextmanager
 def serving(
     platform: measure.Server, model: Path, *, max_batch: int, peers: tuple[str, ...]
 ) -> Iterator[tuple[Bare, list[measure.Server]]]:
-    """gpufn first, then those of `peers` that are installed; each has answered as the bare session does."""
+    """Yield gpufn and the installed `peers`, after checking that each answers as the bare session does."""
     inputs = networks.inputs(model.stem)
     ((name, row),) = inputs.items()
     measure.deploy_file(platform, model, "--max-batch", str(max_batch), "--min", "1", "--max", "1")
@@ -118,7 +119,7 @@ def serving(
     with contextlib.ExitStack() as stack:
         for peer in peers:
             if (python := _python_of(peer)) is None:
-                print(f"{peer} is not installed: left out", file=sys.stderr)
+                print(f"skipped {peer}: not installed", file=sys.stderr)
                 continue
             form = _PEERS[peer]
             server = stack.enter_context(measure.peer(f"{peer}_model", python, form.post(name, row), **environ))
@@ -129,7 +130,7 @@ def serving(
 
 
 def versions() -> dict[str, str]:
-    """Of the peers that are installed."""
+    """Return the versions of the installed peers."""
     pythons = {peer: _python_of(peer) for peer in _PACKAGES}
     return {peer: measure.version_in(python, _PACKAGES[peer]) for peer, python in pythons.items() if python is not None}
 
@@ -142,12 +143,12 @@ def _python_of(peer: str) -> str | None:
 
 
 def _manifest(platform: measure.Server, model: Path) -> EngineManifest:
-    """Of the engine that the worker runs: the node has fetched it."""
+    """Return the manifest of the engine that the worker runs, which the node has fetched."""
     for file in Path(platform.environ["GPUFN_HOME"]).glob(f"cache/engines/*/{MANIFEST_FILE}"):
         manifest = msgspec.json.decode(file.read_bytes(), type=EngineManifest)
         if manifest.model == model.name:
             return manifest
-    raise RuntimeError(f"there is no engine of {model.name} on the node")
+    raise RuntimeError(f"the node has no engine of {model.name}")
 
 
 def _answer(server: measure.Server, form: Form) -> Array:
@@ -155,6 +156,6 @@ def _answer(server: measure.Server, form: Form) -> Array:
     return form.read(httpx.post(server.url, content=post.body, headers=post.headers, timeout=60).raise_for_status())
 
 
-def _check(server: measure.Server, found: Array, expected: Array) -> None:
-    if not np.allclose(found, expected, atol=1e-3):
-        raise RuntimeError(f"{server.name} answers something else than the bare session")
+def _check(server: measure.Server, actual: Array, expected: Array) -> None:
+    if not np.allclose(actual, expected, atol=1e-3):
+        raise RuntimeError(f"{server.name} answers differently from the bare session")

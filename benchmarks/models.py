@@ -1,9 +1,9 @@
-"""Models behind HTTP: what serving adds to ONNX Runtime, how batching bears load, large tensors, and the build cache.
+"""Models behind HTTP: the serving overhead on top of ONNX Runtime, batching under load, large tensors, the build cache.
 
     python benchmarks/models.py [--seconds 3] [--rounds 3] [--no-peers]
 
-All servers of a model run at the same time and are measured in turns, while those that poll stand still. The bare
-session runs in this process, and where there are 16 connections with 16 rows a run.
+All servers of a model run at the same time and are measured in turns, while polling servers are stopped. The bare
+session runs in this process. Against 16 connections it runs 16 rows at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_BATCH = 16
 _CONNECTIONS = (1, 16)
 _LARGE_CONNECTIONS = (1, 4)
 _CACHED_BUILDS = 9
-# One caller, who waits for each answer, leaves pauses between the runs, after which they take longer by themselves.
+# A single caller leaves pauses between the runs, and a run after a pause takes longer even without a server.
 _BARE = {"bare session": 0.0, "bare session, after 1.5 ms of sleep": 0.0015}  # seconds before each run
 
 Loads = dict[str, dict[int, list[measure.Load]]]  # by server and connections
@@ -61,7 +61,7 @@ def main() -> None:
                             with measure.paused(servers):
                                 load = _bare_load(bare, name, connections, options.seconds / 3, pause_s=pause_s)
                             loads[title][connections].append(load)
-                        for server in _turned(servers, number):
+                        for server in _rotated(servers, number):
                             with measure.paused(servers, but=server):
                                 _load(server, number, connections, options.seconds, loads)
             result["models"][name] = {"threads": bare.threads, "servers": _medians(loads)}
@@ -80,7 +80,7 @@ def _written(name: str, folder: Path) -> Path:
 
 
 def _builds(platform: measure.Server, file: Path) -> dict[str, Any]:
-    """Seconds from `POST /v1/builds` to SUCCEEDED: of the first build, and of the same again."""
+    """Return the seconds from `POST /v1/builds` to SUCCEEDED, of the first build and of repeated ones."""
     spec, paths = prepare("model", Model(str(file), max_batch=_MAX_BATCH), file.parent)
     with Client(platform.url) as client:
         upload(client, paths)
@@ -103,7 +103,7 @@ def _warm_up(servers: list[measure.Server], connections: int) -> None:
 
 
 def _bare_load(bare: Bare, name: str, rows: int, seconds: float, *, pause_s: float = 0.0) -> measure.Load:
-    """Rows per second, and how long a run takes; `pause_s` of sleep before each is not counted."""
+    """Return the rows per second and the duration of a run; `pause_s` of sleep before each run does not count."""
     inputs = networks.inputs(name, rows)
     bare.run(inputs)
     taken: list[float] = []
@@ -119,8 +119,8 @@ def _bare_load(bare: Bare, name: str, rows: int, seconds: float, *, pause_s: flo
     return measure.Load(rows * len(taken) / sum(taken) * 1e3, p50, p99, 0, len(taken))
 
 
-def _turned(servers: list[measure.Server], number: int) -> list[measure.Server]:
-    """Another order each round: nobody always follows the same neighbour."""
+def _rotated(servers: list[measure.Server], number: int) -> list[measure.Server]:
+    """Rotate the order each round, so that no server always follows the same one."""
     return servers[number % len(servers) :] + servers[: number % len(servers)]
 
 
@@ -157,7 +157,7 @@ def _large(servers: list[measure.Server], rounds: int, seconds: float) -> dict[s
     memory: dict[str, Any] = {server.name: {"after": [], "most": {}} for server in servers}
     for number in range(rounds):
         for connections in _LARGE_CONNECTIONS:
-            for server in _turned(servers, number):
+            for server in _rotated(servers, number):
                 with measure.paused(servers, but=server), _watched(server, memory[server.name]["most"]):
                     _load(server, number, connections, seconds, loads)
                 memory[server.name]["after"].append(_memory_mib(server))
@@ -165,23 +165,23 @@ def _large(servers: list[measure.Server], rounds: int, seconds: float) -> dict[s
 
 
 def _memory_mib(server: measure.Server) -> dict[str, float]:
-    """Resident memory by process, and what is in /dev/shm; what processes share counts for each of them."""
-    found: dict[str, float] = defaultdict(float)
+    """Return resident memory by process, and the use of /dev/shm. Shared memory counts for each process."""
+    by_name: dict[str, float] = defaultdict(float)
     for each in measure.usage(server.process.pid).values():
-        found[each.name] += each.rss_bytes / 2**20
-    found["/dev/shm"] = measure.shared_memory_bytes() / 2**20
-    return {name: round(mib, 1) for name, mib in found.items()}
+        by_name[each.name] += each.rss_bytes / 2**20
+    by_name["/dev/shm"] = measure.shared_memory_bytes() / 2**20
+    return {name: round(mib, 1) for name, mib in by_name.items()}
 
 
 @contextlib.contextmanager
-def _watched(server: measure.Server, most: dict[str, float]) -> Iterator[None]:
-    """Keeps the most that each process had, in `most`."""
+def _watched(server: measure.Server, peak: dict[str, float]) -> Iterator[None]:
+    """Record the peak memory of each process in `peak`."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.5):
             for name, mib in _memory_mib(server).items():
-                most[name] = max(mib, most.get(name, 0.0))
+                peak[name] = max(mib, peak.get(name, 0.0))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -203,11 +203,11 @@ def _tables(result: dict[str, Any]) -> str:
             model["servers"], _CONNECTIONS, "bare session"
         )
     page += "\n## 10 MiB in, 10 MiB out\n\n" + _load_table(result["large"]["servers"], _LARGE_CONNECTIONS, "gpufn")
-    page += "\nResident MiB after the first load, after the last, and the most that was seen under load:\n\n"
+    page += "\nResident MiB after the first load, after the last, and the peak under load:\n\n"
     page += _memory_table(result["large"]["memory_mib"])
     build = result["build"]
     page += (
-        f"\n## Builds\n\nresnet18: {build['first_s']} s at first; the same again {build['again_ms']:.0f} ms, median of "
+        f"\n## Builds\n\nresnet18: first build {build['first_s']} s; repeated {build['again_ms']:.0f} ms, median of "
         f"{len(build['all_again_ms'])} (at most {max(build['all_again_ms']):.0f}).\n"
     )
     return page
@@ -236,7 +236,7 @@ def _memory_table(memory: dict[str, Any]) -> str:
         for server, seen in memory.items()
         for process in seen["after"][-1]
     ]
-    return measure.table(["server", "process", "first", "last", "most"], rows)
+    return measure.table(["server", "process", "first", "last", "peak"], rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmarks' models, with weights drawn from a fixed seed: what they compute means nothing, and costs the same.
+"""The benchmarks' models, with weights from a fixed seed: the results are meaningless, the cost is realistic.
 
 | model | in | out |
 |---|---|---|
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
-PIXELS = 64  # of a picture's side: a run of one takes milliseconds on a CPU, as ImageNet's 224 do on a GPU
+PIXELS = 64  # per side of an image: a run takes milliseconds on a CPU, as 224 pixels (ImageNet) do on a GPU
 CLASSES = 1000
 SEQUENCE, WIDTH, HEADS, LAYERS, WORDS = 64, 128, 4, 4, 8192
 LARGE = 10 * 2**20 // 4  # elements of a row of `negative`
@@ -33,7 +33,7 @@ _STAGES = (
 
 
 def resnet18() -> ModelProto:
-    """ResNet-18 as torchvision has it, with its batch normalisations; only the pictures are smaller."""
+    """ResNet-18 as in torchvision, with batch normalization; only the images are smaller."""
     graph = _Graph()
     x = graph.add("Relu", graph.conv("images", 3, 64, kernel=7, stride=2))
     x = graph.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
@@ -41,8 +41,8 @@ def resnet18() -> ModelProto:
     for channels, stride in _STAGES:
         y = graph.add("Relu", graph.conv(x, before, channels, kernel=3, stride=stride))
         y = graph.conv(y, channels, channels, kernel=3, stride=1)
-        around = x if (before, stride) == (channels, 1) else graph.conv(x, before, channels, kernel=1, stride=stride)
-        x = graph.add("Relu", graph.add("Add", y, around))
+        shortcut = x if (before, stride) == (channels, 1) else graph.conv(x, before, channels, kernel=1, stride=stride)
+        x = graph.add("Relu", graph.add("Add", y, shortcut))
         before = channels
     x = graph.add("Flatten", graph.add("GlobalAveragePool", x))
     logits = graph.add("Gemm", x, graph.weight(CLASSES, before), graph.weight(CLASSES), transB=1)
@@ -50,7 +50,7 @@ def resnet18() -> ModelProto:
 
 
 def encoder() -> ModelProto:
-    """A transformer encoder with the norms first; the embedding is the mean over the sequence."""
+    """A pre-norm transformer encoder; the embedding is the mean over the sequence."""
     graph = _Graph()
     x = graph.add("Add", graph.add("Gather", graph.weight(WORDS, WIDTH), "tokens"), graph.weight(SEQUENCE, WIDTH))
     for _ in range(LAYERS):
@@ -73,20 +73,20 @@ def negative() -> ModelProto:
 
 
 def inputs(name: str, rows: int = 1) -> dict[str, NDArray[Any]]:
-    """The inputs of a run of `rows`, the same each time."""
-    drawn = np.random.default_rng(rows)
+    """Return the inputs of a run of `rows`, always the same."""
+    random = np.random.default_rng(rows)
     if name == "resnet18":
-        return {"images": drawn.random((rows, 3, PIXELS, PIXELS), np.float32)}
+        return {"images": random.random((rows, 3, PIXELS, PIXELS), np.float32)}
     if name == "encoder":
-        return {"tokens": drawn.integers(0, WORDS, (rows, SEQUENCE))}
-    return {"x": drawn.random((rows, LARGE), np.float32)}
+        return {"tokens": random.integers(0, WORDS, (rows, SEQUENCE))}
+    return {"x": random.random((rows, LARGE), np.float32)}
 
 
 class _Graph:
-    """Nodes in their order; each method adds some and returns the name of what they compute."""
+    """An ONNX graph under construction; each method adds nodes and returns the name of their output."""
 
     def __init__(self) -> None:
-        self._drawn = np.random.default_rng(0)
+        self._random = np.random.default_rng(0)
         self._nodes: list[NodeProto] = []
         self._constants: list[TensorProto] = []
 
@@ -101,12 +101,12 @@ class _Graph:
         return name
 
     def weight(self, *shape: int) -> str:
-        """Drawn so that what goes through keeps its size."""
+        """Add a random weight, scaled so that activations keep their magnitude."""
         fan_in = int(np.prod(shape[1:])) or 1
-        return self.constant(self._drawn.standard_normal(shape, np.float32) * np.float32(fan_in**-0.5))
+        return self.constant(self._random.standard_normal(shape, np.float32) * np.float32(fan_in**-0.5))
 
     def conv(self, x: str, channels_in: int, channels: int, *, kernel: int, stride: int) -> str:
-        """A convolution and its batch normalisation."""
+        """Add a convolution and its batch normalization."""
         weight = self.weight(channels, channels_in, kernel, kernel)
         y = self.add("Conv", x, weight, strides=[stride] * 2, pads=[kernel // 2] * 4)
         scale, shift, mean, variance = (self.constant(np.full(channels, value, np.float32)) for value in (1, 0, 0, 1))
@@ -114,7 +114,7 @@ class _Graph:
 
     def linear(self, x: str, width_in: int, width: int) -> str:
         product = self.add(
-            "MatMul", x, self.constant(self._drawn.standard_normal((width_in, width), np.float32) * 0.05)
+            "MatMul", x, self.constant(self._random.standard_normal((width_in, width), np.float32) * 0.05)
         )
         return self.add("Add", product, self.constant(np.zeros(width, np.float32)))
 
@@ -137,14 +137,14 @@ class _Graph:
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
         return self.linear(self.add("Reshape", self.add("Transpose", mixed, perm=[0, 2, 1, 3]), joined), WIDTH, WIDTH)
 
-    def model(  # noqa: PLR0917  as the ONNX file has them
-        self, given: str, kind: int, shape: list[int], computed: str, output: str, output_shape: list[int]
+    def model(  # noqa: PLR0917  in the order of the ONNX file
+        self, input_name: str, kind: int, shape: list[int], computed: str, output: str, output_shape: list[int]
     ) -> ModelProto:
         self._nodes.append(helper.make_node("Identity", [computed], [output]))
         graph = helper.make_graph(
             self._nodes,
             "benchmark",
-            [helper.make_tensor_value_info(given, kind, ["n", *shape])],
+            [helper.make_tensor_value_info(input_name, kind, ["n", *shape])],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", *output_shape])],
             self._constants,
         )

@@ -1,9 +1,9 @@
-"""What the platform adds to a call: an echo over HTTP, side by side with others, in interleaved rounds.
+"""Overhead of the platform per call: an echo over HTTP, side by side with other servers, in interleaved rounds.
 
     python benchmarks/overhead.py [--seconds 4] [--rounds 3] [--no-peers]
 
-All servers run at the same time, and those that poll stand still while another is measured, so that each round
-sees the same machine.
+All servers run at the same time, and polling servers are stopped while another is measured, so that each round measures
+the same machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
                 about["versions"][name] = measure.version_in(peers_python, name)
                 servers.append(stack.enter_context(measure.peer(name, peers_python, measure.ECHO, **environ)))
             else:
-                print(f"{name} is not installed in {peers_python}: left out", file=sys.stderr)
+                print(f"skipped {name}: not installed in {peers_python}", file=sys.stderr)
         for server in servers:
             with measure.paused(servers, but=server):
                 measure.wrk(server, 8, 1)
@@ -66,12 +66,12 @@ def _answer_once(url: str) -> None:
 def _rounds(
     servers: list[measure.Server], rounds: int, seconds: float
 ) -> tuple[dict[str, dict[int, list[measure.Load]]], dict[str, dict[str, float]]]:
-    """Loads by server and connections, and per server the CPU microseconds per call of each of its processes, at 8."""
+    """Return loads by server and connections, and per server the CPU µs per call of each process at 8 connections."""
     loads: dict[str, dict[int, list[measure.Load]]] = defaultdict(lambda: defaultdict(list))
     costs: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(rounds):
         for connections in CONNECTIONS:
-            # Another order each round: nobody always follows the same neighbour.
+            # Rotate the order each round, so that no server always follows the same one.
             for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
                 with measure.paused(servers, but=server):
                     before = measure.usage(server.process.pid)

@@ -1,10 +1,9 @@
-"""How long the pure placement code takes for 1,000 workers on 100 nodes of 8 GPUs.
+"""Duration of the pure placement code for 1,000 workers on 100 nodes of 8 GPUs.
 
     python benchmarks/placement.py [--rounds 5]
 
-What makes it slow is that workers differ: those that differ in sizes and trust domains only look through what was found
-for the others. Why there is no room, on any of the 100 nodes, is put into words once per function and step, so it is
-measured apart.
+Placement is slow when workers differ: workers that differ only in sizes and trust domains share cached results. The
+explanation why no node has room is computed once per function and step, so it is measured separately.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WHOLE = Resources(gpu=("A100", "L4"))
 
 
 def _alike(number: int) -> Resources:
-    """Of five functions, one of which wants a whole GPU of a kind that is there as its second choice."""
+    """Requests of five functions, one of which wants a whole GPU and finds its second choice."""
     if number % 10 == 9:
         return _WHOLE
     return Resources(gpu=("any",), share=Share.MPS, vram_bytes=_SIZES[number % 4] * _GIB, sm_percent=25)
@@ -42,7 +41,7 @@ def _sizes_differ(number: int) -> Resources:
 
 
 def _domains_differ(number: int) -> Resources:
-    """Nobody shares with anybody, so as many find a place as there are GPUs."""
+    """No two workers share a GPU, so the number of placed workers is the number of GPUs."""
     return Resources(gpu=("any",), share=Share.MPS, vram_bytes=_GIB + number, trust_domain=f"d{number}")
 
 
@@ -64,17 +63,17 @@ def main() -> None:
     nodes = [_node(f"n{number}") for number in range(_NODES)]
     rounds = {name: [_place(make, nodes) for _ in range(options.rounds)] for name, make in _REQUESTS.items()}
     result = {
-        name: {"placed": found[0][0], "seconds": [round(seconds, 4) for _, seconds in found]}
-        for name, found in rounds.items()
+        name: {"placed": runs[0][0], "seconds": [round(seconds, 4) for _, seconds in runs]}
+        for name, runs in rounds.items()
     }
     words = [_words(nodes) for _ in range(options.rounds)]
     result["no room, in words"] = {"seconds": [round(seconds, 4) for seconds in words]}
     rows = [
-        [name, found[0][0], f"{statistics.median(each for _, each in found):.3f}", f"{max(e for _, e in found):.3f}"]
-        for name, found in rounds.items()
+        [name, runs[0][0], f"{statistics.median(each for _, each in runs):.3f}", f"{max(e for _, e in runs):.3f}"]
+        for name, runs in rounds.items()
     ]
-    tables = measure.table(["1,000 workers", "placed", "s, median", "s, most"], rows)
-    tables += f"\nWhy one more finds no room is told after {statistics.median(words) * 1000:.1f} ms.\n"
+    tables = measure.table(["1,000 workers", "placed", "s, median", "s, max"], rows)
+    tables += f"\nThe explanation why one more finds no room takes {statistics.median(words) * 1000:.1f} ms.\n"
     measure.write("placement", result, tables, about)
 
 
@@ -85,29 +84,29 @@ def _node(name: str) -> NodeReport:
 
 
 def _place(make: Callable[[int], Resources], nodes: list[NodeReport]) -> tuple[int, float]:
-    """How many found a place, and how long it took in seconds."""
+    """Return the number of placed workers, and the seconds that it took."""
     requests = [make(number) for number in range(_WORKERS)]
     book, placed = LeaseBook(), 0
-    began = time.perf_counter()
+    started = time.perf_counter()
     for number, wants in enumerate(requests):
-        found = place(wants, nodes, book)
-        if isinstance(found, Placement):
+        result = place(wants, nodes, book)
+        if isinstance(result, Placement):
             placed += 1
-            book.grant(f"w{number}", found.node, found.share)
-    return placed, time.perf_counter() - began
+            book.grant(f"w{number}", result.node, result.share)
+    return placed, time.perf_counter() - started
 
 
 def _words(nodes: list[NodeReport]) -> float:
-    """Seconds until one that finds no room knows why."""
+    """Return the seconds to explain why a worker finds no room."""
     full = LeaseBook()
     for node in nodes:
         uuids = tuple(device.uuid for device in node.devices[1:])
         full.grant(node.node, node.node, DeviceShare("cpu", 1.0, _GIB, uuids))
-    began = time.perf_counter()
-    found = place(_WHOLE, nodes, full)
-    assert isinstance(found, NoRoom)
-    explain(Wanted(_WHOLE), nodes, full, Limits(), of_any_size=found.of_any_size)
-    return time.perf_counter() - began
+    started = time.perf_counter()
+    result = place(_WHOLE, nodes, full)
+    assert isinstance(result, NoRoom)
+    explain(Wanted(_WHOLE), nodes, full, Limits(), of_any_size=result.of_any_size)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Orders of calls on one GPU, on paper: means over seeds, for steady and bursty calls and several loads.
+"""Simulated call orders on one GPU: means over seeds, for steady and bursty calls and several loads.
 
 python benchmarks/simulate.py --seeds 10
 """
@@ -16,7 +16,7 @@ from gpufn_local.simulation.traces import Load
 
 _BUSY = (0.3, 0.5)
 _PARK_GIB = (0.0, 64.0)
-_OVERRUNS_S = (5.0, 20.0)  # beside the default
+_OVERRUNS_S = (5.0, 20.0)  # in addition to the default
 _FIGURES = {
     "mean_s": "mean s",
     "p50_s": "p50 s",
@@ -32,7 +32,7 @@ _FIGURES = {
 
 
 def main() -> None:
-    options = measure.arguments("Orders of calls on one GPU, on paper.", seeds=10)
+    options = measure.arguments("Simulated call orders on one GPU.", seeds=10)
     about = measure.machine()
     rows = [
         {"bursty": bursty, "load": busy, "park_gib": park_gib, "order": order, **figures}
@@ -46,11 +46,11 @@ def main() -> None:
 
 def _orders(bursty: bool, busy: float, park_gib: float, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
     loads = [Load(bursty=bursty, busy=busy, seed=seed) for seed in seeds]
-    found = _means(loads, Gpu(park_gib=park_gib))
+    figures = _means(loads, Gpu(park_gib=park_gib))
     for overrun_s in _OVERRUNS_S:
         gpu = Gpu(park_gib=park_gib, overrun_s=overrun_s)
-        found[f"mqfq, {overrun_s:g} s"] = _means(loads, gpu)["mqfq"]
-    return found
+        figures[f"mqfq, {overrun_s:g} s"] = _means(loads, gpu)["mqfq"]
+    return figures
 
 
 def _means(loads: Sequence[Load], gpu: Gpu) -> dict[str, dict[str, float]]:
@@ -73,7 +73,8 @@ def _table(seeds: int, rows: list[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    return f"Means over {seeds} seeds; the defaults of `gpufn simulate` else.\n\n" + measure.table(headers, shown)
+    text = f"Means over {seeds} seeds; other parameters are the defaults of `gpufn simulate`.\n\n"
+    return text + measure.table(headers, shown)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Sessions of ONNX Runtime side by side, and how their threads wait for one another in a run.
+"""Concurrent ONNX Runtime sessions, by how their threads wait for each other within a run.
 
     python benchmarks/spinning.py [--seconds 2] [--rounds 3]
 
-As many processes as there are workers on a machine that has one model, two or four, each with two threads on the same
-two cores, run after run. What one wins by spinning, others lose.
+One, two or four processes, as on a machine with as many models, each with two threads on the same two cores, run after
+run. What one process gains by spinning, the others lose.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         return
     options = measure.arguments("How threads wait in a run.", seconds=2.0, rounds=3)
     about = measure.machine()
-    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    runs: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory() as folder:
         for model in _MODELS:
             file = Path(folder) / f"{model}.onnx"
@@ -51,16 +51,16 @@ def main() -> None:
             for _ in range(options.rounds):
                 for processes in _PROCESSES:
                     for way in _WAYS:
-                        found[f"{model}, {processes}"][way].append(_side_by_side(file, way, processes, options.seconds))
-    measure.write("spinning", {"threads": _THREADS, "runs": found}, _table(found), about)
+                        runs[f"{model}, {processes}"][way].append(_side_by_side(file, way, processes, options.seconds))
+    measure.write("spinning", {"threads": _THREADS, "runs": runs}, _table(runs), about)
 
 
 def _side_by_side(file: Path, way: str, processes: int, seconds: float) -> tuple[float, float]:
-    """Runs per second of all together, and the mean of their medians in ms."""
+    """Return the runs per second of all processes together, and the mean of their medians in ms."""
     command = [sys.executable, __file__, "--session", str(file), way, str(seconds)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
-    told = [json.loads(each.communicate()[0]) for each in started]
-    return sum(runs / seconds for runs, _ in told), statistics.mean(p50_ms for _, p50_ms in told)
+    reports = [json.loads(each.communicate()[0]) for each in started]
+    return sum(runs / seconds for runs, _ in reports), statistics.mean(p50_ms for _, p50_ms in reports)
 
 
 def _run(file: str, way: str, seconds: str) -> None:
@@ -80,10 +80,10 @@ def _run(file: str, way: str, seconds: str) -> None:
     print(json.dumps([len(taken), statistics.median(taken)]))
 
 
-def _table(found: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
+def _table(runs: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
     rows = [
-        [which, way, *(f"{statistics.median(column):,.2f}" for column in zip(*measured, strict=True))]
-        for which, ways in found.items()
+        [case, way, *(f"{statistics.median(column):,.2f}" for column in zip(*measured, strict=True))]
+        for case, ways in runs.items()
         for way, measured in ways.items()
     ]
     return measure.table(["model, processes", "threads", "runs/s of all", "p50 ms"], rows)

@@ -1,9 +1,9 @@
-"""Submitted calls per setting of GPUFN_SYNC: how many are accepted per second, and how long a 202 takes.
+"""Submitted calls per GPUFN_SYNC setting: accepted calls per second, and the latency of a 202.
 
     python benchmarks/sync.py [--seconds 2] [--rounds 3]
 
-A platform per setting, all up at the same time, measured in turns at 1 and at 64 connections. The calls wait: no node
-has the GPU that they need.
+One platform per setting, all up at the same time, measured in turns at 1 and 64 connections. The calls stay queued: no
+node has the GPU that they need.
 """
 
 from __future__ import annotations

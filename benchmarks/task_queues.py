@@ -1,7 +1,7 @@
-"""Task queues beside which durable calls are measured: a worker of one process each, and the server that it uses.
+"""Task queues that durable calls are compared with: a worker of one process each, and the server that it uses.
 
-Each is benchmarks/peers/`name`_queue.py, run by the interpreter that has it: `work` is its worker, `run CALLS` submits
-from a client of its own, straight to the server, without a gateway in between.
+Each queue is benchmarks/peers/`name`_queue.py, run by the interpreter that has it. `work` runs its worker; `run CALLS`
+submits from a client of its own, straight to the server, without a gateway in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PEERS = measure.HERE / "peers"
 
 @dataclass(frozen=True)
 class Store:
-    """A server that queues are kept on. `kept`: what of an accepted call is where, in words."""
+    """A server that stores queues. `kept` describes how it stores an accepted call."""
 
     name: str
     environ: dict[str, str]
@@ -47,16 +47,17 @@ class TaskQueue:
     worker: measure.Server
 
     def run(self, calls: int) -> dict[str, float]:
-        """Seconds until all are submitted, until all results are stored; and CPU seconds of all processes.
+        """Return the seconds until all calls are submitted and until all results are stored, and the CPU seconds of all
+        processes.
 
-        Raises subprocess.SubprocessError when it did not come to an end.
+        Raises subprocess.SubprocessError if the run fails or does not finish in time.
         """
         before = self._cpu_s()
         command = [self.python, str(self.script), "run", str(calls)]
         environ = os.environ | self.store.environ
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=_RUN_S)
-        told: dict[str, float] = json.loads(ended.stdout.strip().splitlines()[-1])
-        return told | {"cpu_s": told["cpu_s"] + self._cpu_s() - before}
+        completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=_RUN_S)
+        report: dict[str, float] = json.loads(completed.stdout.strip().splitlines()[-1])
+        return report | {"cpu_s": report["cpu_s"] + self._cpu_s() - before}
 
     def _cpu_s(self) -> float:
         used = measure.usage(self.worker.process.pid) | measure.usage(self.store.pid)
@@ -65,7 +66,7 @@ class TaskQueue:
 
 @contextlib.contextmanager
 def redis(*, log: bool) -> Iterator[Store]:
-    """A Redis server of our own, in memory alone or with its log on disk."""
+    """Run a Redis server, in memory only or with its append-only log on disk."""
     with tempfile.TemporaryDirectory(prefix="gpufn-bench-") as folder:
         port = _free_port()
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
@@ -89,11 +90,11 @@ def nats() -> Iterator[Store]:
 
 @contextlib.contextmanager
 def task_queue(name: str, python: str, store: Store) -> Iterator[TaskQueue]:
-    """Once its worker has done a call."""
+    """Yield the queue once its worker has done a call."""
     script = _PEERS / f"{name}_queue.py"
     environ = os.environ | store.environ
     with measure.running(name, [python, str(script), "work"], environ, signal.SIGTERM) as process:
-        # taskiq's client loses a server that it does not answer, and its pull does not come back; it does not poll.
+        # If taskiq's client loses a paused server, its pull does not resume; it does not poll either.
         worker = measure.Server(name, "", process, environ, can_pause=name != "taskiq")
         queue = TaskQueue(name, python, script, store, worker)
         queue.run(100)
@@ -101,18 +102,18 @@ def task_queue(name: str, python: str, store: Store) -> Iterator[TaskQueue]:
 
 
 def available(python: str) -> list[str]:
-    """Those that are installed; the others are named."""
-    found = []
+    """Return the installed queues, and print the others."""
+    names = []
     needs = {"celery": ("celery", "redis"), "dramatiq": ("dramatiq", "redis"), "taskiq": ("taskiq_nats",)}
     for name, modules in needs.items():
         missing = [module for module in modules if not measure.has(python, module)]
         if "redis" in modules and shutil.which("redis-server") is None:
             missing.append("redis-server")
         if missing:
-            print(f"{name} is left out: {', '.join(missing)} is not installed (see README.md)", file=sys.stderr)
+            print(f"skipped {name}: {', '.join(missing)} is not installed (see README.md)", file=sys.stderr)
         else:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _free_port() -> int:
@@ -122,8 +123,8 @@ def _free_port() -> int:
 
 
 def _await_port(port: int) -> None:
-    give_up = time.monotonic() + _START_S
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.02)

@@ -1,5 +1,5 @@
-"""Three functions on one GPU that is played (functions/sliced.py), called all the time: what each gets of it, and how
-long its calls take, with a turn for everybody, which is without turns, and with fewer.
+"""Three functions on one simulated GPU (functions/sliced.py), called without pause: throughput and latency of each.
+With one turn per worker, which means no turns, and with fewer.
 
     python benchmarks/turns.py --seconds 10
 """
@@ -21,11 +21,11 @@ _GPU = {"uuid": "GPU-0", "type": "gpu", "kind": "played", "memory_bytes": 1 << 3
 _SERVICE_S = {"many": 0.01, "long": 0.1, "short": 0.01}
 _CLIENTS = {"many": 12, "long": 2, "short": 2}
 _WORKERS = {"many": 3, "long": 1, "short": 1}
-_TURNS = (5, 2, 1)  # five are as many as there are workers: three of "many", and one of each other
+_TURNS = (5, 2, 1)  # five turns for five workers: three of "many", and one of each other function
 
 
 def main() -> None:
-    options = measure.arguments("Turns on a GPU that is played.", seconds=10.0)
+    options = measure.arguments("Turns on a simulated GPU.", seconds=10.0)
     about = measure.machine()
     rows = [row for turns in _TURNS for row in _measured(turns, options.seconds)]
     headers = ("turns", "function", "workers, clients", "calls/s", "of the GPU", "p50 ms", "p99 ms")
@@ -65,7 +65,7 @@ def _measured(turns: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def _load(url: str, seconds: float) -> dict[str, list[float]]:
-    """How long each call of each function took, sorted."""
+    """Return the durations of each function's calls, sorted."""
     took: dict[str, list[float]] = {name: [] for name in _SERVICE_S}
 
     def client(name: str, until: float) -> None:
@@ -74,7 +74,7 @@ def _load(url: str, seconds: float) -> dict[str, list[float]]:
                 http.post(f"/v1/functions/{name}/invoke", json={}).raise_for_status()
                 took[name].append(time.monotonic() - start)
 
-    for name, workers in _WORKERS.items():  # all are there from the start
+    for name, workers in _WORKERS.items():  # wait until all workers are ready
         httpx.post(f"{url}/v1/functions/{name}/invoke", json={}, timeout=60).raise_for_status()
         while httpx.get(f"{url}/v1/functions/{name}").json()["workers"]["ready"] < workers:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: stands in the repository, in the active virtual environment or in one of its own.
+# Sourced by the other scripts: change to the repository and activate its environment, unless one is active.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ -z "${VIRTUAL_ENV:-}" ]; then

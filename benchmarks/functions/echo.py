@@ -1,4 +1,4 @@
-"""The least a function can do: in threads, on the event loop, and one call at a time."""
+"""Minimal functions: in threads, on the event loop, and one call at a time."""
 
 from __future__ import annotations
 

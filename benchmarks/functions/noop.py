@@ -1,4 +1,4 @@
-"""Calls of which nothing but what they cost is to be seen, and one that keeps all others waiting."""
+"""A function that does nothing, to measure the cost of a call, and one that blocks its only worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions on a GPU that is played: a lock, which goes round among processes in slices of 2 ms, as a driver's do."""
+"""Functions on a simulated GPU: a lock that processes hold in slices of 2 ms, as a driver's time slices."""
 
 from __future__ import annotations
 

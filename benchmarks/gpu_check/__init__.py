@@ -1,8 +1,8 @@
-"""What a machine with a GPU can do under gpufn, tried and measured: `scripts/gpu-check`.
+"""GPU check: what a machine with a GPU can do under gpufn, tested and measured. Run by `scripts/gpu-check`.
 
-environment  which Python runs the check, with carried wheels where the machine lacks packages; bundle collects those
-machine      what is there, and what a step needs of it; mps: whether its daemons start
-steps        the list of steps; each runs in a process of its own, within its time
-checks/      the steps themselves, by topic; findings is what they say
-report, page what is written: JSON, Markdown, one HTML page
+environment  the Python that runs the check, with bundled wheels where packages are missing; bundle collects the wheels
+machine      the machine's devices and packages, and what a step requires of them; mps: whether MPS daemons start
+steps        run the list of steps, each in a process of its own with a time limit
+checks/      the steps themselves, by topic; findings has their results
+report, page the report as JSON, Markdown and one HTML page
 """

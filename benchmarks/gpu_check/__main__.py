@@ -1,4 +1,4 @@
-"""`scripts/gpu-check`: the command line. Only the standard library is imported before it is known what is there."""
+"""Command line of `scripts/gpu-check`. Imports only the standard library until missing packages are known."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ def main() -> int:
         return 0
     if options.wheels:
         environment.restart_with(options.wheels, _without_wheels(sys.argv[1:]))
-    if lacking := environment.missing():
-        print(f"this Python lacks {', '.join(lacking)}: run scripts/install, or bring wheels (--bundle, --wheels)")
+    if missing := environment.missing():
+        print(f"this Python lacks {', '.join(missing)}: run scripts/install, or use wheels (--bundle, --wheels)")
         return 1
     return _check(options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu-check", description="What this machine's GPU can do under gpufn.")
-    parser.add_argument("--steps", help="only these, with commas between them")
-    parser.add_argument("--list", action="store_true", help="the steps and their limits")
-    parser.add_argument("--out", type=Path, help="where the report is written; else benchmarks/results")
-    parser.add_argument("--total", type=float, help="seconds that all of it may take")
-    parser.add_argument("--pretend", action="store_true", help="try the check itself, with a GPU that is not there")
+    parser.add_argument("--steps", help="run only these steps, separated by commas")
+    parser.add_argument("--list", action="store_true", help="list the steps and their time limits")
+    parser.add_argument("--out", type=Path, help="folder for the report; default: benchmarks/results")
+    parser.add_argument("--total", type=float, help="time limit of all steps together, in seconds")
+    parser.add_argument("--pretend", action="store_true", help="test the check itself with a simulated GPU")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="use the wheels that --bundle collected")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="collect wheels for a machine without a network")
-    parser.add_argument("--python", action="append", help="with --bundle: for this version; may be given again")
+    parser.add_argument("--python", action="append", help="with --bundle: a Python version; may be repeated")
     return parser.parse_args()
 
 
 def _without_wheels(arguments: list[str]) -> list[str]:
-    """The same command for the Python that has them."""
-    kept, words = [], iter(arguments)
+    """Return the arguments without --wheels, for the Python that has the packages."""
+    remaining, words = [], iter(arguments)
     for word in words:
         if word == "--wheels":
             next(words)
         elif not word.startswith("--wheels="):
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -61,31 +61,31 @@ def _check(options: argparse.Namespace) -> int:
         return 0
     names = options.steps.split(",") if options.steps else [step.name for step in STEPS]
     if unknown := set(names) - {step.name for step in STEPS}:
-        print(f"no step is named {', '.join(sorted(unknown))}; see --list")
+        print(f"unknown steps: {', '.join(sorted(unknown))}; see --list")
         return 2
-    began = time.monotonic()
-    found = machine.look(pretend=options.pretend)
-    told = Report(
+    started = time.monotonic()
+    inspected = machine.inspect(pretend=options.pretend)
+    check_report = Report(
         date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        device=found.gpus[0].name if found.gpus else f"no GPU ({found.why_no_gpu})",
-        driver=found.driver,
-        pretended=found.pretended,
-        machine=found.about,
+        device=inspected.gpus[0].name if inspected.gpus else f"no GPU ({inspected.why_no_gpu})",
+        driver=inspected.driver,
+        pretended=inspected.pretended,
+        machine=inspected.about,
     )
     titles = {step.name: step.title for step in STEPS}
     folder = options.out or measure.RESULTS
-    print(report.where(told), flush=True)
+    print(report.where(check_report), flush=True)
     chosen = [step for step in STEPS if step.name in names]
-    with machine.awake():
-        for result in run(chosen, found, total_s=options.total or TOTAL_S):
-            told.results.append(result)
-            told.seconds = time.monotonic() - began
+    with machine.keep_awake():
+        for result in run(chosen, inspected, total_s=options.total or TOTAL_S):
+            check_report.results.append(result)
+            check_report.seconds = time.monotonic() - started
             print(report.line(result, max(map(len, titles))), flush=True)
-            written = report.write(told, titles, folder)  # after each: who is killed leaves what there was
-    if left := report.left(told.results):
-        print(f"\nleft for another command: --steps {','.join(left)}")
-    print(f"\n{told.seconds:.0f} s; the report is {written}, .md and .html beside it")
-    return report.exit_code(told.results)
+            written = report.write(check_report, titles, folder)  # after each step: a killed check leaves a report
+    if remaining := report.remaining(check_report.results):
+        print(f"\nremaining steps: --steps {','.join(remaining)}")
+    print(f"\n{check_report.seconds:.0f} s; report: {written}, with .md and .html beside it")
+    return report.exit_code(check_report.results)
 
 
 if __name__ == "__main__":

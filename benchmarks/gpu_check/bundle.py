@@ -1,8 +1,8 @@
-"""Wheels for a machine that reaches no registry. The standard library only, and pip.
+"""Collect wheels for a machine that reaches no package registry. Uses only the standard library and pip.
 
-platform/  what gpufn needs besides numpy, onnx and onnxruntime; always
-models/    numpy, onnx, onnxruntime and what they need, for a machine without them
-cuda/      onnxruntime-gpu, in parts that can be carried one after the other
+platform/  what gpufn needs except numpy, onnx and onnxruntime; always needed
+models/    numpy, onnx, onnxruntime and their dependencies, for a machine without them
+cuda/      onnxruntime-gpu, in parts that can be transferred one by one
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
 _CUDA: Final = ("onnxruntime-gpu>=1.21",)
 _PART_BYTES: Final = 40 << 20
 PYTHONS: Final = ("3.11", "3.12")
-# pip takes these names exactly, so each glibc that wheels are made for is named.
+# pip matches these names exactly, so each glibc version that wheels exist for is listed.
 _PLATFORMS: Final = (
     "manylinux_2_34",
     "manylinux_2_28",
@@ -34,7 +34,7 @@ _PLATFORMS: Final = (
 
 
 def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
-    """All of it, with sizes told. Raises CalledProcessError when pip does."""
+    """Collect all wheels and print the sizes. Raises CalledProcessError if pip fails."""
     platform = _download(folder / "platform", [*required(_EXTRAS), *_BESIDES], pythons)
     models = _download(folder / "models", _MODELS, pythons)
     for name in models & platform:
@@ -51,23 +51,23 @@ def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
 def _download(
     folder: Path, requirements: Sequence[str], pythons: Sequence[str], *, with_needs: bool = True
 ) -> set[str]:
-    """The names of the wheels that are now in `folder`."""
+    """Download wheels and return the names of all wheels in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     platforms = [word for platform in _PLATFORMS for word in ("--platform", f"{platform}_x86_64")]
     for python in pythons:
-        # Apart for each version, so that pip does not take one's wheel to answer for the other.
-        with tempfile.TemporaryDirectory(dir=folder.parent) as apart:
+        # A folder per version, so that pip does not accept a wheel of one version for the other.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as version_folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
             command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
             command += [] if with_needs else ["--no-deps"]
-            subprocess.run([*command, "--dest", apart, *requirements], check=True)
-            for wheel in Path(apart).glob("*.whl"):
+            subprocess.run([*command, "--dest", version_folder, *requirements], check=True)
+            for wheel in Path(version_folder).glob("*.whl"):
                 wheel.replace(folder / wheel.name)
     return {wheel.name for wheel in folder.glob("*.whl")}
 
 
 def cut(wheel: Path, part_bytes: int = _PART_BYTES) -> None:
-    """`NAME.whl` becomes `NAME.whl.00`, `NAME.whl.01`… of `part_bytes` at most."""
+    """Split `NAME.whl` into `NAME.whl.00`, `NAME.whl.01`… of at most `part_bytes` each."""
     with wheel.open("rb") as whole:
         for number in range(100):
             if not (content := whole.read(part_bytes)):

@@ -1,4 +1,4 @@
-"""The steps of the check, in the order in which they run: what tells most comes first."""
+"""The steps of the check, in the order in which they run: the most informative ones first."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from gpu_check.checks import (
 )
 from gpu_check.steps import Step
 
-# A command may have no more than ten minutes. They do not do for all of it: what no stand-in can tell comes first, and
-# the check says what is left for another command.
+# A command may be limited to ten minutes, which is too short for all steps. Steps that no simulation can replace come
+# first, and the check prints the steps that remain for another command.
 TOTAL_S: Final = 520.0
 
 STEPS: Final = (
-    Step("programs", "What the driver's programs say", 60, inventory.programs),
+    Step("programs", "Output of the driver's programs", 60, inventory.programs),
     Step("cuda", "CUDA and torch without a platform", 130, cuda.cuda),
-    Step("inventory", "What is there", 45, inventory.inventory),
-    Step("mps-words", "What MPS says, word by word", 90, mps_words.mps_words),
-    Step("torch", "A torch function from nothing to warm", 120, torch_function.torch_function),
+    Step("inventory", "Devices, drivers and packages", 45, inventory.inventory),
+    Step("mps-words", "Verbatim output of MPS", 90, mps_words.mps_words),
+    Step("torch", "A torch function from cold start to warm calls", 120, torch_function.torch_function),
     Step("limits", "MPS limits hold", 60, limits.mps_limits),
     Step("tests", "tests/gpu", 240, suite.gpu_tests),
-    Step("faults-mps", "Faults beside a neighbour, MPS", 150, faults.by_mps),
+    Step("faults-mps", "Faults beside a neighbor, MPS", 150, faults.by_mps),
     Step("parking", "Park and resume 0.1 and 1 GB", 90, parking.small),
     Step("sharing-mps", "Functions share the GPU with MPS", 90, sharing.by_mps),
     Step("sharing-time", "Functions share the GPU in time slices", 90, sharing.by_time),
-    Step("faults-time", "Faults beside a neighbour, time slices", 90, faults.by_time),
+    Step("faults-time", "Faults beside a neighbor, time slices", 90, faults.by_time),
     Step("onnxruntime", "An ONNX Runtime engine, built, served and compared", 90, engines.onnxruntime_engine),
     Step("tensorrt", "A TensorRT engine, built, served and compared", 150, engines.tensorrt_engine),
     Step("parking-10gb", "Park and resume 10 GB", 90, parking.large),
-    Step("copies", "What parking rests on: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
-    Step("copies-10gb", "What parking rests on: 10 GB to pinned memory and back", 60, copies.park_large),
+    Step("copies", "The copies behind parking: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
+    Step("copies-10gb", "The copies behind parking: 10 GB to pinned memory and back", 60, copies.park_large),
     Step("overlap", "Copies while the GPU computes", 20, copies.overlap),
-    Step("sharing-exclusive", "Functions have the GPU in turns", 120, sharing.exclusively),
+    Step("sharing-exclusive", "Functions use the GPU in turns", 120, sharing.exclusively),
 )

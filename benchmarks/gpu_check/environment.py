@@ -1,7 +1,7 @@
-"""The Python that the check runs in, on a machine that nobody has prepared. The standard library only.
+"""The Python environment of the check on an unprepared machine. Uses only the standard library.
 
-A bundle (`bundle`) is installed into an environment of its own: its packages first, then those of the Python that was
-started, torch among them, then this repository. A `.pth` file says so, because workers are given no PYTHONPATH.
+A bundle (`bundle`) is installed into a separate environment. Its packages come first on the path, then those of the
+starting Python, including torch, then this repository. A `.pth` file sets this up, because workers get no PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Final, NoReturn
 
 _ROOT = Path(__file__).parents[2]
 _OURS = ("sdk", "gateway", "runtime", "builder")
-EVERYWHERE: Final = ("bus", "gateway", "runtime", "local")  # a step says itself what else it needs
+EVERYWHERE: Final = ("bus", "gateway", "runtime", "local")  # further needs are checked by each step
 
 
 def missing() -> list[str]:
-    """Packages that everything needs and this Python lacks; gpufn itself among them."""
-    lacking = [name for name in map(_name, required(EVERYWHERE)) if not _is_installed(name)]
-    return lacking if importlib.util.find_spec("gpufn") else [*lacking, "gpufn"]
+    """Return the packages that every step needs and this Python lacks, including gpufn itself."""
+    absent = [name for name in map(_name, required(EVERYWHERE)) if not _is_installed(name)]
+    return absent if importlib.util.find_spec("gpufn") else [*absent, "gpufn"]
 
 
 def required(extras: Sequence[str]) -> list[str]:
-    """What pyproject.toml asks for, always and with `extras`; our own extras are not among it."""
+    """Return the requirements in pyproject.toml, with those of `extras`, without our own extras."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
-    return [each for part in asked for each in part if not each.startswith("gpufn[")]
+    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [each for part in groups for each in part if not each.startswith("gpufn[")]
 
 
 def _name(requirement: str) -> str:
@@ -55,7 +55,7 @@ def _is_installed(name: str) -> bool:
 
 
 def restart_with(bundle: Path, arguments: list[str]) -> NoReturn:
-    """Run the check again, by a Python that has the bundle's packages. Raises SystemExit when they do not fit."""
+    """Run the check in a Python that has the bundle's packages. Raises SystemExit if they do not fit."""
     folder = Path(tempfile.mkdtemp(prefix="gpu-check-python-"))
     try:
         python = install(bundle, folder)
@@ -68,7 +68,7 @@ def restart_with(bundle: Path, arguments: list[str]) -> NoReturn:
 
 
 def install(bundle: Path, folder: Path) -> Path:
-    """An environment in `folder`; returns its Python."""
+    """Create an environment in `folder` and return its Python."""
     wheels = folder / "wheels"
     wheels.mkdir()
     for wheel in bundle.rglob("*.whl"):
@@ -78,41 +78,41 @@ def install(bundle: Path, folder: Path) -> Path:
     if not fitting:
         sys.exit(f"no wheel in {bundle} fits Python {sys.version.split()[0]}: collect with --python MAJOR.MINOR")
     environment = folder / "python"
-    venv.EnvBuilder(symlinks=True).create(environment)  # without pip: ours installs into it
+    venv.EnvBuilder(symlinks=True).create(environment)  # without pip: our pip installs into it
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
-    # No dependencies: what the machine has already is not in the bundle.
+    # No dependencies: packages that the machine already has are not in the bundle.
     subprocess.run([*pip, "install", "--no-index", "--no-deps", "--no-compile", *map(str, fitting)], check=True)
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
-    _lay_beside(site_packages, "nvidia")  # where onnxruntime-gpu looks for CUDA's libraries
+    _link_package(site_packages, "nvidia")  # where onnxruntime-gpu looks for CUDA's libraries
     lines = [f"import site; site.addsitedir({path!r})" for path in _packages_here()]
     lines += [str(_ROOT / part) for part in _OURS]
     (site_packages / "gpu-check.pth").write_text("\n".join(lines) + "\n")
     return python
 
 
-def _lay_beside(site_packages: Path, package: str) -> None:
-    """A package of the Python that was started, as if it were installed with the bundle's."""
-    for found in (Path(path) / package for path in _packages_here()):
-        if found.is_dir() and not (site_packages / package).exists():
-            (site_packages / package).symlink_to(found)
+def _link_package(site_packages: Path, package: str) -> None:
+    """Link a package of the starting Python, as if it were installed with the bundle's."""
+    for folder in (Path(path) / package for path in _packages_here()):
+        if folder.is_dir() and not (site_packages / package).exists():
+            (site_packages / package).symlink_to(folder)
 
 
 def _packages_here() -> list[str]:
-    """Where the Python that was started has its packages."""
+    """Return the package folders of the starting Python."""
     return [path for path in dict.fromkeys(sys.path) if Path(path).name in ("site-packages", "dist-packages")]
 
 
 def _fitting(wheels: list[Path]) -> list[Path]:
-    """Those for any Python 3, those for this one, and those for its stable interface."""
+    """Return the wheels for any Python 3, for this version, and for its stable ABI."""
     fitting = [wheel for wheel in wheels if fits(wheel.name, sys.version_info.minor)]
     with_cuda = any(wheel.name.startswith("onnxruntime_gpu-") for wheel in fitting)
-    # They fill the same folder: the one for GPUs runs models on the CPU as well.
+    # Both fill the same folder: the GPU package runs models on the CPU as well.
     return [wheel for wheel in fitting if not (with_cuda and wheel.name.startswith("onnxruntime-"))]
 
 
 def fits(wheel: str, minor: int) -> bool:
-    """Whether a wheel's name says that it is for Python 3.`minor`.
+    """Return whether a wheel's name says that it is for Python 3.`minor`.
 
     >>> fits("uvloop-0.22-cp312-cp312-manylinux_2_28_x86_64.whl", 11), fits("idna-3.11-py2.py3-none-any.whl", 11)
     (False, True)
@@ -129,7 +129,7 @@ def fits(wheel: str, minor: int) -> bool:
 
 
 def _join_parts(bundle: Path, wheels: Path) -> None:
-    """A wheel that was too large to carry at once came in parts: `NAME.whl.00`, `NAME.whl.01`…"""
+    """Join a wheel that was split for transfer: `NAME.whl.00`, `NAME.whl.01`…"""
     for first in bundle.rglob("*.whl.00"):
         name = first.name.removesuffix(".00")
         with (wheels / name).open("wb") as whole:

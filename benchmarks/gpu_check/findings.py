@@ -1,4 +1,4 @@
-"""What a step says, and what became of it: plain data, written as JSON and read by the reports."""
+"""Findings and results of steps: plain data, written as JSON and read by the reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Bars side by side: a group per label, in it a bar per series. None is a gap: it was not measured."""
+    """Grouped bars: a group per label, with a bar per series. None is a gap: a value that was not measured."""
 
     title: str
     unit: str
@@ -25,8 +25,8 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """`wrong` lists what was measured and should not be so: with any of it the step has failed. `said` is what programs
-    answered, word by word, by what was asked."""
+    """`wrong` lists measurements that are not as they should be; if there are any, the step has failed. `said` has the
+    verbatim output of programs, by command."""
 
     summary: str  # one line
     figures: dict[str, Any] = {}
@@ -44,7 +44,7 @@ class State(enum.StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a step. `detail` is its traceback, with the ends of the platform's logs, and what it printed."""
+    """The result of a step. `detail` has its traceback, the ends of the platform's logs, and its output."""
 
     step: str
     state: State
@@ -52,16 +52,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # one line: why there is no finding, or what is wrong with it
     detail: str = ""
     finding: Finding | None = None
-    is_left: bool = False  # the whole check's time was over before it, or within it
+    is_left: bool = False  # the time of the whole check ended before or during this step
 
     @property
     def line(self) -> str:
-        """What the summary says of it."""
+        """The step's line in the summary."""
         return self.reason or (self.finding.summary if self.finding else "")
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The whole check. `machine` describes where it ran; `pretended` that a GPU was pretended, so no figure counts."""
+    """The whole check. `machine` describes where it ran. If a GPU was `pretended`, the figures do not count."""
 
     date: str
     device: str

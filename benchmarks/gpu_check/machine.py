@@ -1,4 +1,4 @@
-"""What this machine has, read once before the steps, and what a step needs of it."""
+"""The machine's devices and packages, read once before the steps, and what a step requires of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NODES = "/dev/nvidia[0-9]*"
 
 
 class CannotRun(Exception):
-    """This machine cannot do a step; the text is the reason, in one line."""
+    """This machine cannot run a step; the text is the reason, in one line."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -39,45 +39,45 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     packages: dict[str, str] = {}
     programs: dict[str, str] = {}  # name → path
-    pretended: bool = False  # there is no GPU; steps run on the CPU as if there were one
+    pretended: bool = False  # no GPU; the steps run on the CPU as if there were one
     about: dict[str, Any] = {}
 
     def gpu(self) -> Gpu:
-        """The first, which is the one that is measured. Raises CannotRun."""
+        """Return the first GPU, which is the measured one. Raises CannotRun."""
         if not self.gpus:
             raise CannotRun(f"no GPU: {self.why_no_gpu}")
         return self.gpus[0]
 
     def real_gpu(self) -> Gpu:
-        """One that is there. Raises CannotRun."""
+        """Return the measured GPU if it is not pretended. Raises CannotRun."""
         if self.pretended:
-            raise CannotRun("no GPU: it is pretended only")
+            raise CannotRun("no GPU: it is only pretended")
         return self.gpu()
 
     def need_module(self, name: str) -> None:
-        """Raises CannotRun. Imports nothing."""
+        """Raises CannotRun if the module is not installed. Imports nothing."""
         if importlib.util.find_spec(name) is None:
             raise CannotRun(f"{name} is not installed")
 
     def need_program(self, name: str) -> str:
-        """Its path. Raises CannotRun."""
+        """Return the path of a program. Raises CannotRun."""
         if name not in self.programs:
-            raise CannotRun(f"there is no {name} on the PATH")
+            raise CannotRun(f"{name} is not on the PATH")
         return self.programs[name]
 
     @property
     def torch_device(self) -> str:
-        """What torch calls the device that is measured."""
+        """torch's name of the measured device."""
         return "cuda" if self.gpus and not self.pretended else "cpu"
 
 
-def look(*, pretend: bool = False) -> Machine:
-    """What is there. `pretend`: a GPU of 8 GiB stands in when there is none."""
+def inspect(*, pretend: bool = False) -> Machine:
+    """Inspect the machine. With `pretend`, a GPU of 8 GiB is simulated if there is none."""
     _extend_path()
     gpus, driver, why_no_gpu = _gpus()
     pretended = pretend and not gpus
     if pretended:
-        gpus = (Gpu("GPU-pretended", "a GPU that is pretended", 8 << 30, "0.0"),)
+        gpus = (Gpu("GPU-pretended", "a pretended GPU", 8 << 30, "0.0"),)
     about = measure.machine()
     return Machine(
         gpus=gpus,
@@ -91,18 +91,18 @@ def look(*, pretend: bool = False) -> Machine:
 
 
 @contextlib.contextmanager
-def awake(nodes: str = _NODES) -> Iterator[None]:
-    """Without persistence mode the driver puts a GPU to sleep that nobody has open, and to wake one takes seconds, of
-    each step. Nothing of the GPU is changed."""
-    with contextlib.ExitStack() as opened:
+def keep_awake(nodes: str = _NODES) -> Iterator[None]:
+    """Keep the GPU devices open. Without persistence mode the driver suspends an unused GPU, and waking it takes
+    seconds in each step. No GPU setting is changed."""
+    with contextlib.ExitStack() as stack:
         for path in glob.glob(nodes):
             with contextlib.suppress(OSError):
-                opened.callback(os.close, os.open(path, os.O_RDWR))
+                stack.callback(os.close, os.open(path, os.O_RDWR))
         yield
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str, str]:
-    """The devices and the driver's version; or none, and why."""
+    """Return the devices and the driver's version; or no devices and the reason."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -110,7 +110,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str, str]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return (), "", f"the NVIDIA driver does not answer ({error})"
+        return (), "", f"the NVIDIA driver does not respond ({error})"
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(
@@ -122,7 +122,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str, str]:
             )
             for handle in handles
         )
-        return gpus, nvml.nvmlSystemGetDriverVersion(), "" if gpus else "the driver knows none"
+        return gpus, nvml.nvmlSystemGetDriverVersion(), "" if gpus else "the driver reports none"
     except nvml.NVMLError as error:
         return (), "", f"NVML cannot read the devices ({error})"
     finally:
@@ -130,15 +130,15 @@ def _gpus() -> tuple[tuple[Gpu, ...], str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _extend_path() -> None:
-    """For all that is started from here: drivers of virtual machines put their programs beside the PATH."""
+    """Extend the PATH of all child processes: drivers of virtual machines put their programs outside of it."""
     known = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = [folder for folder in _DRIVER_FOLDERS if folder not in known and os.path.isdir(folder)]
-    os.environ["PATH"] = os.pathsep.join([*known, *found])
+    extra = [folder for folder in _DRIVER_FOLDERS if folder not in known and os.path.isdir(folder)]
+    os.environ["PATH"] = os.pathsep.join([*known, *extra])

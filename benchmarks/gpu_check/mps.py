@@ -1,4 +1,4 @@
-"""Whether MPS can be had on a machine at all, tried before anything is measured with it."""
+"""Preliminary check that MPS works on this machine, before anything is measured with it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpufn_core.errors import DeviceFailed
 from gpufn_runtime.agent.mps.control import PROGRAM
 from gpufn_runtime.agent.mps.daemon import Daemon
 
-START_TIMEOUT_S = 40.0  # a server that starts where nobody has used the GPU before may have to wake it
+START_TIMEOUT_S = 40.0  # a starting server may have to wake an unused GPU
 
 
 def need_mps(machine: Machine) -> Gpu:
-    """The GPU that is measured, when a daemon starts for it as the agent's do. Raises CannotRun."""
+    """Return the measured GPU if an MPS daemon starts for it, as the agent's daemons do. Raises CannotRun."""
     gpu = machine.real_gpu()
     machine.need_program(PROGRAM)
-    # Its path is short: a daemon listens on unix sockets in it.
+    # The path must be short: the daemon listens on unix sockets in it.
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         try:
             asyncio.run(
-                _begun_and_ended(
+                _start_and_stop(
                     Daemon(gpu.uuid, Path(folder) / "gpu", uid=os.getuid(), start_timeout_s=START_TIMEOUT_S)
                 )
             )
@@ -32,6 +32,6 @@ def need_mps(machine: Machine) -> Gpu:
     return gpu
 
 
-async def _begun_and_ended(daemon: Daemon) -> None:
+async def _start_and_stop(daemon: Daemon) -> None:
     await daemon.start()
     await daemon.stop()

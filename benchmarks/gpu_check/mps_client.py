@@ -1,10 +1,10 @@
-"""A client of MPS that does as it is told, a word a line, and answers each with a line of JSON. By libcuda alone: no
-library above it can have asked for anything else.
+"""An MPS client that executes commands from stdin, one per line, and answers each with a line of JSON. It uses libcuda
+only, so that no other library affects the result.
 
-look      what this process sees
-fits N    whether N bytes can be had
-fault     a kernel that writes where it must not
-check     whether what was begun has worked: in a context that is spoilt, nothing does
+look      report what this process sees
+fits N    report whether N bytes can be allocated
+fault     launch a kernel that writes to an invalid address
+check     report whether all previous work has succeeded; in a corrupted context, nothing does
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def main() -> None:
     for line in sys.stdin:
         try:
             client = client or Client()
-            told = client.answer(*line.split())
+            answer = client.answer(*line.split())
         except (DriverError, AttributeError, OSError) as error:
-            told = {"error": str(error)}
-        print(json.dumps(told), flush=True)
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The check as one HTML page that needs nothing else: no script, no font, no address of anything outside."""
+"""The report as one self-contained HTML page: no scripts, fonts or external addresses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft);
 
 
 def render(report: Report, titles: dict[str, str], plots: Sequence[Plot]) -> str:
-    """The page, whole."""
+    """Return the whole page."""
     about = report.machine
     lead = " · ".join(filter(None, (
         report.device, report.driver and f"driver {report.driver}", f"{about['cores']} cores of {about['cpu']}",
@@ -44,7 +44,7 @@ def render(report: Report, titles: dict[str, str], plots: Sequence[Plot]) -> str
     )))  # fmt: skip
     parts = [f"<h1>gpu-check, {_text(report.date)}</h1><p class=soft>{_text(lead)}</p>"]
     if report.pretended:
-        parts.append("<p class=bad>A GPU was pretended: this tried the check itself, and no figure counts.</p>")
+        parts.append("<p class=bad>The GPU was pretended: this run tested the check itself, and no figure counts.</p>")
     parts.append(f"<section>{_overview(report.results)}</section>")
     parts += [f"<section><h2>{_text(plot.title)}</h2>{_plot(plot)}</section>" for plot in plots]
     parts += [_step(result, titles.get(result.step, result.step)) for result in report.results]
@@ -59,15 +59,15 @@ def _overview(results: Sequence[Result]) -> str:
         f"<td class=n>{result.seconds:.1f} s<td>{_text(result.line)}"
         for result in results
     )
-    return f"<table><tr><th>step<th><th>took<th>{rows}</table>"
+    return f"<table><tr><th>step<th><th>time<th>{rows}</table>"
 
 
 def _step(result: Result, title: str) -> str:
     tables = "".join(map(_table, result.finding.tables if result.finding else ()))
-    said = result.finding.said.items() if result.finding else ()
-    words = "".join(f"<p class=soft>{_text(asked)}</p><pre>{_text(answer)}</pre>" for asked, answer in said)
+    outputs = result.finding.said.items() if result.finding else ()
+    verbatim = "".join(f"<p class=soft>{_text(command)}</p><pre>{_text(answer)}</pre>" for command, answer in outputs)
     detail = f"<pre>{_text(result.detail)}</pre>" if result.detail else ""
-    shown = tables + words + detail
+    shown = tables + verbatim + detail
     return f"<section><h2>{_text(title)}</h2>{shown}</section>" if shown else ""
 
 
@@ -79,7 +79,7 @@ def _table(table: Table) -> str:
 
 
 def _plot(plot: Plot) -> str:
-    """Bars, with a logarithmic scale when they are a hundredfold apart."""
+    """Return bars, with a logarithmic scale if the values span a factor of more than 100."""
     values = [value for series in plot.series.values() for value in series if value]
     if not values:
         return "<p class=soft>Nothing was measured.</p>"
@@ -98,17 +98,17 @@ def _plot(plot: Plot) -> str:
         for place, (name, series) in enumerate(plot.series.items()):
             if value := series[index]:
                 x, y = left + place * bar, scale.y(value)
-                told = f"<title>{_text(f'{name}, {label}: {_number(value)} {plot.unit}')}</title>"
+                tooltip = f"<title>{_text(f'{name}, {label}: {_number(value)} {plot.unit}')}</title>"
                 size = f"x={x:.1f} y={y:.1f} width={bar * 0.9:.1f} height={max(_HEIGHT - _BOTTOM - y, 1):.1f}"
-                marks.append(f"<rect {size} rx=2 fill='{_colour(place)}'>{told}</rect>")
-    drawn = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img>{''.join(marks)}</svg>"
+                marks.append(f"<rect {size} rx=2 fill='{_colour(place)}'>{tooltip}</rect>")
+    picture = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img>{''.join(marks)}</svg>"
     names = enumerate(plot.series)
     key = "".join(f"<i class=key style='background:{_colour(place)}'></i>{_text(name)}" for place, name in names)
-    return f"{drawn}<p class=soft>{_text(plot.unit)}{key}</p>"
+    return f"{picture}<p class=soft>{_text(plot.unit)}{key}</p>"
 
 
 class _Scale:
-    """From values to heights in the picture."""
+    """Scale from values to heights in the picture."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self._is_log = max(values) / min(values) > 100
@@ -123,7 +123,7 @@ class _Scale:
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
     def ticks(self) -> list[float]:
-        """Powers of ten, or a few round numbers."""
+        """Return powers of ten, or a few round numbers."""
         if self._is_log:
             first, last = math.floor(math.log10(self._low)), math.floor(math.log10(self._high))
             return [10.0**power for power in range(first, last + 1)]

@@ -1,6 +1,6 @@
-"""A platform of a step's own, as its users see it: `gpufn up` in a temporary folder, deploys, calls.
+"""A step's own platform, used as its users do: `gpufn up` in a temporary folder, deploys, calls.
 
-What goes wrong inside carries the ends of the platform's logs as a note, for they are gone with the folder.
+Exceptions raised inside carry the ends of the platform's logs as a note, because the logs are removed with the folder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.home import Home
 
 _CALL_TIMEOUT_S = 60.0
-# Some virtual machines are given memory as they use it: what they have at first is no measure. A worker gets a quarter,
-# which takes a CUDA context and 10 GB that are parked.
+# Some virtual machines grow their memory on demand, so the initial size is no measure. A worker gets a quarter, which
+# suffices for a CUDA context and 10 GB of parked weights.
 _MEMORY_GIB = 64
-_LINES = 60  # of each log, at its end
-_NOT_BUILT = "does not have"  # how gpufn refuses an option that it knows and has not built
+_LINES = 60  # shown from the end of each log
+_NOT_BUILT = "does not have"  # part of gpufn's error for an option that this release does not implement
 
 
 class CallFailed(RuntimeError):
-    """The platform's answer was not a result."""
+    """The platform answered with an error instead of a result."""
 
 
 class Platform:
@@ -49,18 +49,18 @@ class Platform:
         return Home(Path(self._server.environ["GPUFN_HOME"])).logs
 
     def gpufn(self, *arguments: str | Path) -> str:
-        """What the command prints. CannotRun when this release has not built what it asks for; else RuntimeError."""
+        """Return what the command prints. Raises CannotRun if this release lacks the feature, else RuntimeError."""
         command = [sys.executable, "-m", "gpufn", *map(str, arguments)]
-        ended = subprocess.run(command, env=self._server.environ, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            said = ended.stderr.strip() or ended.stdout.strip()
-            if _NOT_BUILT in said:
-                raise CannotRun(said.splitlines()[-1])
-            raise RuntimeError(f"gpufn {' '.join(map(str, arguments))}: {said}")
-        return ended.stdout
+        completed = subprocess.run(command, env=self._server.environ, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            output = completed.stderr.strip() or completed.stdout.strip()
+            if _NOT_BUILT in output:
+                raise CannotRun(output.splitlines()[-1])
+            raise RuntimeError(f"gpufn {' '.join(map(str, arguments))}: {output}")
+        return completed.stdout
 
     def deploy(self, source: str) -> None:
-        """The functions of one file."""
+        """Deploy the functions of one file."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "checked.py"
             file.write_text(source)
@@ -70,17 +70,17 @@ class Platform:
         return self._client.get(path).raise_for_status().json()
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
-        """The answer. Raises CallFailed with what the platform says."""
+        """Return the answer. Raises CallFailed with the platform's message."""
         try:
             answer = self._client.post(path, content=body, headers=headers)
         except httpx.TransportError as error:
-            raise CallFailed(f"{path}: {error!r}") from None  # forty lines of httpx say no more
+            raise CallFailed(f"{path}: {error!r}") from None  # httpx's long traceback adds nothing
         if not answer.is_success:
             raise CallFailed(f"{path}: {answer.status_code} {_problem(answer)}")
         return answer.json()
 
     def invoke(self, function: str, **arguments: Any) -> Any:
-        """The result. Raises CallFailed, of a call that waits for a worker with what it waits for."""
+        """Return the result. Raises CallFailed, with the output of `gpufn why` as a note."""
         body = json.dumps(arguments).encode()
         try:
             return self.post(f"/v1/functions/{function}/invoke", body, {"Content-Type": "application/json"})
@@ -90,23 +90,23 @@ class Platform:
             raise
 
     def timed(self, function: str, **arguments: Any) -> tuple[float, Any]:
-        """Seconds of a call, and its result."""
-        began = time.perf_counter()
+        """Return the seconds of a call, and its result."""
+        started = time.perf_counter()
         result = self.invoke(function, **arguments)
-        return time.perf_counter() - began, result
+        return time.perf_counter() - started, result
 
     def wait_for(self, function: str, state: str, timeout_s: float = 30.0) -> None:
-        """Until a worker of it is in this state."""
-        give_up = time.monotonic() + timeout_s
+        """Wait until a worker of the function is in this state."""
+        deadline = time.monotonic() + timeout_s
         while not self.get(f"/v1/functions/{function}")["workers"][state]:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= deadline:
                 raise RuntimeError(f"{function} has no {state} worker after {timeout_s:.0f} s: {self.why(function)}")
             time.sleep(0.05)
 
     def wait_for_zero(self, function: str, timeout_s: float = 30.0) -> None:
-        """Until no worker of it is left, and a moment more, for the standby is made again meanwhile."""
-        give_up = time.monotonic() + timeout_s
-        while time.monotonic() < give_up:
+        """Wait until the function has no workers, and a moment longer for a new template process."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
             if not any(self.get(f"/v1/functions/{function}")["workers"].values()):
                 time.sleep(1.0)
                 return
@@ -120,7 +120,7 @@ class Platform:
 
 @contextlib.contextmanager
 def up(machine: Machine, **environ: str) -> Iterator[Platform]:
-    """A platform with the device that is measured and no other."""
+    """Start a platform that has only the measured device."""
     with (
         measure.gpufn_up(**declared(machine), **environ) as server,
         httpx.Client(base_url=server.url, timeout=_CALL_TIMEOUT_S) as client,
@@ -136,7 +136,7 @@ def up(machine: Machine, **environ: str) -> Iterator[Platform]:
 
 
 def _problem(answer: httpx.Response) -> str:
-    """Its code and its detail, of what is one; else all of it."""
+    """Return the code and detail of a problem response; else the whole body."""
     if "problem+json" not in answer.headers.get("content-type", ""):
         return answer.text
     problem = answer.json()
@@ -144,20 +144,20 @@ def _problem(answer: httpx.Response) -> str:
 
 
 def declared(machine: Machine) -> dict[str, str]:
-    """What the platform is told of the machine: the device that is measured, where the driver would tell of none, or of
-    several; and memory, where the kernel may tell of too little."""
-    told = memory(machine)
+    """Return settings that describe the machine: the measured device, if the driver would report none or several; and
+    memory, if the kernel may report too little."""
+    settings = memory(machine)
     if not machine.gpus:
-        return told
+        return settings
     if machine.pretended or len(machine.gpus) > 1:
         gpu = machine.gpu()
         device = Device(gpu.uuid, DeviceType.GPU, gpu.name, gpu.memory_bytes, compute_capability=gpu.compute_capability)
-        told["GPUFN_DEVICES"] = json.dumps(msgspec.to_builtins((device,)))
-    return told
+        settings["GPUFN_DEVICES"] = json.dumps(msgspec.to_builtins((device,)))
+    return settings
 
 
 def memory(machine: Machine) -> dict[str, str]:
-    """What a platform is told of the host's memory, in place of the little that its kernel may tell of at first."""
+    """Return the memory setting, in case the kernel reports too little memory at first."""
     if not machine.gpus or machine.pretended or machine.about.get("memory_gib", _MEMORY_GIB) >= _MEMORY_GIB:
         return {}
     return {"GPUFN_MEMORY": f"{_MEMORY_GIB}Gi"}

@@ -1,4 +1,4 @@
-"""The check as text: a line for each step, a page in Markdown, and the files that are written."""
+"""The report as text: a line for each step, a Markdown page, and the written files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS = {State.PASSED: "ok", State.SKIPPED: "skipped", State.FAILED: "FAILED", 
 
 
 def write(report: Report, titles: dict[str, str], folder: Path) -> Path:
-    """`gpu-check-<date>.json`, `.md` and `.html`; returns the first."""
+    """Write `gpu-check-<date>.json`, `.md` and `.html`; return the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"gpu-check-{report.date}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
@@ -26,17 +26,17 @@ def write(report: Report, titles: dict[str, str], folder: Path) -> Path:
 
 
 def exit_code(results: Iterable[Result]) -> int:
-    """0 when nothing failed; what the machine cannot do is no failure."""
+    """Return 0 if nothing failed; a skipped step is no failure."""
     return int(any(result.state in (State.FAILED, State.TIMED_OUT) for result in results))
 
 
-def left(results: Iterable[Result]) -> list[str]:
-    """Steps for which there was no time, or too little of it."""
+def remaining(results: Iterable[Result]) -> list[str]:
+    """Return the steps that had no time, or too little of it."""
     return [result.step for result in results if result.is_left]
 
 
 def line(result: Result, width: int = 0) -> str:
-    """What the terminal shows of a step."""
+    """Return a step's line for the terminal."""
     return f"{_MARKS[result.state]:<9} {result.step:<{width}} {result.seconds:6.1f} s  {result.line}"
 
 
@@ -47,14 +47,14 @@ def markdown(report: Report, titles: dict[str, str]) -> str:
     ]
     parts = [f"# gpu-check, {report.date}\n", f"{where(report)}\n"]
     if report.pretended:
-        parts.append("**A GPU was pretended: this tried the check itself, and no figure counts.**\n")
-    parts.append(measure.table(("step", "", "took", ""), rows))
-    parts += [_section(result, titles.get(result.step, result.step)) for result in report.results if _says_more(result)]
+        parts.append("**The GPU was pretended: this run tested the check itself, and no figure counts.**\n")
+    parts.append(measure.table(("step", "", "time", ""), rows))
+    parts += [_section(result, titles.get(result.step, result.step)) for result in report.results if _has_more(result)]
     return "\n".join(parts)
 
 
 def where(report: Report) -> str:
-    """The device, the driver, and the machine around them, in a line."""
+    """Return the device, the driver and the machine, in one line."""
     about = report.machine
     driver = f"driver {report.driver}, " if report.driver else ""
     return (
@@ -64,7 +64,7 @@ def where(report: Report) -> str:
 
 
 def merged(results: Iterable[Result]) -> list[Plot]:
-    """Plots of the same title become one, with the labels and series of all."""
+    """Merge plots of the same title, with the labels and series of all."""
     plots: dict[str, list[Plot]] = {}
     for result in results:
         for plot in result.finding.plots if result.finding else ():
@@ -82,7 +82,7 @@ def _merged(parts: Sequence[Plot]) -> Plot:
     return msgspec.structs.replace(parts[0], labels=labels, series=gapped)
 
 
-def _says_more(result: Result) -> bool:
+def _has_more(result: Result) -> bool:
     return bool(result.detail or (result.finding and (result.finding.tables or result.finding.said)))
 
 
@@ -90,7 +90,7 @@ def _section(result: Result, title: str) -> str:
     parts = [f"\n## {title}\n"]
     if result.finding:
         parts += [_table(table) for table in result.finding.tables]
-        parts += [f"`{asked}`:\n\n{_verbatim(answer)}" for asked, answer in result.finding.said.items()]
+        parts += [f"`{command}`:\n\n{_verbatim(answer)}" for command, answer in result.finding.said.items()]
     if result.detail:
         parts.append(_verbatim(result.detail))
     return "\n".join(parts)

@@ -1,9 +1,10 @@
-"""Steps, one after the other, each in a process of its own: one that hangs, crashes or spoils its CUDA context does so
-alone.
+"""Run the steps one after the other, each in its own process, so that a hang, a crash or a corrupted CUDA context
+stays in one step.
 
-    1. the step's process writes its Result into a file; what it prints goes into a log
-    2. at its limit it is told to end, so that it stops what it started; a little later it is killed with all below it
-    3. when the time of the whole check is over, the steps that are left are skipped
+    1. the step's process writes its Result to a file; its output goes to a log
+    2. at its time limit it gets SIGTERM, so that it stops what it started; a little later it is killed with all
+       its descendants
+    3. when the time of the whole check is over, the remaining steps are skipped
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from gpu_check.findings import Finding, Result, State
 from gpu_check.machine import CannotRun, Machine
 from measure import descendants
 
-_GRACE_S = 15.0  # to stop a platform in order takes up to ten
-_GONE_S = 5.0  # a process that waits for a driver may not even go when it is killed
-_LEAST_S = 5.0  # with less time than this left a step is not begun
-_SHOWN_BYTES = 40_000  # of what a step printed: pytest's failures, one after the other
+_GRACE_S = 15.0  # stopping a platform cleanly takes up to ten seconds
+_GONE_S = 5.0  # a process that waits for a driver may not even end when killed
+_LEAST_S = 5.0  # with less time than this remaining, no step is started
+_SHOWN_BYTES = 40_000  # of a step's output: enough for pytest's failures
 _fork = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Step:
-    """`check` returns what it found, or raises CannotRun."""
+    """`check` returns its finding, or raises CannotRun."""
 
     name: str
     title: str
@@ -46,47 +47,47 @@ class Step:
 
 
 class OutOfTime(BaseException):
-    """The step's limit was reached; no `except Exception` stops it."""
+    """The step's limit was reached. Not an Exception, so that `except Exception` does not stop it."""
 
 
 def run(steps: Sequence[Step], machine: Machine, *, total_s: float, grace_s: float = _GRACE_S) -> Iterator[Result]:
-    """The Result of each step, as soon as it has one. All of it takes `total_s` and one `grace_s` at most."""
-    give_up = time.monotonic() + total_s
+    """Yield each step's Result as soon as it is known. Takes at most `total_s` plus one `grace_s`."""
+    deadline = time.monotonic() + total_s
     for step in steps:
-        left_s = give_up - time.monotonic()
-        if left_s < min(_LEAST_S, step.limit_s):
-            why = f"no time was left of {total_s:.0f} s"
+        remaining_s = deadline - time.monotonic()
+        if remaining_s < min(_LEAST_S, step.limit_s):
+            why = f"no time remained of {total_s:.0f} s"
             yield Result(step=step.name, state=State.SKIPPED, reason=why, is_left=True)
         else:
-            result = perform(step, machine, limit_s=min(step.limit_s, left_s), grace_s=grace_s)
-            was_cut = result.state is State.TIMED_OUT and left_s < step.limit_s
+            result = perform(step, machine, limit_s=min(step.limit_s, remaining_s), grace_s=grace_s)
+            was_cut = result.state is State.TIMED_OUT and remaining_s < step.limit_s
             yield msgspec.structs.replace(result, is_left=was_cut)
 
 
 def perform(step: Step, machine: Machine, *, limit_s: float, grace_s: float = _GRACE_S) -> Result:
-    """One step, in a process that is gone afterwards, with everything below it."""
+    """Run one step in a process that is gone afterwards, with all its descendants."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         folder = Path(name)
-        began = time.monotonic()
-        # A fork, so that what a step is need not be importable; nothing here has touched CUDA or started a thread.
+        started = time.monotonic()
+        # Fork, so that a step need not be importable; this process has not used CUDA or started a thread.
         process = _fork.Process(target=_in_process, args=(step, machine, folder))
         process.start()
         assert process.pid is not None
-        is_over = False
-        below: list[int] = []
+        timed_out = False
+        pids: list[int] = []
         try:
             process.join(limit_s)
-            is_over = process.is_alive()
+            timed_out = process.is_alive()
         finally:
-            if process.is_alive():  # its time is over, or somebody pressed Ctrl-C
-                below = descendants(process.pid)
+            if process.is_alive():  # it timed out, or Ctrl-C was pressed
+                pids = descendants(process.pid)
                 process.terminate()
                 process.join(grace_s)
-            _kill(below)
+            _kill(pids)
             process.join()
         return msgspec.structs.replace(
-            _read(step, folder, process.exitcode or 0, limit_s if is_over else None),
-            seconds=round(time.monotonic() - began, 2),
+            _read(step, folder, process.exitcode or 0, limit_s if timed_out else None),
+            seconds=round(time.monotonic() - started, 2),
         )
 
 
@@ -98,28 +99,28 @@ def _read(step: Step, folder: Path, exit_code: int, limit_s: float | None) -> Re
         result = Result(step=step.name, state=State.FAILED, reason=f"its process ended with {_exit(exit_code)}")
     if limit_s is not None:
         result = msgspec.structs.replace(
-            result, state=State.TIMED_OUT, reason=f"it was not done after {limit_s:.0f} s", finding=None
+            result, state=State.TIMED_OUT, reason=f"not finished after {limit_s:.0f} s", finding=None
         )
     if result.state in (State.FAILED, State.TIMED_OUT) and printed:
-        result = msgspec.structs.replace(result, detail=f"{result.detail}\n--- printed\n{printed}".lstrip())
+        result = msgspec.structs.replace(result, detail=f"{result.detail}\n--- output\n{printed}".lstrip())
     return result
 
 
 def _in_process(step: Step, machine: Machine, folder: Path) -> None:
-    os.setsid()  # Ctrl-C is for whoever started the check, who then tells us
+    os.setsid()  # Ctrl-C goes to the parent, which then terminates this process
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
     for name in [name for name in os.environ if name.startswith("GPUFN_")]:
-        del os.environ[name]  # an operator's consent to change his GPU's settings is not meant for us
+        del os.environ[name]  # the operator's settings, such as consent to change the GPU, must not apply here
     result = _result(step, machine)
     partial = folder / "partial"
     partial.write_bytes(msgspec.json.encode(result))
     partial.rename(folder / "result")
     sys.stdout.flush()
-    os._exit(0)  # no step's leftover thread keeps the process
+    os._exit(0)  # a leftover thread of the step must not keep the process alive
 
 
 def _result(step: Step, machine: Machine) -> Result:
@@ -128,11 +129,11 @@ def _result(step: Step, machine: Machine) -> Result:
     except CannotRun as error:
         return Result(step=step.name, state=State.SKIPPED, reason=str(error))
     except OutOfTime as error:
-        return Result(step=step.name, state=State.TIMED_OUT, detail=_told(error))
+        return Result(step=step.name, state=State.TIMED_OUT, detail=_traceback(error))
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        return Result(step=step.name, state=State.FAILED, reason=reason, detail=_told(error))
+        return Result(step=step.name, state=State.FAILED, reason=reason, detail=_traceback(error))
     if finding.wrong:
         return Result(step=step.name, state=State.FAILED, reason="; ".join(finding.wrong), finding=finding)
     return Result(step=step.name, state=State.PASSED, finding=finding)
@@ -143,8 +144,8 @@ def _end(_signum: int, _frame: FrameType | None) -> NoReturn:
     raise OutOfTime
 
 
-def _told(error: BaseException) -> str:
-    """The traceback, with the notes that were added to it on its way."""
+def _traceback(error: BaseException) -> str:
+    """Return the traceback with its notes."""
     return "".join(traceback.format_exception(error))
 
 
@@ -160,17 +161,18 @@ def _exit(code: int) -> str:
 
 
 def _kill(pids: Sequence[int]) -> None:
-    """Returns when they are gone, for the next step measures on the same machine; or soon, when one does not go."""
+    """Kill the processes and wait until they are gone, because the next step measures on the same machine. Give up
+    after `_GONE_S`."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    give_up = time.monotonic() + _GONE_S
-    while any(map(is_running, pids)) and time.monotonic() < give_up:
+    deadline = time.monotonic() + _GONE_S
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
-    """A process that nobody has reaped yet is not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a program answers, word by word: for who reads the report and has no such machine."""
+"""Verbatim output of programs, for readers of the report who have no such machine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 _SHOWN = 8_000  # characters, the last ones
 
 
-def heard(
-    command: Sequence[str], question: str = "", *, environ: Mapping[str, str] | None = None, timeout_s: float = 10.0
+def output_of(
+    command: Sequence[str], stdin: str = "", *, environ: Mapping[str, str] | None = None, timeout_s: float = 10.0
 ) -> str:
-    """What it printed, how it ended and how long that took. Never raises.
+    """Run a command and return its output, how it ended and how long it took. Never raises.
 
-    >>> heard(["sh", "-c", "echo yes; exit 3"]).splitlines()[0], heard(["not-there"])
+    >>> output_of(["sh", "-c", "echo yes; exit 3"]).splitlines()[0], output_of(["not-there"])
     ('yes', 'not-there cannot be run: No such file or directory')
     """
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             command,
             env=environ,
-            input=f"{question}\n",
+            input=f"{stdin}\n",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -32,12 +32,12 @@ def heard(
         )
     except subprocess.TimeoutExpired as error:
         printed = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
-        return f"{printed[-_SHOWN:]}[no end after {timeout_s:g} s]"
+        return f"{printed[-_SHOWN:]}[not finished after {timeout_s:g} s]"
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}"
-    return f"{ended.stdout[-_SHOWN:]}[exit code {ended.returncode}, {time.monotonic() - began:.2f} s]"
+    return f"{completed.stdout[-_SHOWN:]}[exit code {completed.returncode}, {time.monotonic() - started:.2f} s]"
 
 
-def of_all(commands: Sequence[str]) -> dict[str, str]:
-    """By command, for a shell."""
-    return {command: heard(["sh", "-c", command]) for command in commands}
+def outputs_of(commands: Sequence[str]) -> dict[str, str]:
+    """Run shell commands and return their outputs, by command."""
+    return {command: output_of(["sh", "-c", command]) for command in commands}

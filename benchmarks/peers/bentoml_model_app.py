@@ -1,7 +1,7 @@
-"""BentoML with a model: one worker, its adaptive batching on. Rows as base64 in JSON, in and out.
+"""BentoML with a model: one worker, adaptive batching on. Rows as base64 in JSON, in and out.
 
-Its numpy arrays travel as lists of numbers in JSON, which takes several times as long; its pickle is for calls between
-its own services.
+BentoML sends numpy arrays as lists of numbers in JSON, which takes several times as long. Its pickle format is only for
+calls between its own services.
 """
 
 from __future__ import annotations

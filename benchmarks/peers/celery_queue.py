@@ -1,6 +1,6 @@
-"""Celery on Redis: `work` runs a worker of one process, `run CALLS` submits so many and waits for their results.
+"""Celery on Redis: `work` runs a worker of one process, `run CALLS` submits that many and waits for their results.
 
-REDIS is the server's address. Calls are acknowledged when they are done, or a worker that dies would take them along.
+REDIS is the server's address. Calls are acknowledged when they are done; otherwise a worker that dies would lose them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(calls: int) -> None:
         for number in range(calls):
             noop.delay(number)
 
-    timing.tell(calls, submit, results.dbsize)
+    timing.report(calls, submit, results.dbsize)
 
 
 if __name__ == "__main__":

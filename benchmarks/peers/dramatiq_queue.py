@@ -1,4 +1,4 @@
-"""Dramatiq on Redis: `work` runs a worker of one process, `run CALLS` submits so many and waits for their results.
+"""Dramatiq on Redis: `work` runs a worker of one process, `run CALLS` submits that many and waits for their results.
 
 REDIS is the server's address.
 """
@@ -34,7 +34,7 @@ def run(calls: int) -> None:
         for number in range(calls):
             noop.send(number)
 
-    timing.tell(calls, submit, results.dbsize)
+    timing.report(calls, submit, results.dbsize)
 
 
 if __name__ == "__main__":

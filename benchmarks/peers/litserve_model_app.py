@@ -1,6 +1,6 @@
-"""LitServe with a model: one worker process, its batching and its fast queue on. The bytes of a row in and out.
+"""LitServe with a model: one worker process, batching and fast queue on. The bytes of a row in and out.
 
-FastAPI reads the body as the annotation says; LitServe's own way, JSON, takes several times as long for tensors.
+FastAPI reads the body as the annotation says; LitServe's default, JSON, takes several times as long for tensors.
 """
 
 import os

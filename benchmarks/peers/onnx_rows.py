@@ -1,4 +1,4 @@
-"""A peer's model: the ONNX file, the threads and how they wait as gpufn's engine has them: MODEL, THREADS, SESSION."""
+"""A peer's model: the same ONNX file, threads and wait settings as gpufn's engine, from MODEL, THREADS and SESSION."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
 class Rows:
-    """One input and one output, both with a free first dimension."""
+    """An ONNX model with one input and one output, both with a free first dimension."""
 
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
@@ -26,7 +26,7 @@ class Rows:
         self.shape = self.input.shape[1:]  # of a row
 
     def read(self, body: bytes) -> np.ndarray:
-        """One row: its numbers as they are in memory."""
+        """Return one row from its raw bytes."""
         return np.frombuffer(body, self.dtype).reshape(self.shape)
 
     def run(self, rows: np.ndarray) -> np.ndarray:

@@ -22,11 +22,10 @@ def free_port() -> int:
 
 
 def main() -> None:
-    # Triton's own processes load the libpython that is found first, which need not be that of this interpreter.
+    # Triton's own processes load the first libpython that they find, which may belong to another interpreter.
     os.environ["LD_LIBRARY_PATH"] = sysconfig.get_config_var("LIBDIR")
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit()
-    )  # Triton ends in an orderly way, and gives up its shared memory
+    # Triton shuts down cleanly and releases its shared memory.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     rows = Rows()
 
     @batch

@@ -1,4 +1,4 @@
-"""Ray Serve with one replica, or none until it is called (RAY_MIN_REPLICAS=0)."""
+"""Ray Serve with one replica, or with none until it is called (RAY_MIN_REPLICAS=0)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import ray
 from ray import serve
 from starlette.requests import Request
 
-_FEWEST = int(os.environ.get("RAY_MIN_REPLICAS", "1"))
+_MIN_REPLICAS = int(os.environ.get("RAY_MIN_REPLICAS", "1"))
 
 
 @serve.deployment(
     max_ongoing_requests=100,
     ray_actor_options={"num_cpus": 0.1},
     autoscaling_config={
-        "min_replicas": _FEWEST,
-        "initial_replicas": _FEWEST,
+        "min_replicas": _MIN_REPLICAS,
+        "initial_replicas": _MIN_REPLICAS,
         "max_replicas": 1,
         "upscale_delay_s": 0,
         "downscale_to_zero_delay_s": 1,

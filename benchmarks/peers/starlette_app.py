@@ -1,4 +1,4 @@
-"""The limit for any Starlette gateway: the answer is made in the process that has the socket."""
+"""The limit for any Starlette gateway: the process that has the socket answers."""
 
 from __future__ import annotations
 

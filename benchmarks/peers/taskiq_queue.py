@@ -1,4 +1,4 @@
-"""taskiq on NATS: `work` runs a worker of one process, `run CALLS` submits so many and waits for their results.
+"""taskiq on NATS: `work` runs a worker of one process, `run CALLS` submits that many and waits for their results.
 
 NATS is the server's address. Calls are in a stream on disk, results in an object store: two messages each.
 """
@@ -27,10 +27,10 @@ async def noop(x: int) -> int:
 async def run(calls: int) -> None:
     await broker.startup()
     client = await nats.connect(SERVER)
-    places = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> None:
-        async with places:
+        async with semaphore:
             await noop.kiq(number)
 
     async def submit() -> None:
@@ -39,7 +39,7 @@ async def run(calls: int) -> None:
     async def results() -> int:
         return int((await client.jetstream().stream_info("OBJ_taskiq_results")).state.messages) // 2
 
-    await timing.tell_async(calls, submit, results)
+    await timing.report_async(calls, submit, results)
     await client.close()
     await broker.shutdown()
 

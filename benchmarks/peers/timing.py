@@ -1,4 +1,4 @@
-"""How long calls take from the first submission until all results are stored, told as one line of JSON."""
+"""Time from the first submission until all results are stored, printed as one line of JSON."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from collections.abc import Awaitable, Callable
 _LOOK_EVERY_S = 0.02
 
 
-def tell(calls: int, submit: Callable[[], None], results: Callable[[], int]) -> None:
+def report(calls: int, submit: Callable[[], None], results: Callable[[], int]) -> None:
     async def submitted() -> None:
         submit()
 
     async def stored() -> int:
         return results()
 
-    asyncio.run(tell_async(calls, submitted, stored))
+    asyncio.run(report_async(calls, submitted, stored))
 
 
-async def tell_async(calls: int, submit: Callable[[], Awaitable[None]], results: Callable[[], Awaitable[int]]) -> None:
+async def report_async(
+    calls: int, submit: Callable[[], Awaitable[None]], results: Callable[[], Awaitable[int]]
+) -> None:
     before = await results()
     start = time.perf_counter()
     await submit()

@@ -1,7 +1,7 @@
-"""An animated GIF of frames that are indices into one palette, with numpy alone.
+"""Encode an animated GIF, from frames that are indices into one palette, with numpy alone.
 
-The pixels go out as LZW codes without any compression: after each 250 the table is cleared, so that codes stay at
-9 bits.
+The pixels are written as LZW codes without any compression: after each 250 pixels the code table is cleared, so that
+codes stay at 9 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BLOCK_BYTES = 255
 
 
 def gif(frames: list[NDArray[np.uint8]], palette: NDArray[np.uint8], frames_per_s: int = 25) -> bytes:
-    """`frames`: (height, width) each, all alike; `palette`: (256, 3), red, green and blue."""
+    """Return the file. `frames`: (height, width) each, all of one size; `palette`: (256, 3), red, green and blue."""
     height, width = frames[0].shape
     size = width.to_bytes(2, "little") + height.to_bytes(2, "little")
     parts = [b"GIF89a", size, b"\xf7\0\0", palette.tobytes(), b"\x21\xff\x0bNETSCAPE2.0\x03\x01\0\0\0"]

@@ -1,4 +1,4 @@
-"""Has a film made, and shows how far it is: python watch.py [film.gif [FRAMES]]"""
+"""Request an animation and show its progress: python watch.py [film.gif [FRAMES]]"""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def main(path: str = "film.gif", count: str = "48") -> None:
         call = client.submit("animate", msgspec.json.encode({"count": int(count)}), accept="application/json")
         while not (view := client.invocation(call.id)).state.ended:
             if view.progress is None:
-                said, fraction = view.state.value, 0.0
+                status, fraction = view.state.value, 0.0
             else:
-                said, fraction = view.progress.message, view.progress.fraction
+                status, fraction = view.progress.message, view.progress.fraction
             bar = "█" * round(_WIDTH * fraction)
-            print(f"\r{bar:<{_WIDTH}} {fraction:4.0%} {said:<24}", end="", flush=True)
+            print(f"\r{bar:<{_WIDTH}} {fraction:4.0%} {status:<24}", end="", flush=True)
             time.sleep(0.1)
         Path(path).write_bytes(client.result_raw(call.id).body)
     print(f"\r{'█' * _WIDTH} 100% {path:<24}")

@@ -7,7 +7,7 @@ from gpufn import enter, exit, gpu_function, method  # noqa: A004
 
 @gpu_function(max_workers=1, idle_timeout=60)
 class Counter:
-    """Counts per name. The counts live as long as the worker does, so there is never more than one."""
+    """Counts per name. The counts live as long as the worker, so max_workers is 1."""
 
     @enter
     def open(self) -> None:

@@ -15,7 +15,7 @@ def model() -> MiniLM:
 
 @gpu_function(batch=Batch(max_size=32, max_wait_ms=2), idle_timeout=30)
 def embed(texts: list[list[str]]) -> list[list[list[float]]]:
-    """Unit vectors of 384 numbers, one per text; the closer two texts in meaning, the larger their dot product.
+    """Return unit vectors of 384 numbers, one per text: the closer the meaning, the larger the dot product.
 
     A caller sends one list of texts. With `batch`, the parameter holds one such list for each call of the batch.
     """

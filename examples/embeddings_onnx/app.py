@@ -1,4 +1,4 @@
-"""Texts in, vectors out: what a bare model leaves to its callers, the tokenizer, is in a function around it."""
+"""Texts in, vectors out: a function adds the tokenizer that a bare model leaves to its callers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from gpufn import Model, enter, gpu_function, method
 
-LONGEST = 256  # tokens; what the model was published with
-_SHAPE = ((1, 1), (8, 32), (32, LONGEST))  # rows, and tokens: the least, the usual and the most
+LONGEST = 256  # tokens; as the model was published
+_SHAPE = ((1, 1), (8, 32), (32, LONGEST))  # rows and tokens: minimum, typical and maximum
 
 
 @gpu_function(
@@ -30,7 +30,7 @@ class Embeddings:
 
     @method
     def embed(self, texts: list[str]) -> list[list[float]]:
-        """Unit vectors of 384 numbers; the closer two texts in meaning, the larger their dot product."""
+        """Return unit vectors of 384 numbers: the closer the meaning, the larger the dot product."""
         tokens = self._tokenizer.encode_batch(texts)
         vectors = self.minilm(
             input_ids=np.array([each.ids for each in tokens], np.int64),

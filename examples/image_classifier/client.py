@@ -1,4 +1,4 @@
-"""The bare model, called by a client that knows nothing of gpufn: NVIDIA's tritonclient, in batches of tensors.
+"""Call the bare model with a client that knows nothing of gpufn: NVIDIA's tritonclient, in batches of tensors.
 
 gpufn deploy classifier.onnx --max-batch 32
 python client.py localhost:8090
@@ -16,12 +16,12 @@ from pictures import SHAPES, labelled
 
 
 def probabilities_of(server: str, images: Any, model: str = "classifier") -> Any:
-    """`images`: uint8 (n, 64, 64, 3). float32 (n, 8), in the order of `pictures.SHAPES`."""
+    """`images`: uint8 (n, 64, 64, 3). Returns float32 (n, 8), in the order of `pictures.SHAPES`."""
     tensors = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32) / 255
     with triton.InferenceServerClient(server) as client:
-        given = triton.InferInput("images", list(tensors.shape), "FP32")
-        given.set_data_from_numpy(tensors)
-        return client.infer(model, [given]).as_numpy("probabilities")
+        tensor = triton.InferInput("images", list(tensors.shape), "FP32")
+        tensor.set_data_from_numpy(tensors)
+        return client.infer(model, [tensor]).as_numpy("probabilities")
 
 
 if __name__ == "__main__":

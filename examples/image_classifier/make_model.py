@@ -1,4 +1,4 @@
-"""Writes classifier.onnx: ResNet-18 with an eighth of the channels, out of weights.npz.
+"""Write classifier.onnx: ResNet-18 with an eighth of the channels, with the weights in weights.npz.
 
 images  FP32 [n, 3, 64, 64], from 0 to 1  →  probabilities  FP32 [n, 8], in the order of `pictures.SHAPES`
 """
@@ -19,7 +19,7 @@ _STRIDES = (1, 1, 2, 1, 2, 1, 2, 1)  # of the eight blocks: four stages of two
 
 
 class Graph:
-    """Nodes in their order; each method adds some and returns the name of what they compute."""
+    """An ONNX graph under construction; each method adds nodes and returns the name of their output."""
 
     def __init__(self, weights: dict[str, NDArray[np.float32]]) -> None:
         self.weights = weights
@@ -35,10 +35,10 @@ class Graph:
         return self.add("Conv", x, f"{name}.weight", f"{name}.bias", strides=[stride] * 2, pads=[size // 2] * 4)
 
     def block(self, x: str, name: str, stride: int) -> str:
-        """Two convolutions and a way around them."""
+        """Add two convolutions and a shortcut around them."""
         y = self.conv(self.add("Relu", self.conv(x, f"{name}.first", stride)), f"{name}.second", 1)
-        around = self.conv(x, f"{name}.skip", stride) if f"{name}.skip.weight" in self.weights else x
-        return self.add("Relu", self.add("Add", y, around))
+        shortcut = self.conv(x, f"{name}.skip", stride) if f"{name}.skip.weight" in self.weights else x
+        return self.add("Relu", self.add("Add", y, shortcut))
 
     def model(self, output: str) -> ModelProto:
         self.nodes.append(helper.make_node("Identity", [output], ["probabilities"]))

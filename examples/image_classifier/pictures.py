@@ -1,4 +1,4 @@
-"""Pictures to learn from and to try: one shape each, of any size, colour, place and angle, over a noisy gradient."""
+"""Pictures to train on and to try: one shape each, of any size, color, place and angle, over a noisy gradient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-SIZE = 64  # pixels, both ways
-_SMOOTH = 2  # drawn so many times as large, then averaged
+SIZE = 64  # pixels per side
+_SMOOTH = 2  # drawn this many times larger, then averaged
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -16,7 +16,7 @@ Picture = NDArray[np.uint8]
 
 
 def picture(kind: str, rng: np.random.Generator) -> Picture:
-    """uint8 of shape (SIZE, SIZE, 3): a picture with one shape of this kind, a key of `SHAPES`."""
+    """Return a picture with one shape of this kind, a key of `SHAPES`: uint8 of shape (SIZE, SIZE, 3)."""
     pixels = SIZE * _SMOOTH
     y, x = np.mgrid[:pixels, :pixels] / pixels * 2 - 1
     angle, scale = rng.uniform(0, 2 * np.pi), rng.uniform(0.35, 0.7)
@@ -25,27 +25,27 @@ def picture(kind: str, rng: np.random.Generator) -> Picture:
     v = ((y - dy) * np.cos(angle) - (x - dx) * np.sin(angle)) / scale
     inside = SHAPES[kind](u, v)
 
-    top, bottom, colour = rng.uniform(0, 1, (3, 3))
-    while min(np.abs(colour - top).max(), np.abs(colour - bottom).max()) < 0.3:
-        colour = rng.uniform(0, 1, 3)
+    top, bottom, color = rng.uniform(0, 1, (3, 3))
+    while min(np.abs(color - top).max(), np.abs(color - bottom).max()) < 0.3:
+        color = rng.uniform(0, 1, 3)
     image = top + (y[..., None] + 1) / 2 * (bottom - top)
-    image[inside] = colour
+    image[inside] = color
     image += rng.normal(0, rng.uniform(0, 0.12), image.shape)
     small = image.reshape(SIZE, _SMOOTH, SIZE, _SMOOTH, 3).mean((1, 3))
-    drawn: Picture = (small.clip(0, 1) * 255).astype(np.uint8)
-    return drawn
+    result: Picture = (small.clip(0, 1) * 255).astype(np.uint8)
+    return result
 
 
 def labelled(count: int, rng: np.random.Generator) -> tuple[Picture, NDArray[np.int64]]:
-    """`count` pictures, and the place of each one's kind in `SHAPES`."""
+    """Return `count` pictures, and the index of each one's kind in `SHAPES`."""
     kinds = list(SHAPES)
     labels = rng.integers(0, len(kinds), count)
     return np.stack([picture(kinds[label], rng) for label in labels]), labels
 
 
 def save(kind: str, path: str) -> None:
-    """A new picture of this kind as a file."""
-    from PIL import Image  # noqa: PLC0415  training does without
+    """Save a new picture of this kind as a file."""
+    from PIL import Image  # noqa: PLC0415  training does not need it
 
     Image.fromarray(picture(kind, np.random.default_rng())).save(path)
 

@@ -1,7 +1,7 @@
-"""How weights.npz came about: ResNet-18 with an eighth of the channels, trained on pictures that `pictures.py` draws.
+"""The training of weights.npz: ResNet-18 with an eighth of the channels, on pictures that `pictures.py` draws.
 
-Needs torch, takes some minutes on two cores, and is not needed to run the example. Each batch normalisation is folded
-into its convolution, and the weights are kept in half the bits.
+Needs torch and a few minutes on two cores. Running the example does not need it. Each batch normalization is folded
+into its convolution, and the weights are stored as float16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from pictures import SHAPES, labelled
 
 EPOCHS = 12
-PER_EPOCH = 8192  # pictures, new ones in each
+PER_EPOCH = 8192  # pictures, newly drawn for each epoch
 BATCH = 128
 
 
@@ -36,7 +36,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class ResNet(nn.Module):  # type: ignore[misc]
-    """`forward` takes float32 (n, 3, 64, 64), from 0 to 1, and gives logits (n, 8)."""
+    """`forward` takes float32 (n, 3, 64, 64), from 0 to 1, and returns logits (n, 8)."""
 
     def __init__(self, widths: tuple[int, ...] = (8, 16, 32, 64)) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ def main() -> None:
             schedule.step()
         net.eval()
         with torch.no_grad():
-            right = (net(test_images).argmax(1) == test_labels).float().mean().item()
-        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, {right:.1%} of 2048 other pictures", file=sys.stderr)
+            accuracy = (net(test_images).argmax(1) == test_labels).float().mean().item()
+        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, {accuracy:.1%} of 2048 other pictures", file=sys.stderr)
     np.savez_compressed("weights.npz", allow_pickle=False, **weights_of(net))
 
 

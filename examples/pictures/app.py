@@ -10,12 +10,12 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from gpufn import gpu_function
 
-_LARGEST_PIXELS = 40_000_000
+_MAX_PIXELS = 40_000_000
 
 
 @gpu_function(idle_timeout=30)
 def thumbnail(picture: bytes, size: int = 128) -> bytes:
-    """The picture as a PNG that fits a square of `size` pixels."""
+    """Return the picture as a PNG that fits a square of `size` pixels."""
     image = _open(picture)
     image.thumbnail((size, size), Image.Resampling.LANCZOS)
     return _png(image)
@@ -23,7 +23,7 @@ def thumbnail(picture: bytes, size: int = 128) -> bytes:
 
 @gpu_function(idle_timeout=30)
 def palette(picture: bytes, colours: int = 5) -> list[dict[str, str | float]]:
-    """Its dominant colours, most common first, each with the share of the picture that it covers."""
+    """Return the dominant colors, most common first, each with the share of the picture that it covers."""
     image = _open(picture)
     image.thumbnail((200, 200))
     reduced = image.quantize(colours)
@@ -40,7 +40,7 @@ def palette(picture: bytes, colours: int = 5) -> list[dict[str, str | float]]:
 
 @gpu_function(idle_timeout=30)
 def edges(picture: bytes) -> bytes:
-    """Where the brightness changes, as a grey PNG: the length of the Sobel gradient."""
+    """Return the magnitude of the Sobel gradient, as a gray PNG."""
     grey = np.asarray(_open(picture).convert("L").filter(ImageFilter.GaussianBlur(1)), np.float32)
     padded = np.pad(grey, 1, mode="edge")
     smooth = padded[:-2] + 2 * padded[1:-1] + padded[2:]
@@ -53,7 +53,7 @@ def edges(picture: bytes) -> bytes:
 
 @gpu_function(idle_timeout=30)
 def landscape(width: int = 480, height: int = 320, hour: float = 19.0) -> bytes:
-    """Draws a picture to try the others on: sky, sun, two ranges of hills and a lake, in the light of `hour`."""
+    """Draw a picture for the other functions: sky, sun, two ranges of hills and a lake, in the light of `hour`."""
     dusk = min(abs(hour - 13) / 7, 1)
     sky = _gradient((70, 130, 200), (40, 40, 90), dusk), _gradient((190, 220, 245), (245, 140, 80), dusk)
     rows = np.linspace(0, 1, height)[:, None, None] ** 0.8
@@ -74,8 +74,8 @@ def landscape(width: int = 480, height: int = 320, hour: float = 19.0) -> bytes:
 
 def _open(picture: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(picture))
-    if image.width * image.height > _LARGEST_PIXELS:
-        raise ValueError(f"a picture of {image.width} x {image.height} is larger than {_LARGEST_PIXELS:,} pixels")
+    if image.width * image.height > _MAX_PIXELS:
+        raise ValueError(f"a picture of {image.width} x {image.height} is larger than {_MAX_PIXELS:,} pixels")
     return image.convert("RGB")
 
 

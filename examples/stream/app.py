@@ -26,7 +26,7 @@ Oh dear I shall be late
 
 @gpu_function(idle_timeout=30)
 def mandelbrot(width: int = 72, height: int = 24, x: float = -0.6, y: float = 0.0, span: float = 3.2) -> Iterator[str]:
-    """The Mandelbrot set around (x, y), a row of characters at a time."""
+    """Yield the Mandelbrot set around (x, y), one row of characters at a time."""
     for row in range(height):
         imaginary = y + span * (0.5 - (row + 0.5) / height) * 0.75
         reals = (x + span * ((column + 0.5) / width - 0.5) for column in range(width))
@@ -35,7 +35,7 @@ def mandelbrot(width: int = 72, height: int = 24, x: float = -0.6, y: float = 0.
 
 @gpu_function(concurrency=20, idle_timeout=30)
 async def story(words: int = 40, seed: int = 0, pause_s: float = 0.02) -> AsyncIterator[str]:
-    """Words of a Markov chain over the first lines of Alice in Wonderland, at the pace of a slow language model."""
+    """Yield words of a Markov chain over the first lines of Alice in Wonderland, at a slow language model's pace."""
     followers: dict[str, list[str]] = defaultdict(list)
     text = _TEXT.split()
     for word, follower in zip(text, text[1:] + text[:1], strict=True):

@@ -1,4 +1,4 @@
-"""One function, two models: what the first makes of a text is what the second looks for."""
+"""One function, two models: the second model searches for the vector that the first makes of a text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from words import CITIES, trigrams
     idle_timeout=30,
 )
 def find(names: list[str], encoder: Any, index: Any) -> list[list[dict[str, Any]]]:
-    """For each name the three cities that are spelled most like it, the nearest first."""
+    """Return, for each name, the three cities with the most similar spelling, best match first."""
     vectors = encoder(np.array([trigrams(name) for name in names]))
-    found = index(vectors)
+    matches = index(vectors)
     return [
         [{"city": CITIES[place], "score": round(float(score), 3)} for place, score in zip(*row, strict=True)]
-        for row in zip(found.places, found.scores, strict=True)
+        for row in zip(matches.places, matches.scores, strict=True)
     ]

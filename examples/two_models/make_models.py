@@ -1,10 +1,10 @@
-"""Writes encoder.onnx and index.onnx, which together find a name in spite of typing errors.
+"""Write encoder.onnx and index.onnx, which together find a name despite typing errors.
 
     encoder   trigrams  INT64 [n, 32], rows of a table, 0 for none  →  vector  FP32 [n, 256], of length 1
-    index     vector    FP32 [n, 256]  →  scores  FP32 [n, 3] and places  INT64 [n, 3], the best first
+    index     vector    FP32 [n, 256]  →  scores  FP32 [n, 3] and places  INT64 [n, 3], best first
 
-Nothing is learned: a word is the sum of a random vector for each three letters of it, and words that share many of them
-are close. With an encoder that was trained the two models fit together in the same way.
+Nothing is learned: a word is the sum of a random vector for each of its trigrams, so words that share many trigrams are
+close. A trained encoder would fit together with the index in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 _WIDTH = 256
 _BEST = 3
 
-Tensors = dict[str, tuple[str, list[int]]]  # name → datatype, and the shape of a row
+Tensors = dict[str, tuple[str, list[int]]]  # name -> datatype, and the shape of a row
 
 
 def encoder() -> ModelProto:
@@ -36,7 +36,7 @@ def encoder() -> ModelProto:
 
 
 def index() -> ModelProto:
-    """Holds the vector of every city: a search is one product."""
+    """Return the index, which holds the vector of every city: a search is one matrix product."""
     vectors = _table()[np.array([trigrams(city) for city in CITIES])].sum(1)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     nodes = [
@@ -50,12 +50,12 @@ def index() -> ModelProto:
 
 def _table() -> Any:
     table = np.random.default_rng(0).normal(size=(ROWS, _WIDTH)).astype(np.float32)
-    table[0] = 0  # no trigram adds nothing
+    table[0] = 0  # padding adds nothing
     return table
 
 
 def _model(name: str, nodes: Sequence[NodeProto], inputs: Tensors, outputs: Tensors, constants: Any) -> ModelProto:
-    """Each input and output has a row per word, and as many as there are."""
+    """Return a model whose inputs and outputs have a row per word, with a free number of rows."""
     tensors = [
         [helper.make_tensor_value_info(key, getattr(TensorProto, kind), ["n", *shape]) for key, (kind, shape) in each]
         for each in (inputs.items(), outputs.items())
@@ -68,7 +68,7 @@ def _model(name: str, nodes: Sequence[NodeProto], inputs: Tensors, outputs: Tens
 
 
 if __name__ == "__main__":
-    for made in (encoder(), index()):
-        path = HERE / f"{made.graph.name}.onnx"
-        path.write_bytes(made.SerializeToString())
+    for model in (encoder(), index()):
+        path = HERE / f"{model.graph.name}.onnx"
+        path.write_bytes(model.SerializeToString())
         print(f"wrote {path.name}, {path.stat().st_size:,} bytes")

@@ -1,4 +1,4 @@
-"""Words as the encoder takes them, and those that can be found."""
+"""The encoder's input for a word, and the searchable words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROWS = 4096  # of the encoder's table
 
 
 def trigrams(word: str) -> list[int]:
-    """`LONGEST` rows of the table, one for each three letters in a row; 0 where there are no more.
+    """Return `LONGEST` rows of the table, one for each trigram of the word; 0 is padding.
 
     >>> sum(row > 0 for row in trigrams("Rome"))
     4

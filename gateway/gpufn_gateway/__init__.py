@@ -1,1 +1,1 @@
-"""The gateway: HTTP in, invocations out. `gpufn_gateway.__main__` puts it together."""
+"""The gateway: it accepts HTTP requests and queues invocations. `gpufn_gateway.__main__` builds its objects."""

@@ -1,9 +1,9 @@
-"""``python -m gpufn_gateway``: the gateway process, put together here and nowhere else.
+"""``python -m gpufn_gateway``: the gateway process. All of its objects are built here.
 
-Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → what answers and
-          what works in the background → listen, and say where on stdout
-Shutdown  1. stop listening; what is under way ends (`stopping`)   2. the controller gives up its lease
-          3. ticks and watches stop   4. the bus is closed
+Startup   settings → connect to NATS and check the server → streams and buckets → registry → caller → application and
+          background tasks → listen, and print the URL to stdout
+Shutdown  1. stop listening and finish requests in flight (`stopping`)   2. the controller releases its lease
+          3. ticks and watches stop   4. the NATS connection is closed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpufn_core.home import Home
 from gpufn_core.ids import new_ulid
 from gpufn_gateway.app import App
 from gpufn_gateway.auth.access import Access, NotProtected
-from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
@@ -33,16 +33,16 @@ from gpufn_gateway.builds.engines import Engines
 from gpufn_gateway.builds.orphaned_builds import Unattended
 from gpufn_gateway.builds.revision_activation import Finishing
 from gpufn_gateway.bus_setup import Storage
-from gpufn_gateway.calls.fast_path import Lane
+from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_gateway.calls.prepare import Calls
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
-from gpufn_gateway.calls.stored_bodies import References
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
+from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.collector import Collection
-from gpufn_gateway.http.body_budget import Readers
+from gpufn_gateway.http.body_budget import BodyReaders
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.host_field import is_loopback
 from gpufn_gateway.http.server import Server, listen
@@ -64,7 +64,7 @@ from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.settings import GatewaySettings
-from gpufn_gateway.stopping import Stopping
+from gpufn_gateway.stopping import GracefulShutdown
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.reaper import Reaper
@@ -87,14 +87,15 @@ from gpufn_platform.queue.caller import Caller
 
 log = logging.getLogger("gpufn_gateway")
 
-_BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
-_ELECTION_S: Final = 45.0  # an election takes about 5 s, as does each request that meets one; `gpufn up` waits for 60
-_AGAIN_AFTER_S: Final = 1.0
+_BUS_CONNECT_TIMEOUT_S: Final = 30.0  # at startup; the supervisor starts the gateway and NATS together
+# An election takes about 5 s, and so does each request during one. `gpufn up` waits for 60 s.
+_ELECTION_TIMEOUT_S: Final = 45.0
+_RETRY_DELAY_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opened:
-    """What is open while the process lives."""
+class _Services:
+    """Connections and stores that stay open until the process exits."""
 
     settings: GatewaySettings
     clock: SystemClock
@@ -107,53 +108,53 @@ class _Opened:
     builds: Builds
     schedules: Schedules
     caller: Caller
-    lane: Lane
-    parcels: GatewayParcels
+    fast_path: FastPath
+    shared_bodies: GatewaySharedBodies
 
 
 async def main(settings: GatewaySettings) -> None:
     tell_watchdog()
     async with contextlib.AsyncExitStack() as stack:
-        opened = await _open_patiently(settings, stack)
-        gateway = _Gateway(opened)
+        services = await _open_with_retry(settings, stack)
+        gateway = _Gateway(services)
         listener = listen(settings)
         stack.callback(listener.close)
-        stopping = Stopping(
-            opened.caller,
+        shutdown = GracefulShutdown(
+            services.caller,
             grace_s=lambda: grace_period.grace_s(Home.from_env(), settings.grace_s),
-            others_s=settings.shutdown_timeout_s,
+            requests_timeout_s=settings.shutdown_timeout_s,
         )
-        server = Server(gateway.app(), settings, stopping)
-        for name, duty in gateway.duties(server):
-            stack.push_async_callback(_cancel, asyncio.create_task(duty, name=name))
+        server = Server(gateway.app(), settings, shutdown)
+        for name, task in gateway.background_tasks(server):
+            stack.push_async_callback(_cancel, asyncio.create_task(task, name=name))
         stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))
         await server.serve([listener])
 
 
-async def _open_patiently(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:
-    """`_open`, from the start again while streams of the bus have no leader: one of its nodes is away, say.
+async def _open_with_retry(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Services:
+    """`_open`, retried while JetStream streams have no leader, for example while a NATS node is down.
 
-    Raises BusUnavailable when that takes longer than an election does, and what `_open` raises else.
+    Raises BusUnavailable if no leader is elected in time, and the other exceptions of `_open`.
     """
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _ELECTION_S
+    give_up_at = loop.time() + _ELECTION_TIMEOUT_S
     while True:
         try:
             async with contextlib.AsyncExitStack() as attempt:
-                opened = await _open(settings, attempt)
+                services = await _open(settings, attempt)
                 stack.push_async_callback(attempt.pop_all().aclose)
-                return opened
+                return services
         except BusUnavailable as error:
             if loop.time() >= give_up_at:
                 raise
-            log.warning("the gateway cannot start yet, and tries again: %s", error)
-        await asyncio.sleep(_AGAIN_AFTER_S)
+            log.warning("the gateway cannot start yet and will retry: %s", error)
+        await asyncio.sleep(_RETRY_DELAY_S)
 
 
-async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:
-    """`stack` closes it. Raises BusUnavailable, NotProtected, PlatformError."""
+async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Services:
+    """Open the services; `stack` closes them. Raises BusUnavailable, NotProtected, PlatformError."""
     clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
-    bus = await Bus.connect(settings.nats_url, name=name, patience_s=_BUS_PATIENCE_S)
+    bus = await Bus.connect(settings.nats_url, name=name, patience_s=_BUS_CONNECT_TIMEOUT_S)
     stack.push_async_callback(bus.close)
     await check_server(bus)
     buckets = await Buckets.open(bus)
@@ -175,18 +176,18 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     caller = Caller(bus, name=name, clock=clock)
     home = Home.from_env()
     home.ensure()
-    lane = Lane(home.lane_socket, caller)
-    stack.callback(lane.close)
-    parcels = GatewayParcels(
+    fast_path = FastPath(home.lane_socket, caller)
+    stack.callback(fast_path.close)
+    shared_bodies = GatewaySharedBodies(
         home.claim_parcels(),
         name,
         budget=BodyBudget(settings.max_parcels_bytes),
-        reaches_all=lambda: lane.is_connected and len(registry.live_nodes()) == 1,
+        reaches_all=lambda: fast_path.is_connected and len(registry.live_nodes()) == 1,
     )
-    parcels.open()
-    stack.callback(parcels.close)
-    caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
-    return _Opened(
+    shared_bodies.open()
+    stack.callback(shared_bodies.close)
+    caller.start(fast_path, parcels=shared_bodies.folder, drop=shared_bodies.remove)
+    return _Services(
         settings=settings,
         clock=clock,
         name=name,
@@ -198,58 +199,63 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
         builds=builds,
         schedules=schedules,
         caller=caller,
-        lane=lane,
-        parcels=parcels,
+        fast_path=fast_path,
+        shared_bodies=shared_bodies,
     )
 
 
 class _Gateway:
-    """What answers, and what works in the background, on what is open."""
+    """The application and the background tasks, built on the open services."""
 
-    def __init__(self, opened: _Opened) -> None:
-        self._open = opened
-        bus, registry = opened.bus, opened.registry
-        self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
-        registry.on_runner_report = self._telemetry.attempts.take
-        self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
-        self._uses = KeyUses.on(bus, opened.buckets.usage, opened.name, opened.clock)
+    def __init__(self, services: _Services) -> None:
+        self._services = services
+        bus, registry = services.bus, services.registry
+        self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners)
+        registry.on_runner_report = self._telemetry.attempts.add_report
+        self._readers = BodyReaders(services.settings, int(bus.server_info["max_payload"]), services.shared_bodies)
+        self._quotas = QuotaSync.connect(bus, services.buckets.usage, services.name, services.clock)
         self._calls = Calls(
             bus=bus,
-            queue=opened.caller,
+            queue=services.caller,
             registry=registry,
-            access=opened.access,
+            access=services.access,
             telemetry=self._telemetry,
-            bodies=self._readers.of_calls,
-            clock=opened.clock,
-            uses=self._uses,
-            parcels=opened.parcels,
-            references=References(bus, opened.parcels),
+            bodies=self._readers.for_calls,
+            clock=services.clock,
+            quotas=self._quotas,
+            shared_bodies=services.shared_bodies,
+            stored_bodies=StoredBodies(bus, services.shared_bodies),
         )
-        self._addresses = Addresses(opened.settings.webhook_networks)
-        self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
-        store = opened.settings.nats_store
-        self._disk = StoreSync(Path(store) if store else None, waits=opened.settings.sync.waits)
+        self._addresses = Addresses(services.settings.webhook_networks)
+        self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
+        store = services.settings.nats_store
+        self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
         self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
             bus,
-            opened.buckets,
+            services.buckets,
             registry=registry,
-            builds=opened.builds,
+            builds=services.builds,
             artifacts=self._artifacts,
             addresses=self._addresses,
-            clock=opened.clock,
+            clock=services.clock,
         )
 
     def app(self) -> App:
-        inference = Inference(self._calls, self._invoke, self._readers.of_calls)
-        return App(self._invoke, inference, self._open.access, self._routes(), self._disk)
+        inference = Inference(self._calls, self._invoke, self._readers.for_calls)
+        return App(self._invoke, inference, self._services.access, self._routes(), self._disk)
 
     def _routes(self) -> list[Route]:
-        bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock
-        access, buckets = self._open.access, self._open.buckets
-        bodies = self._readers.of_management
+        bus, registry, builds, clock = (
+            self._services.bus,
+            self._services.registry,
+            self._services.builds,
+            self._services.clock,
+        )
+        access, buckets = self._services.access, self._services.buckets
+        bodies = self._readers.for_management
         return [
             *FunctionRoutes(
                 bus=bus,
@@ -258,15 +264,15 @@ class _Gateway:
                 builds=builds,
                 submissions=self._submissions,
                 bodies=bodies,
-                bundle_bodies=self._readers.of_bundles,
+                bundle_bodies=self._readers.for_bundles,
             ).routes(),
             *InvocationRoutes(self._submissions).routes(),
-            *MapRoutes(Maps(bus, self._calls, self._readers.of_calls, self._addresses)).routes(),
+            *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses)).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self._calls)).routes(),
-            *ArtifactRoutes(self._artifacts, self._open.settings.max_model_bytes).routes(),
+            *ArtifactRoutes(self._artifacts, self._services.settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
             *WebhookRoutes(self._webhook_secrets, access).routes(),
-            *ScheduleRoutes(self._open.schedules, self._calls, bodies).routes(),
+            *ScheduleRoutes(self._services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
@@ -282,25 +288,30 @@ class _Gateway:
         ]
 
     def _why_not_ready(self) -> str | None:
-        if not self._open.bus.connected:
+        if not self._services.bus.connected:
             return "the message bus is not connected"
-        if not self._open.storage.is_ready:
-            return "the queues are being made"
+        if not self._services.storage.is_ready:
+            return "the queues are being created"
         if self._disk.is_full():
             return "the disk of the message bus is full"
-        return self._open.registry.why_not_ready()
+        return self._services.registry.why_not_ready()
 
-    def duties(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
-        """What runs until cancelled, by name."""
-        bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock
-        buckets, schedules, settings = self._open.buckets, self._open.schedules, self._open.settings
+    def background_tasks(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """Name and coroutine of each task that runs until it is cancelled."""
+        bus, registry, builds, clock = (
+            self._services.bus,
+            self._services.registry,
+            self._services.builds,
+            self._services.clock,
+        )
+        buckets, schedules, settings = self._services.buckets, self._services.schedules, self._services.settings
         controller = Controller(
             bus,
             functions=buckets.functions,
             revisions=buckets.revisions,
             assignments=buckets.assignments,
             leases=buckets.leases,
-            name=self._open.name,
+            name=self._services.name,
             clock=clock,
             limits=Limits(share_across_domains=settings.share_across_domains),
         )
@@ -321,17 +332,17 @@ class _Gateway:
         yield (
             "ticks",
             tick(
-                caller=self._open.caller,
-                lane=self._open.lane,
-                parcels=self._open.parcels,
+                caller=self._services.caller,
+                fast_path=self._services.fast_path,
+                shared_bodies=self._services.shared_bodies,
                 invoke=self._invoke,
-                uses=self._uses,
+                quotas=self._quotas,
                 server=server,
                 clock=clock,
             ),
         )
-        yield "uses of keys", self._uses.run()
-        yield "controller", _control(controller)
+        yield "quota sync", self._quotas.run()
+        yield "controller", _run_controller(controller)
         finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
         yield "finishing", finishing.run()
         yield "unattended", Unattended(bus, builds, registry, clock, leads).run()
@@ -342,14 +353,14 @@ class _Gateway:
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 
-async def _control(controller: Controller) -> None:
-    """The controller classifies its own failures; one that gets here is a defect, and calls must go on without it."""
+async def _run_controller(controller: Controller) -> None:
+    """Restart the controller after an unexpected error: the controller handles expected ones, and calls must go on."""
     while True:
         try:
             await controller.run()
         except Exception:
-            log.exception("the controller failed; it starts again")
-        await asyncio.sleep(_AGAIN_AFTER_S)
+            log.exception("the controller failed; restarting it")
+        await asyncio.sleep(_RETRY_DELAY_S)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -365,13 +376,13 @@ def run() -> int:
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
-        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed form of a client
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for each malformed form
         uvloop.run(main(settings))
     except BusUnavailable as error:
         log.error("%s", error)
         return 1
     except (InvalidSetting, NotProtected, PlatformError) as error:
-        sys.stderr.write(f"{error}\n")  # the supervisor shows a process's last line
+        sys.stderr.write(f"{error}\n")  # the supervisor shows the last line of a process
         return EXIT_CONFIGURATION
     return 0
 

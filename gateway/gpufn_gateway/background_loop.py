@@ -1,4 +1,4 @@
-"""What a gateway does beside its calls, again and again until cancelled."""
+"""Error handling for the gateway's periodic background tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def tried_again(what: str) -> Iterator[None]:
-    """One round of `what`: a failure of it ends nothing, for another round comes."""
+def tried_again(task: str) -> Iterator[None]:
+    """Log an exception of one round of `what` instead of raising it: the next round retries."""
     try:
         yield
     except PlatformError as error:
-        log.warning("%s is put off: %s", what, error)
+        log.warning("%s is postponed: %s", task, error)
     except Exception:
-        log.exception("%s failed; it is tried again", what)
+        log.exception("%s failed; the next round retries it", task)

@@ -1,4 +1,4 @@
-"""The key-value buckets that a gateway and its controller read and write."""
+"""The key-value buckets of the gateway and its controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def records(bucket: KeyValue, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
-    """Every record that there is, from the bus: a watch may lag."""
+    """Read all records from the bus; a watch may lag behind."""
     return [decoder.decode(entry.value) for entry in await bucket.entries()]
 
 
@@ -35,7 +35,7 @@ class Buckets:
 
     @classmethod
     async def open(cls, bus: Bus) -> Buckets:
-        """Each is created if it is absent."""
+        """Open the buckets. Creates the missing ones."""
         return cls(
             functions=await KeyValue.open(bus, subjects.FUNCTIONS),
             revisions=await KeyValue.open(bus, subjects.REVISIONS),
@@ -50,6 +50,6 @@ class Buckets:
         )
 
     async def ensure(self) -> None:
-        """Create those that the bus has lost."""
+        """Create the buckets that the bus has lost."""
         for bucket in fields(self):
             await getattr(self, bucket.name).ensure()

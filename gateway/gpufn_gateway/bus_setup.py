@@ -1,4 +1,4 @@
-"""The streams and buckets on the bus, made again whenever the bus comes back without them."""
+"""The streams and buckets on the bus, recreated if the bus has lost them after a reconnect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Storage:
         bus.on_reconnect(self._on_reconnect)
 
     async def ensure(self) -> None:
-        """Raises GpufnError where the bus cannot hold them."""
+        """Create the missing streams and buckets. Raises GpufnError if the bus cannot store them."""
         await streams.ensure_streams(self._bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await object_store.ensure_bucket(self._bus, bucket)
@@ -37,15 +37,15 @@ class Storage:
 
     def _on_reconnect(self) -> None:
         self.is_ready = False
-        self._task = asyncio.ensure_future(self._again())
+        self._task = asyncio.ensure_future(self._recreate())
 
-    async def _again(self) -> None:
+    async def _recreate(self) -> None:
         while not self.is_ready and self._bus.connected:
             try:
                 await self.ensure()
             except GpufnError as error:
-                log.warning("the streams could not be made yet: %s", error)
+                log.warning("the streams could not be created yet: %s", error)
                 await asyncio.sleep(_RETRY_S)
-            except Exception:  # nobody else would make them before the next reconnect
-                log.exception("making the streams failed; it is tried again")
+            except Exception:  # keep going: there is no other attempt before the next reconnect
+                log.exception("creating the streams failed; retrying")
                 await asyncio.sleep(_RETRY_S)

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: the one place that knows statuses. RFC 9457 problem details with our stable `code`."""
+"""Errors as HTTP responses: RFC 9457 problem details with a stable `code`. Only this module maps errors to statuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
-_STATUSES: dict[type[GpufnError], int] = {
+_STATUS_BY_ERROR: dict[type[GpufnError], int] = {
     errors.RequestError: 400,
     errors.InvalidSpec: 422,
     errors.InvalidInput: 422,
@@ -58,11 +58,11 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.PlatformStopping: 503,
     errors.GatewayUnavailable: 503,
 }
-# Retry-After where nobody computed a better one.
+# Retry-After if the error has no value of its own.
 _RETRY_AFTER_S: dict[int, float] = {429: 1.0, 503: 1.0}
 
-# An attempt's end that came without an error of its own.
-_OUTCOMES: dict[OutcomeKind, type[GpufnError]] = {
+# For an attempt that ended without an error record.
+_ERROR_BY_OUTCOME: dict[OutcomeKind, type[GpufnError]] = {
     OutcomeKind.RAISED: errors.FunctionRaised,
     OutcomeKind.REJECTED: errors.InvalidInput,
     OutcomeKind.TIMED_OUT: errors.InvocationTimedOut,
@@ -71,7 +71,7 @@ _OUTCOMES: dict[OutcomeKind, type[GpufnError]] = {
     OutcomeKind.LOST: errors.WorkerLost,
     OutcomeKind.NOT_STARTED: errors.FunctionStartFailed,
 }
-_STATES: dict[InvocationState, type[GpufnError]] = {
+_ERROR_BY_STATE: dict[InvocationState, type[GpufnError]] = {
     InvocationState.CANCELLED: errors.InvocationCancelled,
     InvocationState.TIMED_OUT: errors.InvocationTimedOut,
     InvocationState.EXPIRED: errors.InvocationExpired,
@@ -79,11 +79,11 @@ _STATES: dict[InvocationState, type[GpufnError]] = {
 }
 
 
-_INTERNAL = re.compile(r"gpufn\.v1|\$JS|\$KV|\$O\.|_INBOX|\bKV_|\bOBJ_|\bGPUFN_[A-Z]+\b|gpufn_[a-z]+/")
+_INTERNAL_NAMES = re.compile(r"gpufn\.v1|\$JS|\$KV|\$O\.|_INBOX|\bKV_|\bOBJ_|\bGPUFN_[A-Z]+\b|gpufn_[a-z]+/")
 
 
 class RouteError(errors.RequestError):
-    """An error of HTTP itself, with its own status: no such route, method not allowed, body too slow."""
+    """An HTTP error with its own status: no such route, method not allowed, body too slow."""
 
     def __init__(self, status: int, message: str | None = None, *, allow: str = "") -> None:
         super().__init__(message or http.HTTPStatus(status).phrase)
@@ -91,8 +91,8 @@ class RouteError(errors.RequestError):
         self.allow = allow
 
 
-class Limited(errors.RateLimited):
-    """With the header fields that tell the limits."""
+class KeyLimitExceeded(errors.RateLimited):
+    """RateLimited, with the RateLimit header fields of the API key."""
 
     def __init__(self, message: str, *, retry_after_s: float, headers: Headers) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -100,13 +100,15 @@ class Limited(errors.RateLimited):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error, ready to be sent. `allow` lists the methods that would be allowed, when it is 405; `limits` are the
-    header fields of a key's limits, when one is used up."""
+    """An error, ready to be sent.
+
+    `allow` lists the allowed methods for a 405. `limits` are the RateLimit header fields of a key over its limit.
+    """
 
     status: int
     info: ErrorInfo
     allow: str = ""
-    limits: Headers = []
+    rate_limit_headers: Headers = []
 
     @property
     def code(self) -> str:
@@ -130,14 +132,14 @@ class Problem(msgspec.Struct, frozen=True):
         return msgspec.json.encode(fields)
 
     def headers(self) -> Headers:
-        """Without the length. A body that was not read to its end makes the connection useless."""
+        """The response headers, without Content-Length. An unread body (408, 413) closes the connection."""
         headers: Headers = [(b"content-type", b"application/problem+json")]
         retry_after_s = self.info.retry_after_s or _RETRY_AFTER_S.get(self.status)
         if retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
         if self.allow:
             headers.append((b"allow", self.allow.encode()))
-        headers += self.limits
+        headers += self.rate_limit_headers
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if self.status in (408, 413):
@@ -146,45 +148,45 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem for any exception. One that is not ours is logged with an incident id, and only the id is told."""
+    """Convert any exception. An unexpected one is logged with an incident id, and the client sees only that id."""
     if isinstance(error, RouteError):
         return Problem(error.status, error.info(), error.allow)
-    if isinstance(error, Limited):
-        return msgspec.structs.replace(from_info(error.info()), limits=error.headers)
+    if isinstance(error, KeyLimitExceeded):
+        return msgspec.structs.replace(from_info(error.info()), rate_limit_headers=error.headers)
     if not isinstance(error, GpufnError):
         incident = new_ulid()
         log.error("incident %s", incident, exc_info=error)
-        return Problem(500, _platform_error(f"The platform failed. Its log has the details under {incident}."))
+        return Problem(500, _platform_error(f"The platform failed. The gateway's log has the details of {incident}."))
     return from_info(_public(error))
 
 
 def from_info(info: ErrorInfo) -> Problem:
-    """The problem for an error that came over the bus; a code we do not know is a platform error's sibling: 500."""
+    """Convert an error that came over the bus. An unknown code gets status 500."""
     kind: type[GpufnError] = errors.BY_CODE.get(info.code, GpufnError)
-    return Problem(next((_STATUSES[base] for base in kind.__mro__ if base in _STATUSES), 500), info)
+    return Problem(next((_STATUS_BY_ERROR[base] for base in kind.__mro__ if base in _STATUS_BY_ERROR), 500), info)
 
 
 def from_outcome(kind: OutcomeKind, error: ErrorInfo | None) -> Problem:
-    return from_info(error or _OUTCOMES[kind]().info())
+    return from_info(error or _ERROR_BY_OUTCOME[kind]().info())
 
 
 def from_state(state: InvocationState, error: ErrorInfo | None) -> Problem:
-    return from_info(error or _STATES[state]().info())
+    return from_info(error or _ERROR_BY_STATE[state]().info())
 
 
 def _public(error: GpufnError) -> ErrorInfo:
-    """Names of subjects, streams and buckets, and the bus's address, are nobody's business outside."""
+    """Hide the names of subjects, streams and buckets, and the address of the bus, from clients."""
     if isinstance(error, JetStreamError):
         log.warning("the bus refused a request: %s", error)
         return _platform_error("The platform failed: its message bus refused a request.")
     if isinstance(error, errors.BusUnavailable) and not isinstance(error, errors.StoreFull):
         log.warning("the bus was not available: %s", error)
-        message = "The message bus does not answer right now; a call that was under way may have run."
+        message = "The message bus does not respond right now; a call in flight may have run."
         if isinstance(error, NotStored):
-            message = "The message bus did not store this in time: its disk may be full. It may store it all the same."
+            message = "The message bus did not confirm this write in time; it may still store it. Its disk may be full."
         return ErrorInfo(errors.BusUnavailable.code, message, retryable=True)
     info = error.info()
-    if _INTERNAL.search(info.message):
+    if _INTERNAL_NAMES.search(info.message):
         log.warning("a request failed: %s", error)
         return msgspec.structs.replace(info, message=type(error)().message)
     return info

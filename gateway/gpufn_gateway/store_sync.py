@@ -1,13 +1,13 @@
-"""Writes of the embedded nats-server that are on the disk, so that a power failure takes none of them along.
+"""Sync the files of the embedded nats-server to disk, so that a power failure loses no acknowledged write.
 
-nats-server answers when a message is with the kernel. The gateway beside it syncs the files before it answers a client:
+nats-server acknowledges a message once the kernel has it. The gateway syncs the files before it responds to a client:
 
-recorded   a deploy, a key, a schedule, an upload ...: always; the whole file system (`syncfs`), for a stream may be new
-accepted   a call: with GPUFN_SYNC=always; the blocks of the streams that hold calls (`fdatasync`), the queue first: a
-           call leaves the queue after its outcome was stored
+recorded   A deploy, key, schedule or upload: always. Syncs the whole file system (`syncfs`); the stream may be new.
+accepted   A call: with GPUFN_SYNC=always. Syncs the blocks of the streams that hold calls (`fdatasync`), the queue
+           first: a call leaves the queue only after its outcome was stored.
 
-Those who wait share a sync: one that begins after a write covers it, and whoever comes while one runs waits for the
-next. A bus that others run has no store here: its servers sync as they are configured.
+Concurrent requests share a sync. A sync covers the writes made before it starts; a request that arrives during a sync
+waits for the next one. External NATS servers have no store here: they sync as configured.
 """
 
 from __future__ import annotations
@@ -24,55 +24,58 @@ from typing import Final
 from gpufn_core.errors import BusUnavailable, StoreFull
 from gpufn_core.protocol import subjects
 
-_CALLS: Final = (subjects.ASYNC, subjects.RESULTS)
-_LEAST_BYTES: Final = 64 << 10
-_STEP_NS: Final = 50_000_000
+_CALL_STREAMS: Final = (subjects.ASYNC, subjects.RESULTS)
+_MIN_FREE_BYTES: Final = 64 << 10
+_MTIME_STEP_NS: Final = 50_000_000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class StoreSync:
-    """`store`: the folder of the server's data; None: it is not on this host. `waits`: accepted calls are synced."""
+    """Disk sync of one nats-server. `store` is its data folder, None if it is on another host.
+
+    `waits`: sync accepted calls before their response.
+    """
 
     def __init__(self, store: Path | None, *, waits: bool) -> None:
         self._store = store
-        self._recorded = None if store is None else _Shared(_FileSystem(store).sync)
-        self._accepted = None if store is None or not waits else _Shared(_Blocks(store).sync)
+        self._recorded = None if store is None else _SharedSync(_FileSystem(store).sync)
+        self._accepted = None if store is None or not waits else _SharedSync(_Blocks(store).sync)
 
     def is_full(self) -> bool:
-        """Looked up in the file system each time, which takes microseconds."""
+        """True if the disk is full. Calls statvfs each time, which takes microseconds."""
         if self._store is None:
             return False
         try:
-            found = os.statvfs(self._store)
+            stats = os.statvfs(self._store)
         except OSError:
             return False
-        return found.f_bavail * found.f_frsize < _LEAST_BYTES
+        return stats.f_bavail * stats.f_frsize < _MIN_FREE_BYTES
 
     def check_room(self) -> None:
-        """Raises StoreFull: nats-server sends no answer for what it cannot store, and the client would wait for it."""
+        """Raises StoreFull if the disk is full: nats-server does not reply to a write it cannot store."""
         if self.is_full():
-            raise StoreFull("The disk of the message bus is full: nothing is stored until there is room.")
+            raise StoreFull("The disk of the message bus is full. Free some space; until then nothing is stored.")
 
     async def recorded(self) -> None:
-        """Raises BusUnavailable when the disk fails."""
+        """Wait until records are on disk. Raises BusUnavailable if the disk fails."""
         if self._recorded is not None:
-            await self._recorded.done()
+            await self._recorded.wait()
 
     async def accepted(self) -> None:
-        """Raises BusUnavailable when the disk fails."""
+        """Wait until accepted calls are on disk. Raises BusUnavailable if the disk fails."""
         if self._accepted is not None:
-            await self._accepted.done()
+            await self._accepted.wait()
 
 
-class _Shared:
-    """`sync` in a thread, one at a time, for all who wait when it begins."""
+class _SharedSync:
+    """Run `sync` in a thread, one at a time; one run serves all waiters that came before it started."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self._sync = sync
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def done(self) -> None:
+    async def wait(self) -> None:
         loop = asyncio.get_running_loop()
         synced: asyncio.Future[None] = loop.create_future()
         self._waiting.append(synced)
@@ -90,7 +93,7 @@ class _Shared:
                 except OSError as failed:
                     error = BusUnavailable(f"The disk of the message bus failed: {failed.strerror}.")
                 for synced in batch:
-                    if synced.done():  # its client has left
+                    if synced.done():  # its client has disconnected
                         continue
                     if error is None:
                         synced.set_result(None)
@@ -115,18 +118,18 @@ class _FileSystem:
 
 
 class _Blocks:
-    """The files that the messages of the streams are in. Those that did not change since the last sync are on disk."""
+    """The message blocks of the streams that hold calls. Skips blocks that did not change since the last sync."""
 
     def __init__(self, store: Path) -> None:
         streams = store / "jetstream" / "$G" / "streams"
-        self._folders = [streams / name / "msgs" for name in _CALLS]
-        self._synced: dict[str, int] = {}  # block → when it was last written, in ns; those that no sync need look at
+        self._folders = [streams / name / "msgs" for name in _CALL_STREAMS]
+        self._synced: dict[str, int] = {}  # block → mtime in ns at its last sync
         self._known: set[str] = set()
 
     def sync(self) -> None:
-        # The times of files advance in steps: a block that was written just now may be written again at the same time.
-        settled_ns = time.time_ns() - _STEP_NS
-        there: dict[str, int] = {}
+        # File times advance in steps: a block written just now may be written again with the same mtime.
+        settled_ns = time.time_ns() - _MTIME_STEP_NS
+        current: dict[str, int] = {}
         for folder in self._folders:
             blocks = _blocks(folder)
             for path, written_ns in blocks.items():
@@ -134,20 +137,20 @@ class _Blocks:
                     _sync(path, os.fdatasync)
             if not blocks.keys() <= self._known:
                 _sync(os.fspath(folder), os.fsync)
-            there |= blocks
-        self._known = set(there)
-        self._synced = {path: written_ns for path, written_ns in there.items() if written_ns < settled_ns}
+            current |= blocks
+        self._known = set(current)
+        self._synced = {path: written_ns for path, written_ns in current.items() if written_ns < settled_ns}
 
 
 def _blocks(folder: Path) -> dict[str, int]:
-    """Each block, and when it was last written."""
-    found = {}
+    """Return the mtime in ns of each block."""
+    stats = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for each in entries:
-            if each.name.endswith(".blk"):
-                with contextlib.suppress(FileNotFoundError):  # the server removes a block that is empty
-                    found[each.path] = each.stat().st_mtime_ns
-    return found
+        for entry in entries:
+            if entry.name.endswith(".blk"):
+                with contextlib.suppress(FileNotFoundError):  # the server removes empty blocks
+                    stats[entry.path] = entry.stat().st_mtime_ns
+    return stats
 
 
 def _sync(path: str, sync: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the gateway counts. The hot path adds to plain integers; Prometheus families are made when somebody scrapes."""
+"""Metrics of the gateway. The hot path adds to plain integers; a scrape builds the Prometheus families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.reports import RunnerReport
-from gpufn_gateway.calls.attempt_counts import Attempts
+from gpufn_gateway.calls.attempt_counts import AttemptTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
@@ -33,7 +33,7 @@ class Histogram:
         self.counts[bisect_left(_BUCKETS, seconds)] += 1
         self.total += seconds
 
-    def cumulated(self) -> list[tuple[str, float]]:
+    def cumulative(self) -> list[tuple[str, float]]:
         bounds = [str(bound) for bound in _BUCKETS] + ["+Inf"]
         running = 0
         buckets: list[tuple[str, float]] = []
@@ -44,7 +44,7 @@ class Histogram:
 
 
 class CallStats:
-    """One function's calls at this gateway."""
+    """Counters of one function's calls at this gateway."""
 
     __slots__ = (
         "cold_starts",
@@ -62,7 +62,7 @@ class CallStats:
         self.outcomes: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
         self.latency = Histogram()
-        self.succeeded_s = 0.0  # of the latency
+        self.succeeded_s = 0.0  # total latency of successful calls
         self.queue = Histogram()
         self.run = Histogram()
         self.webhooks: dict[str, int] = {}
@@ -70,8 +70,8 @@ class CallStats:
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
     def ended(self, reply: ResultReply, seconds: float) -> None:
-        """`seconds` from the request to this reply."""
-        seconds = max(0.0, seconds)  # of the wall clock, which may have been set back
+        """Count a call that ended; `seconds` from the request to this reply."""
+        seconds = max(0.0, seconds)  # the wall clock may have been set back
         outcomes = self.outcomes
         outcomes[reply.kind] = outcomes.get(reply.kind, 0) + 1
         self.latency.observe(seconds)
@@ -81,31 +81,34 @@ class CallStats:
         self.run.observe(reply.run_s)
         if (cold := reply.cold_start) is not None:
             self.cold_starts += 1
-            for phase, took_s in cold.phases.items():
-                self.phase_seconds[phase] += took_s
+            for phase, phase_s in cold.phases.items():
+                self.phase_seconds[phase] += phase_s
 
     def failed(self, code: str) -> None:
-        """A call that ended without a reply."""
+        """Count a call that ended without a reply."""
         self.outcomes[code] = self.outcomes.get(code, 0) + 1
 
     def refused(self, code: str) -> None:
-        """A request that never became a call."""
+        """Count a request that was rejected before it became a call."""
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
     def told(self, outcome: str) -> None:
-        """A webhook, or it was given up."""
+        """Count a webhook that was delivered or given up."""
         self.webhooks[outcome] = self.webhooks.get(outcome, 0) + 1
 
 
 class Telemetry(Collector):
-    """All functions' CallStats, and what their `attempts` on all nodes come to. `in_flight` tells the number of calls
-    that wait right now; `runners` what the runners last reported, which every gateway shows alike."""
+    """CallStats of all functions, and the totals of their `attempts` on all nodes.
+
+    `in_flight` returns the number of calls that wait for a result. `runners` returns the latest runner reports, which
+    are the same at every gateway.
+    """
 
     def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
         self._in_flight = in_flight
         self._runners = runners
         self._functions: dict[str, CallStats] = {}
-        self.attempts = Attempts()
+        self.attempts = AttemptTotals()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -125,15 +128,19 @@ class Telemetry(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("gpufn_calls_in_flight", "Calls that wait for a result", value=self._in_flight())
         calls = CounterMetricFamily(
-            "gpufn_calls", "Calls that a client waited for, and that ended", labels=["function", "outcome"]
+            "gpufn_calls", "Ended calls that a client waited for", labels=["function", "outcome"]
         )
-        refusals = CounterMetricFamily("gpufn_refusals", "Requests refused", labels=["function", "code"])
-        latency = HistogramMetricFamily("gpufn_call_seconds", "From request to result", labels=["function"])
-        queue = HistogramMetricFamily("gpufn_queue_seconds", "From request to the start", labels=["function"])
-        run = HistogramMetricFamily("gpufn_run_seconds", "From the start to the result", labels=["function"])
-        webhooks = CounterMetricFamily("gpufn_webhooks", "Webhooks that ended", labels=["function", "outcome"])
-        cold = CounterMetricFamily("gpufn_cold_starts", "Calls that met a new worker", labels=["function"])
-        phases = CounterMetricFamily("gpufn_cold_start_seconds", "Where it went", labels=["function", "phase"])
+        refusals = CounterMetricFamily("gpufn_refusals", "Rejected requests", labels=["function", "code"])
+        latency = HistogramMetricFamily("gpufn_call_seconds", "Time from request to result", labels=["function"])
+        queue = HistogramMetricFamily("gpufn_queue_seconds", "Time from request to start", labels=["function"])
+        run = HistogramMetricFamily("gpufn_run_seconds", "Time from start to result", labels=["function"])
+        webhooks = CounterMetricFamily(
+            "gpufn_webhooks", "Webhooks that were delivered or given up", labels=["function", "outcome"]
+        )
+        cold = CounterMetricFamily("gpufn_cold_starts", "Calls that waited for a cold start", labels=["function"])
+        phases = CounterMetricFamily(
+            "gpufn_cold_start_seconds", "Time spent in cold starts, by phase", labels=["function", "phase"]
+        )
         for name, stats in self._functions.items():
             for outcome, count in stats.outcomes.items():
                 calls.add_metric([name, outcome], count)
@@ -141,27 +148,27 @@ class Telemetry(Collector):
                 refusals.add_metric([name, code], count)
             for outcome, count in stats.webhooks.items():
                 webhooks.add_metric([name, outcome], count)
-            latency.add_metric([name], stats.latency.cumulated(), stats.latency.total)
-            queue.add_metric([name], stats.queue.cumulated(), stats.queue.total)
-            run.add_metric([name], stats.run.cumulated(), stats.run.total)
+            latency.add_metric([name], stats.latency.cumulative(), stats.latency.total)
+            queue.add_metric([name], stats.queue.cumulative(), stats.queue.total)
+            run.add_metric([name], stats.run.cumulative(), stats.run.total)
             cold.add_metric([name], stats.cold_starts)
             for phase, seconds in stats.phase_seconds.items():
                 phases.add_metric([name, phase], seconds)
         dropped = CounterMetricFamily(
-            "gpufn_dropped_outcomes", "Ends of submitted calls that had ended already", labels=["node"]
+            "gpufn_dropped_outcomes", "Outcomes dropped because the submitted call had already ended", labels=["node"]
         )
         for report in self._runners():
             dropped.add_metric([report.node], report.dropped_outcomes)
         yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped)
-        yield from self._attempted()
+        yield from self._attempt_metrics()
 
-    def _attempted(self) -> Iterator[Metric]:
-        """Of every call, also those that are submitted, that maps make and that functions make of each other."""
+    def _attempt_metrics(self) -> Iterator[Metric]:
+        """Metrics of all attempts, including submitted calls, map items and calls between functions."""
         labels = ["node", "function"]
-        ended = CounterMetricFamily("gpufn_attempts", "Attempts that ended, of any call", labels=labels)
-        failed = CounterMetricFamily("gpufn_attempts_failed", "Those that did not succeed", labels=labels)
-        run = CounterMetricFamily("gpufn_attempts_seconds", "How long they ran", labels=labels)
-        gpu = CounterMetricFamily("gpufn_gpu_seconds", "GPU seconds that calls are charged", labels=labels)
+        ended = CounterMetricFamily("gpufn_attempts", "Ended attempts of any call", labels=labels)
+        failed = CounterMetricFamily("gpufn_attempts_failed", "Attempts that did not succeed", labels=labels)
+        run = CounterMetricFamily("gpufn_attempts_seconds", "Run time of attempts", labels=labels)
+        gpu = CounterMetricFamily("gpufn_gpu_seconds", "GPU seconds charged to calls", labels=labels)
         for node, function, counts in self.attempts:
             ended.add_metric([node, function], counts.ended)
             failed.add_metric([node, function], counts.failed)

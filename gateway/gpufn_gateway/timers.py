@@ -1,4 +1,4 @@
-"""What looks at the clock now and then: calls that end, a runner to connect to, clients that stall, files left over."""
+"""The gateway's timer: call deadlines, reconnection to the runner, stalled clients, and leftover files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import Final
 
-from gpufn_gateway.auth.quota_sync import KeyUses
-from gpufn_gateway.calls.fast_path import Lane
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.auth.quota_sync import QuotaSync
+from gpufn_gateway.calls.fast_path import FastPath
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.server import Server
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_platform.process.clock import Clock
@@ -18,7 +18,7 @@ from gpufn_platform.queue.caller import Caller
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.1
-# Every so many ticks.
+# In ticks.
 _CALLS: Final = 3
 _SECOND: Final = 10
 _MINUTE: Final = 600
@@ -27,14 +27,14 @@ _MINUTE: Final = 600
 async def tick(
     *,
     caller: Caller,
-    lane: Lane,
-    parcels: GatewayParcels,
+    fast_path: FastPath,
+    shared_bodies: GatewaySharedBodies,
     invoke: Invoke,
-    uses: KeyUses,
+    quotas: QuotaSync,
     server: Server,
     clock: Clock,
 ) -> None:
-    """Until cancelled."""
+    """Run all periodic jobs until cancelled."""
     loop = asyncio.get_running_loop()
     beats = Beats(clock.monotonic())
     while True:
@@ -47,11 +47,11 @@ async def tick(
             if beat % _CALLS == 0:
                 caller.tick(now)
             if beat % _SECOND == 0:
-                lane.tick(loop.time())
-                uses.tell()
+                fast_path.tick(loop.time())
+                quotas.publish()
                 server.sweep(loop.time())
-                parcels.rest()
+                shared_bodies.drop_unused()
             if beat % _MINUTE == 0:
-                parcels.sweep()
+                shared_bodies.sweep()
         except Exception:
-            log.exception("a tick failed; the next one goes on")
+            log.exception("a timer tick failed; continuing with the next one")

@@ -1,17 +1,17 @@
-"""gpufn: deploy a Python function to your own GPUs, call it from anywhere.
+"""gpufn: deploy a Python function to your own GPUs and call it from anywhere.
 
 >>> from gpufn import gpu_function
 >>> @gpu_function(max_workers=2)
 ... def add(a: int, b: int = 1) -> int:
 ...     return a + b
->>> add(2)                                      # plain Python, here
+>>> add(2)                                      # a plain Python call in this process
 3
 >>> from gpufn.testing import run_locally
->>> with run_locally():                         # in a test; else `gpufn deploy FILE`, and a worker runs it
+>>> with run_locally():                         # for tests; after `gpufn deploy FILE` a worker runs the call
 ...     add.remote(2, b=5)
 7
 
-Every failure is a `GpufnError`; its subclasses say who can mend it:
+Every failure is a `GpufnError`; its subclasses show who can fix it:
 
 >>> from gpufn import CapacityError, FunctionRaised, GpufnError, InvocationEnded, PlatformError, RequestError
 >>> all(issubclass(kind, GpufnError) for kind in
@@ -20,7 +20,7 @@ True
 >>> CapacityError("the queue is full", retry_after_s=2.0).retryable
 True
 
-Workers import this package at every cold start, so names are loaded on first use.
+Workers import this package at every cold start, so each name is imported on first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpufn.call.submitted_call import Call as Call
     from gpufn.client.client import Client as Client
     from gpufn.declare.decorator import enter as enter
-    from gpufn.declare.decorator import exit as exit  # noqa: A004  named as its siblings are elsewhere
+    from gpufn.declare.decorator import exit as exit  # noqa: A004  the counterpart of `enter`
     from gpufn.declare.decorator import gpu_function as gpu_function
     from gpufn.declare.decorator import method as method
     from gpufn.declare.decorator import park as park
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: RUF022  grouped by what they are for
+__all__ = [  # noqa: RUF022  grouped by purpose
     # Declare
     "gpu_function",
     "enter",

@@ -1,4 +1,4 @@
-"""The command ``gpufn``, which is also ``python -m gpufn``."""
+"""Entry point of the command ``gpufn`` and of ``python -m gpufn``."""
 
 import sys
 from typing import NoReturn
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     try:
-        from gpufn import cli  # noqa: PLC0415  (most of the time that a quick command takes)
+        from gpufn import cli  # noqa: PLC0415  inside `try`: this import takes most of the time of a quick command
 
         cli.main()
     except KeyboardInterrupt:

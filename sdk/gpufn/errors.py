@@ -1,3 +1,3 @@
-"""Exceptions of gpufn: one tree with stable codes, for `except` clauses. Defined in `gpufn_core.errors`."""
+"""The exceptions of gpufn: one class tree with stable codes. `gpufn_core.errors` defines them."""
 
 from gpufn_core.errors import *  # noqa: F403

@@ -1,8 +1,8 @@
-"""For tests of code that uses gpufn: `.remote` and its siblings without a platform.
+"""Tools to test code that uses gpufn without a platform: `.remote` and the other remote calls run in this process.
 
-`run_locally` runs each remote call in this process. Arguments and results are encoded and decoded on the way, and a
-failure arrives as FunctionRaised, so that what works here works there. What a worker does with the types of arguments
-it does not: refuse a str for an int, or make the dataclass of a dict.
+`run_locally` encodes and decodes arguments and results as the platform does, and raises a failure as FunctionRaised. So
+code that passes here also works on the platform, with one exception: `run_locally` does not convert or check argument
+types. A worker refuses a str for an int, and makes a dataclass from a dict.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 __all__ = ["LocalTransport", "RemoteCall", "run_locally"]
 
-# What the calls that a class's method makes take turns by. It is not what the method has its own turn by: it waits for
-# them, and they may run in other threads, as those of a map do.
-_turns: ContextVar[threading.RLock] = ContextVar("_turns")
+# The lock for the nested calls that a class's method makes. The method itself holds another lock, because it waits for
+# its nested calls, and these may run in other threads, as the calls of a map do.
+_nested_lock: ContextVar[threading.RLock] = ContextVar("_nested_lock")
 
 
 class RemoteCall(NamedTuple):
-    """A call that was made: the function's name (`name.method` for a class) and its arguments."""
+    """A recorded call: the name of the function (`name.method` for a class) and the arguments."""
 
     function: str
     args: tuple[Any, ...]
@@ -51,10 +51,10 @@ class RemoteCall(NamedTuple):
 
 @contextlib.contextmanager
 def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
-    """Inside the `with`, remote calls run here. A replacement runs in place of the function of its name.
+    """Run remote calls in this process, inside the `with` block. A replacement runs in place of the function it names.
 
-    Arguments are passed as they are; on the platform those of a wrong type are refused. A call that fails is retried as
-    the function's `retries` say, without the delays between attempts.
+    Argument types are not checked; the platform refuses a wrong type. A failed call is retried according to the
+    function's `retries`, without delays between attempts.
 
     >>> from gpufn import gpu_function
     >>> @gpu_function(gpu="H100")
@@ -76,14 +76,14 @@ def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
 
 
 class LocalTransport:
-    """A Transport that runs calls in this process; `calls` has them in their order."""
+    """A Transport that runs calls in this process. `calls` lists them in the order they were made."""
 
     def __init__(self, replacements: dict[str, Callable[..., Any]] | None = None) -> None:
         self.calls: list[RemoteCall] = []
         self._replacements = {function_name(name): function for name, function in (replacements or {}).items()}
         self._instances: dict[str, Instance] = {}
-        self._ended: dict[str, tuple[str, bytes] | GpufnError] = {}
-        self._first_turns = threading.RLock()
+        self._outcomes: dict[str, tuple[str, bytes] | GpufnError] = {}
+        self._outer_lock = threading.RLock()
 
     def call(
         self,
@@ -95,9 +95,9 @@ class LocalTransport:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
-        with _raised_remotely():
-            run = self._prepared(function, method, content_type, body)
-            result = _retried(_retries_of(function), lambda: _collected(run()))
+        with _raise_as_remote():
+            run = self._prepare(function, method, content_type, body)
+            result = _run_with_retries(_retries_of(function), lambda: _collect(run()))
         return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(function))
 
     def stream(
@@ -110,8 +110,8 @@ class LocalTransport:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
-        with _raised_remotely():
-            for item in self._prepared(function, method, content_type, body)():
+        with _raise_as_remote():
+            for item in self._prepare(function, method, content_type, body)():
                 yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(function))
 
     def submit(
@@ -126,50 +126,50 @@ class LocalTransport:
     ) -> str:
         invocation = new_invocation_id()
         try:
-            self._ended[invocation] = self.call(function, method, content_type, body)
+            self._outcomes[invocation] = self.call(function, method, content_type, body)
         except GpufnError as error:
-            self._ended[invocation] = error
+            self._outcomes[invocation] = error
         return invocation
 
     def status(self, invocation: str) -> InvocationState:
-        failed = isinstance(self._end_of(invocation), GpufnError)
+        failed = isinstance(self._outcome_of(invocation), GpufnError)
         return InvocationState.FAILED if failed else InvocationState.SUCCEEDED
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        end = self._end_of(invocation)
-        if isinstance(end, GpufnError):
-            raise end
-        return end
+        outcome = self._outcome_of(invocation)
+        if isinstance(outcome, GpufnError):
+            raise outcome
+        return outcome
 
     def cancel(self, invocation: str) -> bool:
-        self._end_of(invocation)
+        self._outcome_of(invocation)
         return False
 
     def close(self) -> None:
-        """End the instances that were made, as their workers would."""
+        """Run the `@exit` methods of all instances, as their workers would."""
         instances, self._instances = self._instances, {}
         with contextlib.ExitStack() as stack:
             for instance in reversed(instances.values()):
                 stack.push(instance)
 
-    def _end_of(self, invocation: str) -> tuple[str, bytes] | GpufnError:
+    def _outcome_of(self, invocation: str) -> tuple[str, bytes] | GpufnError:
         try:
-            return self._ended[invocation]
+            return self._outcomes[invocation]
         except KeyError:
-            raise InvocationNotFound(f"there is no invocation {invocation} here") from None
+            raise InvocationNotFound(f"no invocation {invocation} was submitted in this process") from None
 
-    def _prepared(self, name: str, method: str, content_type: str, body: bytes) -> Callable[[], Any]:
-        """Record the call, and return a callable that makes one attempt of it."""
+    def _prepare(self, name: str, method: str, content_type: str, body: bytes) -> Callable[[], Any]:
+        """Record the call and return a callable that makes one attempt of it."""
         is_pickled = content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
         args, kwargs = values.decode_call(body, allow_pickle=is_pickled, find=find)
         self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
-            return lambda: _plainly(replacement if not method else getattr(replacement, method), args, kwargs)
-        function = _declared(name)
+            return lambda: _call_sync(replacement if not method else getattr(replacement, method), args, kwargs)
+        function = _find_declared(name)
         if isinstance(function, Function):
-            return lambda: _called(function, function.runnable(), args, kwargs)
+            return lambda: _call_declared(function, function.runnable(), args, kwargs)
         return lambda: self._run_method(name, function, method, args, kwargs)
 
     def _run_method(
@@ -177,17 +177,17 @@ class LocalTransport:
     ) -> Any:
         with self._one_at_a_time():
             instance = self._instances.setdefault(name, function())
-            return _called(function, getattr(instance._local(), method), args, kwargs)
+            return _call_declared(function, getattr(instance._local(), method), args, kwargs)
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """A class's instance is used as one worker would use it."""
-        with _turns.get(self._first_turns):
-            token = _turns.set(threading.RLock())
+        """Serialize the calls of a class's instance, as a single worker would."""
+        with _nested_lock.get(self._outer_lock):
+            token = _nested_lock.set(threading.RLock())
             try:
                 yield
             finally:
-                _turns.reset(token)
+                _nested_lock.reset(token)
 
 
 def _may_pickle(name: str) -> bool:
@@ -195,7 +195,7 @@ def _may_pickle(name: str) -> bool:
 
 
 def _hints_of(name: str, method: str) -> Iterator[Any]:
-    """Of the parameters, which say what instances arguments may be."""
+    """Yield the hints of the parameters: they name the classes whose instances arguments may be."""
     for declared in declared_here(name):
         function = hooks(cast("type", declared.raw), "method").get(method) if method else declared.raw
         if function is not None:
@@ -203,66 +203,70 @@ def _hints_of(name: str, method: str) -> Iterator[Any]:
                 yield resolved(parameter.annotation, function)
 
 
-def _declared(name: str) -> Function[..., Any, Any] | FunctionClass:
-    found = declared_here(name)
-    if not found:
-        raise FunctionNotFound(f"no @gpu_function named {name} has been imported here")
-    if len(found) > 1:
-        places = ", ".join(f"{function.raw.__module__}.{function.raw.__qualname__}" for function in found)
-        raise InvalidInput(f"more than one function would be deployed as {name}: {places}; give one another name=...")
-    return cast("Function[..., Any, Any] | FunctionClass", found[0])
+def _find_declared(name: str) -> Function[..., Any, Any] | FunctionClass:
+    matches = declared_here(name)
+    if not matches:
+        raise FunctionNotFound(f"this process has imported no @gpu_function named {name}")
+    if len(matches) > 1:
+        places = ", ".join(f"{function.raw.__module__}.{function.raw.__qualname__}" for function in matches)
+        raise InvalidInput(
+            f"several functions would be deployed as {name}: {places}; use name=... to give each its own name"
+        )
+    return cast("Function[..., Any, Any] | FunctionClass", matches[0])
 
 
-def _called(declared: Any, callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _call_declared(declared: Any, callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function or a method; a batch function gets a batch of this one call."""
     if declared.settings.batch is None:
-        return _plainly(callable_, args, kwargs)
-    results = _plainly(callable_, [[value] for value in args], {name: [value] for name, value in kwargs.items()})
+        return _call_sync(callable_, args, kwargs)
+    results = _call_sync(callable_, [[value] for value in args], {name: [value] for name, value in kwargs.items()})
     return results[0]
 
 
 def _retries_of(name: str) -> Retry | None:
-    """Return the retry policy of the declared function; a replacement may have none."""
-    found = declared_here(name)
-    return found[0].settings.retries if len(found) == 1 else None
+    """Return the retry policy of the declared function; a replacement may have no declared function."""
+    declared = declared_here(name)
+    return declared[0].settings.retries if len(declared) == 1 else None
 
 
-def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
-    """Make attempts as the runner would, without its delays between them."""
-    for retried in itertools.count():
+def _run_with_retries(retries: Retry | None, attempt: Callable[[], T]) -> T:
+    """Retry as the runner does, without its delays between attempts."""
+    for retry in itertools.count():
         try:
-            with attempt_here(retried + 1):
+            with attempt_here(retry + 1):
                 return attempt()
         except GpufnError:
             raise
         except Exception as error:
             names = tuple(base.__qualname__ for base in type(error).__mro__)
             info = ErrorInfo("function_raised", "", error_bases=names)
-            if settlement_for(Outcome(OutcomeKind.RAISED, info), retries, retried) is not Settlement.RETRY:
+            if settlement_for(Outcome(OutcomeKind.RAISED, info), retries, retry) is not Settlement.RETRY:
                 raise
-    raise AssertionError("attempts are counted without end")
+    raise AssertionError("unreachable: itertools.count() does not end")
 
 
-def _collected(result: Any) -> Any:
+def _collect(result: Any) -> Any:
     return list(result) if isinstance(result, Iterator) else result
 
 
-def _plainly(callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A value, or an iterator of values: coroutines and async generators are run."""
+def _call_sync(callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a value or an iterator of values. Coroutines and async generators run to their end."""
     result = callable_(*args, **kwargs)
     kind = kind_of(callable_)
     if kind is CallKind.ASYNC:
         return run_coroutine(result)
     if kind is CallKind.ASYNC_GENERATOR:
-        return iter(run_coroutine(_listed(result)))
+        return iter(run_coroutine(_as_list(result)))
     return result
 
 
-async def _listed(items: AsyncIterator[T]) -> list[T]:
+async def _as_list(items: AsyncIterator[T]) -> list[T]:
     return [item async for item in items]
 
 
 @contextlib.contextmanager
-def _raised_remotely() -> Iterator[None]:
+def _raise_as_remote() -> Iterator[None]:
+    """Turn exceptions of user code into FunctionRaised, as they arrive from a worker."""
     try:
         yield
     except GpufnError:

@@ -1,11 +1,11 @@
-"""Webhooks as Standard Webhooks signs them: what the platform sends when a submitted call has ended.
+"""Webhook signatures in the Standard Webhooks format. The platform sends a webhook when a submitted call has ended.
 
     POST <your address>
-    webhook-id: <the invocation's id, the same at every try>
+    webhook-id: <the invocation's id, the same for every delivery attempt>
     webhook-timestamp: <unix seconds>
     webhook-signature: v1,<base64 of HMAC-SHA256 over "id.timestamp.body">
 
-A receiver calls `verify` before it believes the body. `gpufn keys webhook-secret` shows the secret.
+A receiver calls `verify` before it trusts the body. `gpufn keys webhook-secret` shows the secret.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> str:
+    """Return a random secret, as `whsec_` and base64."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
 
 
 def sign(secret: str, id: str, at: int, body: bytes) -> str:  # noqa: A002
-    """The value of `webhook-signature`; `at` in unix seconds.
+    """Return the value of the header `webhook-signature`. `at` is in unix seconds.
 
     >>> sign("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
     ...      b'{"test": 2432232314}')
@@ -40,37 +41,42 @@ def sign(secret: str, id: str, at: int, body: bytes) -> str:  # noqa: A002
 
 
 def signatures(keys: Iterable[str], id: str, at: int, body: bytes) -> str:  # noqa: A002
-    """With more than one secret, as while it is changed: a receiver needs to know one of them."""
+    """Return the value of `webhook-signature` for several secrets, as during a rotation.
+
+    A receiver needs to know only one of them.
+    """
     return " ".join(sign(key, id, at, body) for key in keys)
 
 
 def verify(
     secret: str, headers: Mapping[str, str], body: bytes, *, now: float | None = None, tolerance_s: float = 300.0
 ) -> None:
-    """Raises InvalidSignature unless the platform sent `body`, at most `tolerance_s` ago. Header names in any case.
+    """Raise InvalidSignature unless the platform signed `body` within the last `tolerance_s` seconds.
+
+    The case of the header names does not matter.
 
     >>> verify("whsec_c2VjcmV0", {"webhook-id": "1", "webhook-timestamp": "5", "webhook-signature": "v1,x"}, b"", now=5)
     Traceback (most recent call last):
         ...
-    gpufn.errors.InvalidSignature: No signature of this webhook is by this secret.
+    gpufn.errors.InvalidSignature: No signature of this webhook matches this secret.
     """
-    lower = {name.lower(): value for name, value in headers.items()}
+    values = {name.lower(): value for name, value in headers.items()}
     try:
-        id_, at = lower["webhook-id"], int(lower["webhook-timestamp"])
-        claimed = lower["webhook-signature"].split()
+        id_, at = values["webhook-id"], int(values["webhook-timestamp"])
+        received = values["webhook-signature"].split()
     except KeyError as error:
         raise InvalidSignature(f"The header {error.args[0]} is missing.") from None
     except ValueError:
         raise InvalidSignature("The header webhook-timestamp is not a number of seconds.") from None
     if abs((time.time() if now is None else now) - at) > tolerance_s:
-        raise InvalidSignature("The webhook's timestamp is too far from now: it may be an old one, sent again.")
+        raise InvalidSignature("The timestamp of this webhook is too far from the current time: it may be a replay.")
     expected = sign(secret, id_, at, body).encode()
-    if not any(hmac.compare_digest(expected, each.encode()) for each in claimed):
-        raise InvalidSignature("No signature of this webhook is by this secret.")
+    if not any(hmac.compare_digest(expected, signature.encode()) for signature in received):
+        raise InvalidSignature("No signature of this webhook matches this secret.")
 
 
 def _key(secret: str) -> bytes:
     try:
         return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidSignature("A webhook's secret is whsec_ and base64.") from None
+        raise InvalidSignature("A webhook secret is base64 after the prefix whsec_.") from None

@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside each other: they import each other by plain names."""
+"""The benchmarks are scripts in one folder that import each other by plain names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels that were carried to a machine without a network, and the Python that is made of them there."""
+"""Wheels for a machine without a network, and the Python environment that is made of them there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_is_required_is_what_the_project_says() -> None:
 
 
 def make_wheel(folder: Path, name: str, source: str) -> Path:
-    """A package of one module."""
+    """Return a package of one module."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-1.0.dist-info"
     files = {
@@ -64,7 +64,7 @@ def _digest(text: str) -> str:
 
 def test_its_packages_come_before_those_of_the_python_that_was_started(tmp_path: Path) -> None:
     make_wheel(tmp_path / "carried" / "platform", "carried_only", "VALUE = 'carried'")
-    make_wheel(tmp_path / "carried" / "platform", "iniconfig", "VALUE = 'carried'")  # pytest brought another
+    make_wheel(tmp_path / "carried" / "platform", "iniconfig", "VALUE = 'carried'")  # pytest brought another version
     bundle.cut(make_wheel(tmp_path / "carried" / "cuda", "came_in_parts", f"VALUE = {'x' * 300!r}"), part_bytes=100)
     assert len(list((tmp_path / "carried" / "cuda").iterdir())) > 3
     python = environment.install(tmp_path / "carried", tmp_path)

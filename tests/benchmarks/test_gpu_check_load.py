@@ -1,4 +1,4 @@
-"""A caller counts what answers and tells what does not."""
+"""A caller counts successful calls and reports failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_check.load import Caller, all_at_once
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers calls of `good`; refuses those of `bad`; breaks the connection of `ugly`."""
+    """Answers calls of `good`, refuses those of `bad`, and breaks the connection of `ugly`."""
 
     protocol_version = "HTTP/1.1"
 

@@ -1,4 +1,4 @@
-"""What is read of a machine, with a driver that is played: there is none where these tests run."""
+"""The inspection of a machine, with a fake driver, because there is none where these tests run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_check.checks import cuda, inventory
 from gpu_check.machine import CannotRun, Gpu
 from gpu_check.mps import need_mps
 from gpu_check.platform import declared
-from gpu_check.words import heard
+from gpu_check.words import output_of
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_runtime.agent.devices.declared import parse_devices
 from tests.runtime.agent.mps.machine import Machine as Programs
@@ -30,7 +30,7 @@ class NVMLError(Exception):
 
 
 class Driver(types.ModuleType):
-    """pynvml with one GPU that tells what it is, its temperature, and nothing else."""
+    """A fake pynvml with one GPU that reports its identity, its temperature, and nothing else."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0
@@ -75,7 +75,7 @@ class Driver(types.ModuleType):
 def test_a_gpu_is_read_and_nvml_is_closed_before_any_step_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    found = machine.look(pretend=True)
+    found = machine.inspect(pretend=True)
     assert (found.gpus, found.driver, found.pretended, found.torch_device) == ((GPU,), "580.1", False, "cuda")
     assert found.real_gpu() == GPU
     assert not driver.is_open
@@ -84,14 +84,14 @@ def test_a_gpu_is_read_and_nvml_is_closed_before_any_step_forks(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
-        (Driver(fails="Driver Not Loaded"), "no GPU: the NVIDIA driver does not answer (Driver Not Loaded)"),
-        (Driver(count=0), "no GPU: the driver knows none"),
+        (Driver(fails="Driver Not Loaded"), "no GPU: the NVIDIA driver does not respond (Driver Not Loaded)"),
+        (Driver(count=0), "no GPU: the driver reports none"),
         (None, "no GPU: nvidia-ml-py is not installed"),
     ],
 )
 def test_where_there_is_none_it_is_said_why(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, why: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    found = machine.look()
+    found = machine.inspect()
     with pytest.raises(CannotRun, match=re.escape(why)):
         found.gpu()
     assert found.torch_device == "cpu"
@@ -122,7 +122,7 @@ def test_steps_with_mps_are_skipped_where_its_daemon_does_not_start(
         assert programs.rests()
     finally:
         programs.end()
-    with pytest.raises(CannotRun, match="there is no nvidia-cuda-mps-control"):
+    with pytest.raises(CannotRun, match="nvidia-cuda-mps-control is not on the PATH"):
         need_mps(machine.Machine(gpus=(GPU,)))
 
 
@@ -172,26 +172,26 @@ def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
             os.listdir(tmp_path)
         )
 
-    with machine.awake(f"{tmp_path}/nvidia[0-9]*"):
+    with machine.keep_awake(f"{tmp_path}/nvidia[0-9]*"):
         assert opened() == {"nvidia0"}
     assert opened() == set()
 
 
 def test_a_program_is_heard_whatever_becomes_of_it() -> None:
-    assert heard(["cat"], "yes").startswith("yes\n[exit code 0, ")
-    assert heard(["not-there"]) == "not-there cannot be run: No such file or directory"
-    assert heard(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[no end after 1 s]")
+    assert output_of(["cat"], "yes").startswith("yes\n[exit code 0, ")
+    assert output_of(["not-there"]) == "not-there cannot be run: No such file or directory"
+    assert output_of(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[not finished after 1 s]")
 
 
 @pytest.mark.parametrize(
     ("ends", "wrong"),
     [
-        ("over('a product is right', True)", []),
-        ("over('a product is right', False)", ["exit code 0; it said nothing"]),
+        ("finished('multiply correctly', True)", []),
+        ("finished('multiply correctly', False)", ["exit code 0; no output"]),
         (
             "import resource\nif resource.getrlimit(resource.RLIMIT_DATA)[0] == 16 << 30: raise MemoryError\n"
-            "over('a product is right', True)",
-            ["no context can be had within RLIMIT_DATA of 16 GiB"],
+            "finished('multiply correctly', True)",
+            ["no CUDA context can be created within RLIMIT_DATA of 16 GiB"],
         ),
         ("raise OSError('libcuda.so.1: cannot open')", ["exit code 1; OSError: libcuda.so.1: cannot open"]),
     ],
@@ -200,8 +200,8 @@ def test_cuda_that_does_not_get_to_its_end_says_how_far_it_came(
     ends: str, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins = cuda._PROGRAM.partition("from gpufn_runtime")[0]
-    monkeypatch.setattr(cuda, "_PROGRAM", f"{begins}over('libcuda is loaded', '')\n{ends}\n")
+    monkeypatch.setattr(cuda, "_PROGRAM", f"{begins}finished('load libcuda', '')\n{ends}\n")
     monkeypatch.setattr(machine.Machine, "need_module", lambda *_: None)
     found = cuda.cuda(machine.Machine(gpus=(GPU,)))
-    assert next(row[0] for row in found.tables[0].rows) == "libcuda is loaded"
+    assert next(row[0] for row in found.tables[0].rows) == "load libcuda"
     assert found.wrong == wrong

@@ -1,4 +1,4 @@
-"""MPS's own words, with programs and a libcuda that are played."""
+"""The verbatim output of MPS, with fake programs and a fake libcuda."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs)
     said = {asked.partition(": ")[2]: answer for asked, answer in found.said.items()}
     assert "\n[exit code 0" in next(answer for asked, answer in said.items() if asked.startswith("get_client_list"))
     assert "Unknown command" in said["ps"]
-    assert "cuModuleLoadData" in said["a fault"]  # which the library that is played does not have
+    assert "cuModuleLoadData" in said["a fault"]  # which the fake library lacks
     assert said["control.log"] == "Start\n"
     assert programs.rests()
 
@@ -50,6 +50,6 @@ def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs)
 def test_where_no_server_starts_the_daemons_own_words_are_kept(programs: Programs) -> None:
     programs.set(broken=True)
     found = mps_words.mps_words(machine(programs))
-    assert found.wrong == ["no server got ACTIVE: see what was said"]
+    assert found.wrong == ["no server became ACTIVE: see the recorded answers"]
     assert "driver and library do not match" in "".join(found.said.values())
     assert programs.rests()

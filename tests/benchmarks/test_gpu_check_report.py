@@ -12,7 +12,7 @@ import pytest
 from gpu_check import page, report
 from gpu_check.catalogue import STEPS, TOTAL_S
 from gpu_check.findings import Finding, Plot, Report, Result, State, Table
-from gpu_check.load import Seen
+from gpu_check.load import CallStats
 from tests.conftest import ROOT
 
 TITLE = "Calls per second"
@@ -58,9 +58,9 @@ def test_the_text_names_device_driver_and_each_step_with_its_reason() -> None:
     assert "| bad | FAILED | 0.0 s | it broke |" in text
     assert "| none | skipped | 0.0 s | no GPU: nothing here |" in text
     assert "## In slices" in text
-    assert "a\\|b" in text  # a cell does not end the cell
+    assert "a\\|b" in text  # the text must not end the cell
     assert "```text\nTraceback <b>\n--- gateway.log\n```" in text
-    assert "## none" not in text  # its line says all
+    assert "## none" not in text  # its summary line is complete
 
 
 def test_what_programs_said_stands_there_as_they_said_it() -> None:
@@ -126,9 +126,9 @@ def test_a_pretended_gpu_is_told_wherever_figures_are() -> None:
 
 
 def test_callers_together_have_their_calls_and_failures_over_the_whole_time() -> None:
-    seen = Seen.together([Seen(2.0, [0.1, 0.3]), Seen(2.1, [0.2], ["refused"])], 2.5)
+    seen = CallStats.together([CallStats(2.0, [0.1, 0.3]), CallStats(2.1, [0.2], ["refused"])], 2.5)
     assert (seen.per_second, seen.quantile_ms(0.5), list(seen.failures)) == (1.2, 200.0, ["refused"])
-    assert Seen(1.0, []).quantile_ms(0.99) is None
+    assert CallStats(1.0, []).quantile_ms(0.99) is None
 
 
 def test_steps_have_names_of_their_own_and_the_whole_fits_a_lent_machines_command() -> None:
@@ -147,16 +147,16 @@ def test_the_command_lists_its_steps_and_refuses_others() -> None:
     listed = gpu_check("--list")
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [step.name for step in STEPS]
     refused = gpu_check("--steps", "inventory,nonsense")
-    assert (refused.returncode, refused.stdout) == (2, "no step is named nonsense; see --list\n")
+    assert (refused.returncode, refused.stdout) == (2, "unknown steps: nonsense; see --list\n")
 
 
 def test_the_command_writes_a_report_of_what_cannot_be_done(tmp_path: Path) -> None:
     ended = gpu_check("--pretend", "--steps", "sharing-mps,overlap", "--out", tmp_path)
-    if "a GPU that is pretended" not in ended.stdout:
-        pytest.skip("there is a GPU: none is pretended")
+    if "a pretended GPU" not in ended.stdout:
+        pytest.skip("this machine has a GPU, so none is pretended")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (path,) = tmp_path.glob("*.json")
     results = msgspec.json.decode(path.read_bytes(), type=Report).results
     assert [(each.step, each.line) for each in results] == [
-        (name, "no GPU: it is pretended only") for name in ("sharing-mps", "overlap")
+        (name, "no GPU: it is only pretended") for name in ("sharing-mps", "overlap")
     ]

@@ -1,4 +1,4 @@
-"""Steps that pass, fail, hang, crash or cannot be done: what is told of each, and that the next one runs."""
+"""Steps that pass, fail, hang, crash or cannot run: the result of each, and that the next one runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from gpu_check import report, steps
 from gpu_check.checks import parking, sharing, suite
 from gpu_check.findings import Finding, Result, State, Table
-from gpu_check.load import Seen
+from gpu_check.load import CallStats
 from gpu_check.machine import CannotRun, Gpu, Machine
 from gpu_check.platform import up
 from gpu_check.steps import Step, is_running, perform, run
@@ -64,7 +64,7 @@ def test_a_step_that_fails_shows_its_traceback_with_notes_and_what_it_printed() 
 
     result = performed(check)
     assert (result.state, result.line) == (State.FAILED, "ValueError: it broke")
-    for part in ("Traceback", "in check", "and more of it", "--- gateway.log: refused", "--- printed\non its way"):
+    for part in ("Traceback", "in check", "and more of it", "--- gateway.log: refused", "--- output\non its way"):
         assert part in result.detail
 
 
@@ -98,7 +98,7 @@ def test_a_step_beyond_its_limit_may_tidy_up_and_says_where_it_was(tmp_path: Pat
         return FOUND
 
     result = performed(hang, limit_s=0.3)
-    assert (result.state, result.line) == (State.TIMED_OUT, "it was not done after 0 s")
+    assert (result.state, result.line) == (State.TIMED_OUT, "not finished after 0 s")
     assert "time.sleep(600)" in result.detail
     assert (tmp_path / "tidied").exists()
 
@@ -133,8 +133,8 @@ def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
         raise AssertionError("it was begun")
 
     results = list(run([step(unexpected, "a"), step(unexpected, "b")], MACHINE, total_s=0))
-    assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time was left of 0 s")] * 2
-    assert report.left(results) == ["a", "b"]
+    assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time remained of 0 s")] * 2
+    assert report.remaining(results) == ["a", "b"]
 
 
 def test_a_step_that_the_whole_checks_end_cut_short_is_left_and_one_beyond_its_own_limit_is_not(
@@ -144,7 +144,7 @@ def test_a_step_that_the_whole_checks_end_cut_short_is_left_and_one_beyond_its_o
     monkeypatch.setattr(steps, "perform", lambda step, *_, **__: msgspec.structs.replace(hang, step=step.name))
     tried = [Step("own", "", 30, lambda _: FOUND), Step("cut", "", 6000, lambda _: FOUND)]
     results = list(run(tried, MACHINE, total_s=600))
-    assert report.left(results) == ["cut"]
+    assert report.remaining(results) == ["cut"]
 
 
 def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
@@ -156,10 +156,10 @@ def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
 
 
 def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(_platform: Any, count: int, _times: int) -> Seen:
+    def measured(_platform: Any, count: int, _times: int) -> CallStats:
         if count == 8:
             raise sharing._Refused("no room")
-        return Seen(1.0, [0.01] * count)
+        return CallStats(1.0, [0.01] * count)
 
     monkeypatch.setattr(
         sharing, "up", lambda machine: contextlib.nullcontext(SimpleNamespace(deploy=lambda source: None))
@@ -173,7 +173,7 @@ def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(m
 
 
 def test_tests_of_gpus_that_can_be_run_are_not_held_up_by_a_package_that_others_need() -> None:
-    """One module that could not be imported ended the run of all of them."""
+    """One module that could not be imported used to end the run of all tests."""
     without = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'onnx', 'onnxruntime', 'torch']))"
     collect = "import pytest; sys.exit(pytest.main(['tests/gpu', '--collect-only', '-q', '-p', 'no:cacheprovider']))"
     ended = subprocess.run([sys.executable, "-c", f"{without}; {collect}"], capture_output=True, text=True, check=False)
@@ -231,7 +231,7 @@ def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monk
     monkeypatch.setattr(suite, "_ROOT", tmp_path)
 
     def end_our_time() -> None:
-        with fifo.open("w"):  # which it is when the test has begun, and the test waits for as long as it is
+        with fifo.open("w"):  # opens when the test has begun; the test blocks until then
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
 

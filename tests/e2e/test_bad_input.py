@@ -154,14 +154,14 @@ def test_a_body_that_is_too_deep(picky: Platform, depth: int) -> None:
 
 def test_a_body_that_is_too_large(picky: Platform) -> None:
     too_large = refusal(picky.post("size", b"x" * (65 << 20)))
-    most = "The body has 68,157,440 bytes, more than the 64 MiB that a call's arguments may have here."
+    most = "The body has 68,157,440 bytes: the limit for a call's arguments is 64 MiB."
     assert too_large == (413, "payload_too_large", most, None)
     # What comes in pieces of unknown length travels in a message.
-    said = "The body is larger than the 7.5 MiB that a call's arguments may have here."
+    said = "The body is too large: the limit for a call's arguments is 7.5 MiB."
     body = b"x" * (8 << 20)
     pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
     chunked = picky.client.post("/v1/functions/size/invoke", content=pieces)
-    hint = f"{said} A larger one needs a length: send Content-Length."
+    hint = f"{said} For a larger body, send Content-Length."
     assert refusal(chunked) == (413, "payload_too_large", hint, None)
 
 
@@ -245,14 +245,14 @@ def test_ids_and_waits_that_make_no_sense(picky: Platform) -> None:
     client = picky.client
     put = client.put("/v1/functions/add/invocations/not-an-id", json={"x": 1})
     assert refusal(put) == (
-        422, "invalid_input", "an invocation's id is a ULID: 26 characters of 0-9 and a-z", "id",
+        422, "invalid_input", "an invocation id must be a ULID: 26 characters of 0-9 and a-z", "id",
     )  # fmt: skip
     for path in ("not-an-id", "0" * 25 + "1", "%00"):
         assert refusal(client.get(f"/v1/invocations/{path}"))[:2] == (404, "invocation_not_found")
         assert refusal(client.delete(f"/v1/invocations/{path}"))[:2] == (404, "invocation_not_found")
     for wait in ("abc", "nan", "-1", "1e9"):
         answer = client.get(f"/v1/invocations/{'0' * 26}/result", params={"wait": wait})
-        assert refusal(answer) == (422, "invalid_input", f"wait is a number from 0 to 60, not {wait!r}", "wait")
+        assert refusal(answer) == (422, "invalid_input", f"wait must be a number from 0 to 60, not {wait!r}", "wait")
 
 
 def test_an_id_of_another_functions_call_is_not_taken_over(picky: Platform) -> None:
@@ -355,7 +355,7 @@ def test_a_spec_that_is_no_good(picky: Platform, change: dict[str, Any], said: s
 def test_a_deploy_without_its_bundle(picky: Platform) -> None:
     spec = picky.client.get("/v1/functions/add").json()["spec"]
     answer = picky.client.post("/v1/functions", json={"spec": spec, "bundle": "1" * 64})
-    said = f"The bundle 111111111111 is not here: PUT /v1/bundles/{'1' * 64} first."
+    said = f"The bundle 111111111111 is not uploaded: PUT /v1/bundles/{'1' * 64} first."
     assert refusal(answer) == (422, "invalid_bundle", said, None)
 
 
@@ -446,10 +446,10 @@ def test_a_change_that_makes_no_sense(  # noqa: PLR0917
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({"host": "evil.example"}, "answers under localhost and 127.0.0.1 only"),
-        ({"host": "127.0.0.1.evil.example"}, "answers under localhost and 127.0.0.1 only"),
-        ({"origin": "http://evil.example"}, "A web page of another origin may not call this gateway."),
-        ({"origin": "null"}, "A web page of another origin may not call this gateway."),
+        ({"host": "evil.example"}, "serves only the hosts localhost and 127.0.0.1"),
+        ({"host": "127.0.0.1.evil.example"}, "serves only the hosts localhost and 127.0.0.1"),
+        ({"origin": "http://evil.example"}, "Requests from web pages of another origin are not allowed."),
+        ({"origin": "null"}, "Requests from web pages of another origin are not allowed."),
     ],
 )
 def test_a_web_page_cannot_reach_a_gateway_without_keys(picky: Platform, headers: dict[str, str], said: str) -> None:
@@ -484,7 +484,12 @@ def test_wrong_keys_and_scopes(tmp_path: Path) -> None:
             ("POST", "/v1/keys", "'admin'"),
         ):
             answer = client.request(method, path, json={}, headers=caller)
-            assert refusal(answer) == (403, "forbidden", f"This needs a key with the scope {scope}.", None), path
+            assert refusal(answer) == (
+                403,
+                "forbidden",
+                f"This request needs an API key with the scope {scope}.",
+                None,
+            ), path
         assert client.get("/readyz").status_code == 200, "probes need no key"
         assert client.post(call, json={"x": 2}, headers=admin).json() == 3
 

@@ -71,7 +71,7 @@ def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_
         refused = platform.client.post("/v1/functions/steady/submit", json={"number": 2})
         assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
         assert refused.json()["retryable"] is True
-        assert refused.json()["detail"].endswith("is full: nothing is stored until there is room.")
+        assert refused.json()["detail"].startswith("The disk of the message bus is full.")
         not_ready = platform.client.get("/readyz")
         assert (not_ready.status_code, "is full" in not_ready.text) == (503, True)
         assert platform.invoke("steady", {"number": 3}) == 3, "what needs no disk goes on"

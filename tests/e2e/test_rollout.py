@@ -311,7 +311,7 @@ def test_a_deployed_function_is_called_by_its_name_with_every_verb(
         add.remote("two")
     with pytest.raises(FunctionNotFound):
         Function.from_name("no-such-function").remote()
-    with pytest.raises(InvalidInput, match="cannot run here"):
+    with pytest.raises(InvalidInput, match="cannot run in this process"):
         add(1)
 
 

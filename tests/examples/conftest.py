@@ -1,4 +1,4 @@
-"""Each example is deployed to a running platform and called as its README says."""
+"""Each example is deployed to a running platform and called as its README describes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.conftest import ROOT, Platform, missing
 
 
 def deploy(platform: Platform, example: str | Path, *needs: str) -> None:
-    """An example by its name, or a copy of one."""
+    """Return an example by its name, or a copy of one."""
     _need(str(example), *needs)
     platform.gpufn("deploy", ROOT / "examples" / example / "app.py")
 
 
 def made(copy: Path, example: str, script: str, *needs: str) -> Path:
-    """A copy of an example in which `script` has written the models."""
+    """Return a copy of an example in which `script` has written the models."""
     _need(example, *needs)
     shutil.copytree(ROOT / "examples" / example, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.onnx"))
     subprocess.run([sys.executable, copy / script], check=True, capture_output=True)
@@ -31,7 +31,7 @@ def made(copy: Path, example: str, script: str, *needs: str) -> Path:
 
 @contextlib.contextmanager
 def imported(folder: Path, name: str) -> Iterator[ModuleType]:
-    """A module beside an example's app.py, for a while."""
+    """Import a module from an example's folder, for the duration of the context."""
     sys.path.insert(0, str(folder))
     before = set(sys.modules)
     try:

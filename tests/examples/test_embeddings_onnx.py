@@ -8,7 +8,7 @@ from tests.conftest import Platform
 from tests.examples.conftest import deploy, made
 
 pytestmark = pytest.mark.e2e
-_A_CAT = [101, 1037, 4937, 102]  # tokens, between those of the beginning and the end
+_A_CAT = [101, 1037, 4937, 102]  # tokens, between the start and end tokens
 
 
 @pytest.fixture(autouse=True, scope="module")

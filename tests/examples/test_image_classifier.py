@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, its model written and both ways of serving it deployed."""
+    """The example with its model written and both ways of serving it deployed."""
     needs = ("onnx", "onnxruntime", "PIL", "numpy", "tritonclient")
     folder = made(tmp_path_factory.mktemp("classifier"), "image_classifier", "make_model.py", *needs)
     deploy(platform, folder)
@@ -46,7 +46,7 @@ def test_a_picture_is_told_by_its_shape(platform: Platform, pictures: Any) -> No
         return str(answer.json()[0]["shape"])
 
     wanted = list(pictures.SHAPES) * 2
-    with ThreadPoolExecutor(1) as pool:  # one generator of random numbers
+    with ThreadPoolExecutor(1) as pool:  # one worker: the random generator is shared
         found = list(pool.map(likeliest, wanted))
     assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= len(wanted) - 1
 
@@ -54,7 +54,7 @@ def test_a_picture_is_told_by_its_shape(platform: Platform, pictures: Any) -> No
 def test_the_bare_model_answers_a_client_of_another_project(platform: Platform, folder: Path, pictures: Any) -> None:
     import numpy as np
 
-    images, labels = pictures.labelled(40, np.random.default_rng(3))  # more than a run has
+    images, labels = pictures.labelled(40, np.random.default_rng(3))  # more than a run takes
     with imported(folder, "client") as client:
         probabilities = client.probabilities_of(platform.url.removeprefix("http://"), images)
     assert probabilities.shape == (40, 8)

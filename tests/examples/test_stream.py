@@ -25,7 +25,7 @@ def test_rows_of_the_mandelbrot_set_are_symmetric(platform: Platform) -> None:
 
 
 def test_words_arrive_while_the_story_is_being_told(platform: Platform) -> None:
-    platform.invoke("story", {"words": 1})  # from here on a worker is up
+    platform.invoke("story", {"words": 1})  # wait for a worker
     events = list(_events(platform, "story", {"words": 10, "pause_s": 0.05}))
     words = [json.loads(data) for _, event, data in events if event == "item"]
     assert (len(words), words[0]) == (10, "Alice")
@@ -39,7 +39,7 @@ def test_the_same_seed_tells_the_same_story(platform: Platform) -> None:
 
 
 def _events(platform: Platform, function: str, body: object) -> Iterator[tuple[float, str, str]]:
-    """(seconds since the request, event, data) of a stream of server-sent events."""
+    """Yield (seconds since the request, event, data) of a stream of server-sent events."""
     start = time.monotonic()
     with platform.client.stream(
         "POST", f"/v1/functions/{function}/invoke", json=body, headers={"Accept": "text/event-stream"}

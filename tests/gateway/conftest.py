@@ -1,4 +1,4 @@
-"""A gateway without a bus: the real application over a stub queue, asked through httpx; and `async def` tests."""
+"""A gateway without a bus: the real application over a stub queue, called through httpx; and `async def` tests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeRe
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
 from gpufn_gateway.auth.access import Access
-from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.oip.inference import Inference
@@ -67,7 +67,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class ManualClock:
-    """Time moves when a test says so; `ahead_s` is how far the wall clock was set."""
+    """A clock that the test moves; `ahead_s` is the offset of the wall clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -81,7 +81,7 @@ class ManualClock:
 
 
 class StubCall:
-    """A call whose end a test decides; `cancelled` once its client has left."""
+    """A call that the test ends; `cancelled` is set after its client has disconnected."""
 
     def __init__(self, queue: StubQueue, fields: dict[str, Any]) -> None:
         self.id = new_invocation_id()
@@ -104,7 +104,7 @@ class StubCall:
 
 
 class StubQueue:
-    """Takes the Caller's place. `answer` is called with each new call; by default it echoes the body."""
+    """A stub of the Caller. `answer` is called with each new call; by default it echoes the body."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -145,21 +145,28 @@ class StubBus:
 
 
 class Gateway:
-    """The application and what it is made of."""
+    """The application and its parts."""
 
-    def __init__(self, clock: ManualClock, *, loopback: bool = True, parcels: GatewayParcels | None = None) -> None:
+    def __init__(
+        self,
+        clock: ManualClock,
+        *,
+        loopback: bool = True,
+        shared_bodies: GatewaySharedBodies | None = None,
+        limit_bytes: int = CALL_LIMIT,
+    ) -> None:
         self.clock = clock
         self.bus = StubBus()
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
-        self.registry.on_runner_report = self.telemetry.attempts.take
+        self.registry.on_runner_report = self.telemetry.attempts.add_report
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
-        bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
-        call_bodies = CallBodies(bodies, bodies, parcels)
+        bodies = BodyReader(limit_bytes, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
+        call_bodies = CallBodies(bodies, bodies, shared_bodies)
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
@@ -168,8 +175,8 @@ class Gateway:
             telemetry=self.telemetry,
             bodies=call_bodies,
             clock=clock,
-            uses=KeyUses("gw-test", self.bus, count=self.count, spent=self.spent, clock=clock),
-            parcels=parcels,
+            quotas=QuotaSync("gw-test", self.bus, count_queued=self.count, usage_today=self.spent, clock=clock),
+            shared_bodies=shared_bodies,
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls, StoreSync(None, waits=False))
@@ -214,7 +221,7 @@ class Gateway:
         return self.stored.get(key, 0)
 
     def deploy(self, spec: FunctionSpec, number: int = 1, engines: Any = None, **fields: Any) -> None:
-        """As the watches would tell it."""
+        """Set a function like the watches of the registry do."""
         revision = Revision(
             function=spec.name,
             number=number,
@@ -264,7 +271,7 @@ def status_of(function: str = "embed", serving: int = 1, *, ready: int = 1, **fi
 
 
 class Make:
-    """What tests build with; a conftest's functions cannot be imported."""
+    """Helpers for tests; functions of a conftest cannot be imported."""
 
     spec = staticmethod(spec_of)
     status = staticmethod(status_of)
@@ -297,7 +304,7 @@ def gateway(clock: ManualClock) -> Gateway:
 
 
 class Connection:
-    """One request, spoken in ASGI: what is sent back, and when the client leaves."""
+    """One ASGI request: it records the response, and the test decides when the client disconnects."""
 
     def __init__(self, path: str, body: bytes = b"{}", **headers: str) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -344,12 +351,12 @@ async def _settle() -> None:
 
 @pytest.fixture
 def settle() -> Callable[[], Awaitable[None]]:
-    """Let every task run as far as it can."""
+    """Let all tasks run until they wait."""
     return _settle
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
-    """Status and code; a problem is always one, with its own content type."""
+    """Return status and code of a problem response, and check its content type."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     fields = msgspec.json.decode(answer.content)
     assert fields["status"] == answer.status_code

@@ -22,7 +22,7 @@ class Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(app: Any, limit: ConnectionLimit | None = None) -> AsyncIterator[tuple[Server, int]]:
-    """The server and its port."""
+    """Run a server; yield it and its port."""
     http: Any = GuardedProtocol if limit is None else functools.partial(GuardedProtocol, limit=limit)
     config = uvicorn.Config(
         app, port=0, http=http, ws="none", lifespan="off", log_config=None, access_log=False,

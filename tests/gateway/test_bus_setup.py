@@ -13,7 +13,7 @@ from gpufn_platform.bus.leader_lease import Lease
 
 
 def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: EmbeddedServer) -> None:
-    """Most buckets are made again by who watches them; nobody watches the leases."""
+    """The watchers of most buckets recreate them; the lease bucket has no watcher."""
 
     async def main() -> None:
         bus = await Bus.connect(nats.url, name="test")
@@ -44,7 +44,7 @@ def test_a_defect_while_they_are_made_again_is_tried_again(
                 await ensure()
 
             monkeypatch.setattr(storage, "ensure", fails_at_first)
-            await storage._again()
+            await storage._recreate()
             assert storage.is_ready
         finally:
             await bus.close()

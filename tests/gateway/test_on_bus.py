@@ -1,4 +1,4 @@
-"""What needs a bus: deploys, submitted calls, keys, logs, and the process itself. The bus is a real one."""
+"""Gateway tests with a real bus: deploys, submitted calls, keys, logs, and the process itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GOOD = b'{"texts":["a"]}'
 
 
 class Runner:
-    """Answers one function's queued calls as a runner would, with `kind`; counts them."""
+    """A fake runner: it ends the queued calls of one function with `kind`, and counts them."""
 
     def __init__(self, bus: Bus, function: str, kind: OutcomeKind = OutcomeKind.SUCCEEDED) -> None:
         self._bus = bus
@@ -99,7 +99,7 @@ async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make
     async with gateway_on(nats) as gateway:
         body = msgspec.json.encode({"spec": make.spec("none"), "bundle": "0" * 64})
         assert problem(await gateway.http.post("/v1/functions", content=body)) == (422, "invalid_bundle")
-        with pytest.raises(InvalidBundle, match="damaged on its way"):
+        with pytest.raises(InvalidBundle, match="damaged in transit"):
             await gateway.deploys.put_bundle("0" * 64, BUNDLE)
 
 
@@ -143,7 +143,7 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
             return answer.status_code, answer.json().get("detail", "")
 
         assert await deploy(None) == (201, "")
-        assert await deploy(here) == (201, "")  # the one before did not say where it came from
+        assert await deploy(here) == (201, "")  # the previous deploy sent no source
         assert await deploy(here | {"deployer": "bob@desk"}) == (201, "")
         status, detail = await deploy(here | {"file": "lib/app.py"})
         assert (status, detail.partition(":")[0]) == (
@@ -153,9 +153,9 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         )
         assert "--replace" in detail
         status, detail = await deploy(here | {"project_id": "2"})
-        assert (status, "another project of that name" in detail) == (409, True)
+        assert (status, "another project of the same name" in detail) == (409, True)
         status, detail = await deploy(None)
-        assert (status, "a client that does not say from where" in detail) == (409, True)
+        assert (status, "a client that sends no source" in detail) == (409, True)
         assert await deploy(here | {"file": "lib/app.py", "key": "forged"}, replace=True) == (201, "")
         await until(lambda: 4 in gateway.registry.revisions["owned"])
         view = (await gateway.http.get("/v1/functions/owned")).json()
@@ -211,7 +211,7 @@ async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
 
 
 class Holding:
-    """A runner that says it holds the invocations `held`, as one that runs them would."""
+    """A fake runner that reports to hold the invocations in `held`."""
 
     def __init__(self, bus: Bus) -> None:
         self.held: set[str] = set()
@@ -233,7 +233,7 @@ async def test_a_deploy_while_a_function_is_deleted_is_not_deleted_with_it(
 
         async def deleted(*which: Any) -> None:
             await delete(*which)
-            await gateway.deploys.deploy(make.spec("comes-back"), DIGEST)  # by somebody else, at once
+            await gateway.deploys.deploy(make.spec("comes-back"), DIGEST)  # another client deploys it again at once
 
         monkeypatch.setattr(gateway.functions, "delete", deleted)
         await gateway.deploys.delete("comes-back")
@@ -251,7 +251,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
         ]
         await take(gateway.bus, "leaves")
         runner.held.add(runs)
-        for delete in (True, False):  # by the gateway, then by the controller for what came late
+        for delete in (True, False):  # by the gateway, then by the controller for late calls
             if delete:
                 assert (await gateway.http.delete("/v1/functions/leaves")).status_code == 204
             else:
@@ -498,7 +498,7 @@ async def test_two_who_delete_each_others_keys_at_two_gateways_leave_one(nats: A
             delete = keys.delete
 
             async def deleted(key: str, revision: int | None = None) -> None:
-                await both_go_on.wait()  # both have seen that there is another key
+                await both_go_on.wait()  # both gateways see that there is another key
                 await delete(key, revision)
 
             return deleted
@@ -610,8 +610,8 @@ async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) ->
     ("settings", "said"),
     [
         ({"GPUFN_PORT": "x"}, "GPUFN_PORT='x'"),
-        ({"GPUFN_HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without an API key"),
-        ({"GPUFN_HOST": "192.0.2.1"}, "refusing to listen on 192.0.2.1"),
+        ({"GPUFN_HOST": "0.0.0.0"}, "cannot listen on 0.0.0.0 without an API key"),
+        ({"GPUFN_HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )
 async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dict[str, str], said: str) -> None:
@@ -637,7 +637,7 @@ async def test_the_process_says_what_is_wrong_with_a_server_of_ones_own(
     config.write_text(f"listen: 127.0.0.1:-1\nports_file_dir: {store}\n" + configuration.replace("STORE", store))
     server = subprocess.Popen([find_binary(), "-c", config], stderr=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
-        # Written after it is made.
+        # The file is written after it is created.
         while not (ports := [path for path in tmp_path.glob("*.ports") if path.stat().st_size]):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.001)
         url = json.loads(ports[0].read_bytes())["nats"][0]

@@ -28,7 +28,7 @@ def test_values_come_from_the_environment() -> None:
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(GatewaySettings), ids=lambda field: field.name)
 def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
-    """GPUFN_MAX_PARCELS_BYTES stayed text, and each large body failed at its comparison with a number."""
+    """Bug: GPUFN_MAX_PARCELS_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.0/8", str: "info", Sync: "always"}.get(type(field.default), "7")
     environ = {"GPUFN_NATS_STORE": "/store", f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)
@@ -54,9 +54,9 @@ def test_an_error_names_the_variable(variable: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "said"),
     [
-        ("GPUFN_PORT", "'eighty': a port is a number from 0 to 65535"),
-        ("GPUFN_KEPT_REVISIONS", "'eighty': a positive whole number is needed"),
-        ("GPUFN_BODY_TIMEOUT_S", "'eighty': a positive number is needed"),
+        ("GPUFN_PORT", "'eighty': a port must be a number from 0 to 65535"),
+        ("GPUFN_KEPT_REVISIONS", "'eighty': it must be a positive integer"),
+        ("GPUFN_BODY_TIMEOUT_S", "'eighty': it must be a positive number"),
     ],
 )
 def test_an_error_says_what_is_needed(variable: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""How a gateway starts while the bus elects leaders."""
+"""Startup of the gateway while the bus elects leaders."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ async def test_a_gateway_that_meets_an_election_starts_again_from_nothing(monkey
         return "opened"
 
     monkeypatch.setattr(gateway, "_open", open_at_last)
-    monkeypatch.setattr(gateway, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(gateway, "_RETRY_DELAY_S", 0.0)
     async with contextlib.AsyncExitStack() as stack:
-        assert cast("Any", await gateway._open_patiently(cast("Any", None), stack)) == "opened"
+        assert cast("Any", await gateway._open_with_retry(cast("Any", None), stack)) == "opened"
         assert seen == ["open 0", "close 0", "open 1", "close 1", "open 2"]
     assert seen[-1] == "close 2"
 
@@ -35,7 +35,7 @@ async def test_a_bus_that_never_elects_ends_the_start(monkeypatch: pytest.Monkey
         raise BusUnavailable("no leader")
 
     monkeypatch.setattr(gateway, "_open", never)
-    monkeypatch.setattr(gateway, "_ELECTION_S", 0.0)
+    monkeypatch.setattr(gateway, "_ELECTION_TIMEOUT_S", 0.0)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(BusUnavailable, match="no leader"):
-            await gateway._open_patiently(cast("Any", None), stack)
+            await gateway._open_with_retry(cast("Any", None), stack)

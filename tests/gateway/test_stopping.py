@@ -1,11 +1,11 @@
-"""What a gateway that stops does with the calls that clients wait for, and with other requests."""
+"""Graceful shutdown: calls that clients wait for, and other requests."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gpufn_core.errors import GpufnError, PlatformStopping
-from gpufn_gateway.stopping import Stopping
+from gpufn_gateway.stopping import GracefulShutdown
 
 
 class Calls:
@@ -27,14 +27,14 @@ async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def stopped(calls: Calls, grace_s: float, others_s: float = 0.0) -> None:
+async def stopped(calls: Calls, grace_s: float, requests_timeout_s: float = 0.0) -> None:
     request = asyncio.create_task(wait_for_ever())
-    stopping = Stopping(calls, grace_s=lambda: grace_s, others_s=others_s)
+    stopping = GracefulShutdown(calls, grace_s=lambda: grace_s, requests_timeout_s=requests_timeout_s)
     stopping.start({request})
     await calls.looked.wait()
     if grace_s:
-        assert stopping.hurry()
-        assert not stopping.hurry()
+        assert stopping.end_grace_period()
+        assert not stopping.end_grace_period()
     await asyncio.wait([request])
     assert request.cancelled()
 
@@ -48,10 +48,10 @@ async def test_calls_that_do_not_finish_are_told_to_come_again() -> None:
 
 async def test_a_gateway_without_calls_stops_at_once() -> None:
     calls = Calls(0)
-    stopping = Stopping(calls, grace_s=lambda: 600.0, others_s=600.0)
+    stopping = GracefulShutdown(calls, grace_s=lambda: 600.0, requests_timeout_s=600.0)
     async with asyncio.timeout(30):
         stopping.start(())
-        while not stopping.is_over:  # noqa: ASYNC110
+        while not stopping.is_done:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert calls.ended == []
     assert not calls.looked.is_set()

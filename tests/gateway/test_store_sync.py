@@ -1,4 +1,4 @@
-"""Syncs that those who wait for the disk share, and the blocks that one looks at."""
+"""Shared disk syncs, and the blocks that a sync checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gpufn_core.errors import BusUnavailable
 from gpufn_gateway import store_sync
 from gpufn_gateway.settings import GatewaySettings
-from gpufn_gateway.store_sync import StoreSync, _Shared
+from gpufn_gateway.store_sync import StoreSync, _SharedSync
 from gpufn_platform.process.settings import InvalidSetting
 
 
@@ -27,10 +27,10 @@ def test_who_comes_while_a_sync_runs_waits_for_the_next() -> None:
         may_end.acquire()
 
     async def scenario() -> None:
-        shared = _Shared(sync)
-        first = asyncio.create_task(shared.done())
+        shared = _SharedSync(sync)
+        first = asyncio.create_task(shared.wait())
         await asyncio.to_thread(begun.acquire)
-        late = [asyncio.create_task(shared.done()) for _ in range(5)]
+        late = [asyncio.create_task(shared.wait()) for _ in range(5)]
         may_end.release()
         await first
         await asyncio.to_thread(begun.acquire)
@@ -50,10 +50,10 @@ def test_a_disk_that_fails_fails_those_who_wait_and_not_those_after() -> None:
             raise errors.pop()
 
     async def scenario() -> None:
-        shared = _Shared(sync)
+        shared = _SharedSync(sync)
         with pytest.raises(BusUnavailable, match="Input/output error"):
-            await shared.done()
-        await shared.done()
+            await shared.wait()
+        await shared.wait()
 
     asyncio.run(scenario())
 
@@ -74,7 +74,7 @@ def test_an_accepted_call_syncs_the_blocks_that_changed_and_folders_with_new_one
         await disk.accepted()
         assert sorted(synced) == ["1.blk", "2.blk", "msgs"]
         synced.clear()
-        (folder / "2.blk").write_bytes(b"more")  # just now: it is looked at again until its time is past
+        (folder / "2.blk").write_bytes(b"more")  # just now: it is checked again until its mtime is old enough
         for _ in range(2):
             await disk.accepted()
         assert synced == ["2.blk", "2.blk"]
@@ -101,6 +101,6 @@ def test_a_setting_that_is_no_sync_is_refused(text: str) -> None:
 
 
 def test_a_sync_that_the_gateway_cannot_make_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="set sync_interval in your own servers' configuration"):
+    with pytest.raises(InvalidSetting, match="set sync_interval in their configuration"):
         GatewaySettings.from_env({"GPUFN_SYNC": "always"})
     assert GatewaySettings.from_env({"GPUFN_SYNC": "500ms", "GPUFN_NATS_STORE": "/x"}).sync.interval_s == 0.5

@@ -19,7 +19,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import ControllerReport
 from gpufn_gateway.app import App
 from gpufn_gateway.auth.access import Access
-from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
@@ -27,8 +27,8 @@ from gpufn_gateway.builds.engines import Engines
 from gpufn_gateway.builds.revision_activation import Finishing
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
-from gpufn_gateway.calls.stored_bodies import References
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
+from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
@@ -76,14 +76,14 @@ DIGEST = digest_of(BUNDLE)
 
 
 class Whole:
-    """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
+    """A gateway on a bus, without its process. Tests share the buckets and use different names."""
 
     def __init__(
-        self, bus: Bus, buckets: Buckets, name: str = "gw-test", parcels: GatewayParcels | None = None
+        self, bus: Bus, buckets: Buckets, name: str = "gw-test", shared_bodies: GatewaySharedBodies | None = None
     ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
-        self.parcels = parcels
+        self.shared_bodies = shared_bodies
         self.buckets = buckets
         self.functions = buckets.functions
         self.revisions = buckets.revisions
@@ -92,11 +92,13 @@ class Whole:
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
         self.telemetry = telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
-        self.registry.on_runner_report = self.telemetry.attempts.take
+        self.registry.on_runner_report = self.telemetry.attempts.add_report
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
-        large = BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if parcels is not None else bodies
-        call_bodies = CallBodies(bodies, large, parcels)
-        self.uses = KeyUses.on(bus, buckets.usage, name, clock)
+        large = (
+            BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if shared_bodies is not None else bodies
+        )
+        call_bodies = CallBodies(bodies, large, shared_bodies)
+        self.quotas = QuotaSync.connect(bus, buckets.usage, name, clock)
         calls = Calls(
             bus=bus,
             queue=self.caller,
@@ -105,9 +107,9 @@ class Whole:
             telemetry=telemetry,
             bodies=call_bodies,
             clock=clock,
-            uses=self.uses,
-            parcels=parcels,
-            references=References(bus, parcels),
+            quotas=self.quotas,
+            shared_bodies=shared_bodies,
+            stored_bodies=StoredBodies(bus, shared_bodies),
         )
         addresses = Addresses(("127.0.0.0/8", "::1/128"))
         disk = StoreSync(None, waits=False)
@@ -166,7 +168,7 @@ class Whole:
 
     @property
     def received_bytes(self) -> int:
-        """What the bus has sent us since we connected, as the kernel counts it."""
+        """Return the bytes received from the bus since we connected, as counted by the kernel."""
         assert self.bus._link is not None
         sock = self.bus._link._transport.get_extra_info("socket")
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
@@ -178,17 +180,17 @@ class Whole:
 
 @contextlib.asynccontextmanager
 async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = None) -> AsyncIterator[Whole]:
-    """With a `folder` for parcels it takes large bodies, which no runner of this host shares."""
+    """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
     try:
         await streams.ensure_streams(bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await object_store.ensure_bucket(bus, bucket)
         await stored_bodies.ensure_buckets(bus)
-        parcels = None
+        shared_bodies = None
         if folder is not None:
-            parcels = GatewayParcels(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
-        whole = Whole(bus, await Buckets.open(bus), name, parcels)
+            shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
+        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies)
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()
         await whole.schedules.start()

@@ -24,7 +24,7 @@ def _loaded_by(code: str) -> set[str]:
         "from gpufn import gpu_function\n@gpu_function(timeout=3)\ndef f(x: int) -> int: return x\nf(1)",
     ],
 )
-def test_declaring_and_running_here_loads_nothing_heavy(code: str) -> None:
+def test_declarations_and_local_calls_load_no_heavy_package(code: str) -> None:
     assert sorted(_loaded_by(code) & set(_HEAVY)) == []
 
 

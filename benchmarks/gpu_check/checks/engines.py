@@ -1,4 +1,4 @@
-"""Engines: a model is built by the platform, served by it, and compared with ONNX Runtime on the CPU."""
+"""Engines: the platform builds and serves a model, and the result is compared with ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SIDE: Final = 32
 _LAYERS: Final = 4
 _ROWS: Final = 8
 _NAME: Final = "gpu-check-net"
-# Some virtual machines are given memory as they use it: what they have at first is no measure of what a build may take.
+# Some virtual machines grow their memory on demand: the initial size does not limit what a build may use.
 _BUILD_MEMORY: Final = "32Gi"
-_ALLOWED_REL_L2: Final = 5e-3  # float32 stays far below it, tf32 below
+_ALLOWED_REL_L2: Final = 5e-3  # float32 stays far below this, tf32 below
 _CUDA, _TENSORRT, _CPU = "onnxruntime-cuda", "tensorrt", "onnxruntime-cpu"
 
 
 def onnxruntime_engine(machine: Machine) -> Finding:
-    """With CUDA where there is a GPU and ONNX Runtime knows it, else on the CPU."""
+    """Use CUDA if there is a GPU that ONNX Runtime supports, else the CPU."""
     for module in ("numpy", "onnx", "onnxruntime"):
         machine.need_module(module)
     if not machine.gpus or machine.pretended:
@@ -32,7 +32,7 @@ def onnxruntime_engine(machine: Machine) -> Finding:
     import onnxruntime
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise CannotRun(f"onnxruntime {onnxruntime.__version__} has no CUDA: install onnxruntime-gpu")
+        raise CannotRun(f"onnxruntime {onnxruntime.__version__} has no CUDA support: install onnxruntime-gpu")
     return _built_and_served(machine, _CUDA)
 
 
@@ -50,13 +50,13 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
     with tempfile.TemporaryDirectory() as name, up(machine, GPUFN_BUILD_MEMORY=_BUILD_MEMORY) as platform:
         model = Path(name) / "net.onnx"
         model.write_bytes(_network())
-        began = time.perf_counter()
+        started = time.perf_counter()
         report = _built(platform, model, Path(name) / "report.json", machine.gpus[0].name if on_gpu else None)
-        build_s = time.perf_counter() - began
+        build_s = time.perf_counter() - started
         rows = {row["backend"]: row for row in report["candidates"]}
-        made = rows.get(backend, {"reason": "the builder does not know it"})
-        if made["reason"]:
-            raise RuntimeError(f"{backend}: {made['reason']}\n{made.get('log', '')}")
+        candidate = rows.get(backend, {"reason": "the builder does not know this backend"})
+        if candidate["reason"]:
+            raise RuntimeError(f"{backend}: {candidate['reason']}\n{candidate.get('log', '')}")
         where = ("--gpu", "any", "--require-gpu") if on_gpu else ()
         platform.gpufn("deploy", model, "--name", _NAME, "--max-batch", str(_ROWS), "--idle-timeout", "60", *where)
         images = np.random.default_rng(0).standard_normal((_ROWS, 3, _SIDE, _SIDE)).astype(np.float32)
@@ -75,9 +75,9 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
         "warm_p50_ms": warm[len(warm) // 2] * 1e3,
         "candidates": list(rows.values()),
     }
-    wrong = [] if error <= _ALLOWED_REL_L2 else [f"the answer differs from the CPU's by {error:.2g}"]
+    wrong = [] if error <= _ALLOWED_REL_L2 else [f"the result differs from the CPU's by {error:.2g}"]
     return Finding(
-        summary=f"{backend} built in {build_s:.0f} s, run p50 {_ms(made)}; {best} serves, rel. L2 {error:.1e}",
+        summary=f"{backend} built in {build_s:.0f} s, run p50 {_ms(candidate)}; {best} serves, rel. L2 {error:.1e}",
         figures=figures,
         tables=[Table(("engine", "run p50", "rel. L2", "note"), [_row(row) for row in rows.values()])],
         wrong=wrong,
@@ -100,13 +100,13 @@ def _infer(platform: Platform, images: Any) -> tuple[float, Any]:
         "parameters": {"binary_data_size": images.nbytes},
     }
     header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": False}}).encode()
-    began = time.perf_counter()
+    started = time.perf_counter()
     answer = platform.post(
         f"/v2/models/{_NAME}/infer",
         header + images.tobytes(),
         {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
     )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     output = answer["outputs"][0]
     return seconds, np.array(output["data"], np.float32).reshape(output["shape"])
 
@@ -119,15 +119,15 @@ def _on_cpu(model: bytes, images: Any) -> Any:
 
 
 def _network() -> bytes:
-    """A small convolutional network with shortcuts: image FP32 [n, 3, 32, 32] → scores FP32 [n, 10]."""
+    """Return a small convolutional network with shortcuts: image FP32 [n, 3, 32, 32] → scores FP32 [n, 10]."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
-    drawn = np.random.default_rng(1)
+    random = np.random.default_rng(1)
 
     def weights(name: str, *shape: int) -> Any:
         fan_in = int(np.prod(shape[1:]))
-        return numpy_helper.from_array((drawn.standard_normal(shape) * fan_in**-0.5).astype(np.float32), name)
+        return numpy_helper.from_array((random.standard_normal(shape) * fan_in**-0.5).astype(np.float32), name)
 
     constants = [weights("k0", _CHANNELS, 3, 3, 3)]
     nodes = [helper.make_node("Conv", ["image", "k0"], ["h0"], pads=[1, 1, 1, 1])]

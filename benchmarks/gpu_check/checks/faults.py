@@ -1,4 +1,4 @@
-"""A worker that breaks itself beside one that does not: what the neighbour notices, and how soon all is well again."""
+"""A faulty worker beside a healthy one: what the neighbor notices, and how soon both work again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from gpu_check.findings import Finding, Table
-from gpu_check.load import Caller, Seen
+from gpu_check.load import Caller, CallStats
 from gpu_check.machine import Machine
 from gpu_check.mps import need_mps
 from gpu_check.platform import CallFailed, Platform, up
 
-# A device-side assertion spoils the CUDA context for good: the process has to go.
-_KINDS: Final = ("assertion on the device", "more memory than there is", "segmentation fault")
+# A device-side assertion corrupts the CUDA context for good: the process has to be replaced.
+_KINDS: Final = ("assertion on the device", "out of memory", "segmentation fault")
 _RECOVERY_S: Final = 20.0
-_QUIET_S: Final = 1.0  # of neighbour's calls before the first fault and after each
+_QUIET_S: Final = 1.0  # of the neighbor's calls before the first fault and after each
 _SHARE_OF_MEMORY: Final = 0.2
 _FAULTY, _STEADY = "gpu-check-faulty", "gpu-check-steady"
 _SOURCE: Final = """\
@@ -51,18 +51,18 @@ def go_on() -> float:
 
 
 def by_time(machine: Machine) -> Finding:
-    """Workers have contexts of their own: a neighbour must notice nothing."""
+    """Workers have separate contexts: a neighbor must notice nothing."""
     machine.gpu()
     return _broken(machine, "time", "share='time'", contained=True)
 
 
 def by_mps(machine: Machine) -> Finding:
-    """A fault on the device reaches every client of the same MPS server; then all must come back."""
+    """A fault on the device reaches every client of the same MPS server; then all must recover."""
     vram = int(need_mps(machine).memory_bytes * _SHARE_OF_MEMORY)
     return _broken(machine, "MPS", f"share='mps', vram={vram}", contained=False)
 
 
-def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Finding:
+def _broken(machine: Machine, mode: str, share: str, *, contained: bool) -> Finding:
     machine.need_module("torch")
     rows: list[tuple[Any, ...]] = []
     wrong = []
@@ -79,49 +79,47 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
         for kind in _KINDS:
             for function, arguments in ((_FAULTY, {"kind": ""}), (_STEADY, {})):
                 platform.invoke(function, **arguments)
-            with _neighbour(platform) as seen:
-                said = _fault(platform, kind)
+            with _neighbor(platform) as stats:
+                caller_error = _fault(platform, kind)
                 recovered_s = _recovery_s(platform)
-            neighbour = seen[0]
-            rows.append((kind, said, _seconds(recovered_s), len(neighbour.calls_s), len(neighbour.failures)))
-            print(*rows[-1], *neighbour.failures[:3], sep="; ")  # what there was, when the step's time ends before it
+            neighbor = stats[0]
+            rows.append((kind, caller_error, _seconds(recovered_s), len(neighbor.calls_s), len(neighbor.failures)))
+            print(*rows[-1], *neighbor.failures[:3], sep="; ")  # intermediate results, in case the step times out
             if recovered_s is None:
-                wrong.append(f"{kind}: the function had not recovered after {_RECOVERY_S:.0f} s")
-            if contained and neighbour.failures:
-                wrong.append(
-                    f"{kind}: {len(neighbour.failures)} calls of its neighbour failed: {neighbour.failures[0]}"
-                )
+                wrong.append(f"{kind}: the function did not recover within {_RECOVERY_S:.0f} s")
+            if contained and neighbor.failures:
+                wrong.append(f"{kind}: {len(neighbor.failures)} calls of its neighbor failed: {neighbor.failures[0]}")
             if recovered_s is None:
                 break
             try:
                 platform.invoke(_STEADY)
             except CallFailed as error:
-                wrong.append(f"{kind}: its neighbour does not answer afterwards: {error}")
+                wrong.append(f"{kind}: its neighbor no longer answers: {error}")
                 break
     return Finding(
-        summary=f"{how}: {len(rows)} kinds of fault, recovered after {', '.join(row[2] for row in rows)}; "
-        f"neighbour's failed calls {', '.join(str(row[4]) for row in rows)}",
+        summary=f"{mode}: {len(rows)} kinds of fault, recovered after {', '.join(row[2] for row in rows)}; "
+        f"failed calls of the neighbor: {', '.join(str(row[4]) for row in rows)}",
         figures={
             "faults": [
                 dict(zip(("kind", "said", "recovered", "neighbour_ok", "neighbour_failed"), row, strict=True))
                 for row in rows
             ]
         },
-        tables=[Table(("fault", "its caller is told", "recovered after", "neighbour's calls", "failed"), rows, how)],
+        tables=[Table(("fault", "caller's error", "recovered after", "neighbor's calls", "failed"), rows, mode)],
         wrong=wrong,
     )
 
 
 @contextmanager
-def _neighbour(platform: Platform) -> Iterator[list[Seen]]:
-    """Calls the steady function inside, and a moment before and after; the list then holds what it saw."""
-    stop, seen = threading.Event(), []
+def _neighbor(platform: Platform) -> Iterator[list[CallStats]]:
+    """Call the healthy function inside, and a moment before and after; the list then holds the statistics."""
+    stop, stats = threading.Event(), []
     caller = Caller(platform.url, _STEADY, {})
-    thread = threading.Thread(target=lambda: seen.append(caller.for_seconds(300, stop)))
+    thread = threading.Thread(target=lambda: stats.append(caller.for_seconds(300, stop)))
     thread.start()
     try:
         time.sleep(_QUIET_S)
-        yield seen
+        yield stats
         time.sleep(_QUIET_S)
     finally:
         stop.set()
@@ -129,7 +127,7 @@ def _neighbour(platform: Platform) -> Iterator[list[Seen]]:
 
 
 def _fault(platform: Platform, kind: str) -> str:
-    """What its caller is told, shortened."""
+    """Return the error that the caller gets, shortened."""
     try:
         platform.invoke(_FAULTY, kind=kind)
     except CallFailed as error:
@@ -138,15 +136,15 @@ def _fault(platform: Platform, kind: str) -> str:
 
 
 def _recovery_s(platform: Platform) -> float | None:
-    """Until a call of the function succeeds again; None when none did in time."""
-    began = time.perf_counter()
-    while time.perf_counter() - began < _RECOVERY_S:
+    """Return the seconds until a call of the function succeeds again; None if none did in time."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < _RECOVERY_S:
         try:
             platform.invoke(_FAULTY, kind="")
         except CallFailed:
             time.sleep(0.05)
         else:
-            return time.perf_counter() - began
+            return time.perf_counter() - started
     return None
 
 

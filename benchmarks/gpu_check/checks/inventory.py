@@ -1,4 +1,4 @@
-"""What is there: GPUs as NVML tells and as gpufn sees them, drivers, programs, packages."""
+"""Inventory: GPUs as reported by NVML and by gpufn, drivers, programs, packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
 from gpu_check.platform import up
-from gpu_check.words import of_all
+from gpu_check.words import outputs_of
 
 _MIB = 1 << 20
-_ASKED = (
+_COMMANDS = (
     "nvidia-smi",
     "nvidia-smi -q",
     "ls -l /dev/nvidia* /dev/nvidia-caps /dev/shm",
@@ -28,13 +28,13 @@ _ASKED = (
 
 
 def inventory(machine: Machine) -> Finding:
-    """As NVML tells, and as gpufn sees it."""
+    """Report the devices as NVML and gpufn report them."""
     with up(machine) as platform:
         node = platform.get("/v1/nodes")["nodes"][0]
     devices = [(each["uuid"], each["kind"], each["memory_bytes"] // _MIB) for each in node["devices"]]
     facts = node.get("facts", {})
     tables = [
-        Table(("device", "kind", "memory, MiB"), devices, "As gpufn sees it"),
+        Table(("device", "kind", "memory, MiB"), devices, "As reported by gpufn"),
         Table(("fact", "value"), [*sorted(facts.items()), ("docker", _docker(machine))], "The node"),
         Table(("package", "version"), sorted(machine.packages.items()), "Packages"),
         Table(("program", "where"), sorted(machine.programs.items()), "Programs"),
@@ -57,18 +57,19 @@ def inventory(machine: Machine) -> Finding:
         summary=f"{len(machine.gpus)} GPU, {first.name}, {first.memory_bytes / 2**30:.0f} GiB, driver {machine.driver}",
         figures=figures,
         tables=tables,
-        wrong=[] if first.uuid in seen else [f"gpufn sees {seen} and not {first.uuid}"],
+        wrong=[] if first.uuid in seen else [f"gpufn reports {seen} and not {first.uuid}"],
     )
 
 
 def programs(machine: Machine) -> Finding:
-    """In a step of its own: what else is wrong here can be read from it."""
-    said = of_all(_ASKED)
-    return Finding(summary=f"{len(said)} answers, and {len(machine.programs)} of the programs are there", said=said)
+    """A step of its own, so that its output explains failures of the other steps."""
+    outputs = outputs_of(_COMMANDS)
+    found = len(machine.programs)
+    return Finding(summary=f"output of {len(outputs)} commands; {found} of the programs are installed", said=outputs)
 
 
 def metrics(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What the device tells; what it does not support says so in the driver's words."""
+    """Return the device's metrics; an unsupported one has the driver's error message as its value."""
     clock = nvml.nvmlDeviceGetClockInfo
     memory = nvml.nvmlDeviceGetMemoryInfo
     readers: dict[str, Callable[[], Any]] = {
@@ -101,17 +102,17 @@ def metrics(nvml: Any, handle: Any) -> dict[str, Any]:
 def _read(reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except Exception as error:  # the library raises what is no NVMLError, too
+    except Exception as error:  # the library raises other exceptions than NVMLError, too
         return str(error)
 
 
 def _docker(machine: Machine) -> str:
     if "docker" not in machine.programs:
-        return "there is no docker on the PATH"
-    asked = "{{.ServerVersion}}, runtimes{{range $name, $_ := .Runtimes}} {{$name}}{{end}}"
-    command = [machine.programs["docker"], "info", "--format", asked]
+        return "docker is not on the PATH"
+    template = "{{.ServerVersion}}, runtimes{{range $name, $_ := .Runtimes}} {{$name}}{{end}}"
+    command = [machine.programs["docker"], "info", "--format", template]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except subprocess.TimeoutExpired:
-        return "docker info does not answer"
-    return ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+        return "docker info timed out"
+    return completed.stdout.strip() if completed.returncode == 0 else completed.stderr.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""MPS limits as a worker meets them: multiprocessors that it sees, an allocation beyond its memory."""
+"""MPS limits as seen by a worker: visible multiprocessors, and an allocation beyond its memory limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_check.platform import up
 
 _VRAM_GIB: Final = 4
 _CEILINGS: Final = (25, 50, 100)  # percent of the multiprocessors
-_ROUNDED_BY: Final = 4  # multiprocessors: MPS gives them out in small groups
+_ROUNDED_BY: Final = 4  # multiprocessors: MPS assigns them in small groups
 _HEAD: Final = """\
 import torch
 
@@ -19,7 +19,7 @@ from gpufn import gpu_function
 
 
 def look(gib: int):
-    # What the worker sees, and what came of asking for so much.
+    # Return the visible multiprocessors, and the error of an allocation of this size.
     try:
         torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as error:
@@ -52,14 +52,16 @@ def mps_limits(machine: Machine) -> Finding:
             within = platform.invoke(_name(sm), gib=_VRAM_GIB // 2)
             beyond = platform.invoke(_name(sm), gib=_VRAM_GIB * 2)
             seen = int(beyond["multiprocessors"])
-            rows.append((sm, seen, f"{seen / whole:.0%}", within["refused"] or "given", beyond["refused"] or "given"))
-            print(*rows[-1], sep="; ")  # what there was, when the step's time ends before it
+            rows.append((
+                sm, seen, f"{seen / whole:.0%}", within["refused"] or "allocated", beyond["refused"] or "allocated",
+            ))  # fmt: skip
+            print(*rows[-1], sep="; ")  # intermediate results, in case the step times out
             if abs(seen - whole * sm / 100) > _ROUNDED_BY:
                 wrong.append(f"sm={sm}: the worker sees {seen} of {whole} multiprocessors")
             if within["refused"]:
                 wrong.append(f"sm={sm}: {_VRAM_GIB // 2} GiB of {_VRAM_GIB} were refused")
             if not beyond["refused"]:
-                wrong.append(f"sm={sm}: {_VRAM_GIB * 2} GiB were given beyond a limit of {_VRAM_GIB}")
+                wrong.append(f"sm={sm}: {_VRAM_GIB * 2} GiB were allocated beyond a limit of {_VRAM_GIB}")
     return Finding(
         summary=f"of {whole} multiprocessors a worker sees {', '.join(f'{row[1]} at {row[0]} %' for row in rows)}; "
         f"{_VRAM_GIB * 2} GiB beyond a limit of {_VRAM_GIB} are refused",

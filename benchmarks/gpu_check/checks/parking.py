@@ -1,5 +1,5 @@
-"""Workers with weights of some size that are parked, and calls that resume them. Where a GPU is pretended, the weights
-are bytes, and hooks move them nowhere: then no figure counts."""
+"""Parked workers with weights of some size, and calls that resume them. With a pretended GPU the weights are a few
+bytes that the hooks do not copy, so the figures do not count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_check.findings import Finding, Plot, Table
 from gpu_check.machine import CannotRun, Machine
 from gpu_check.platform import Platform, up
 
-_ROOM: Final = 1.2  # of the GPU, over the weights
+_ROOM: Final = 1.2  # GPU memory needed, relative to the weights
 _REPEATS: Final = 3
 _NAME: Final = "gpu-check-parked"
 _SOURCE: Final = """\
@@ -63,7 +63,7 @@ def small(machine: Machine) -> Finding:
 
 
 def large(machine: Machine) -> Finding:
-    """In a step of its own: a machine that lacks the memory may end the process."""
+    """A step of its own, because a machine without enough memory may kill the process."""
     return check(machine, (10.0,))
 
 
@@ -80,12 +80,12 @@ def check(machine: Machine, sizes_gb: Sequence[float]) -> Finding:
             source = _PRETENDED if machine.pretended else _SOURCE
             platform.deploy(source.format(name=_NAME, size=size))
             measured[name] = _measure(platform)
-            print(name, measured[name])  # what there was, when the step's time ends before it
+            print(name, measured[name])  # intermediate results, in case the step times out
     keys = ("cold_ms", "resumed_ms", "warm_ms")
-    series = {what: [each[f"{what}_ms"] for each in measured.values()] for what in ("cold", "resumed")}
-    told = (f"{name}: {each['resumed_ms']:.0f} ms instead of {each['cold_ms']:.0f}" for name, each in measured.items())
+    series = {label: [each[f"{label}_ms"] for each in measured.values()] for label in ("cold", "resumed")}
+    parts = (f"{name}: {each['resumed_ms']:.0f} ms instead of {each['cold_ms']:.0f}" for name, each in measured.items())
     return Finding(
-        summary="a call to a parked worker of " + "; of ".join(told),
+        summary="a call to a parked worker of " + "; of ".join(parts),
         figures=measured,
         tables=[
             Table(
@@ -98,7 +98,7 @@ def check(machine: Machine, sizes_gb: Sequence[float]) -> Finding:
 
 
 def _measure(platform: Platform) -> dict[str, float]:
-    """Of calls, from request to answer: one that finds nobody, those that find the worker parked, and those after."""
+    """Return the latency of calls: one that finds no worker, calls to the parked worker, and the calls after those."""
     cold_s, first = platform.timed(f"{_NAME}.look")
     resumed, warm = [], []
     for _ in range(_REPEATS):
@@ -114,5 +114,5 @@ def _measure(platform: Platform) -> dict[str, float]:
 
 def _look(platform: Platform, first: Any) -> float:
     seconds, result = platform.timed(f"{_NAME}.look")
-    assert result == first, f"another process, or other weights than before: {result}, {first}"
+    assert result == first, f"the process or the weights changed: {result}, {first}"
     return seconds

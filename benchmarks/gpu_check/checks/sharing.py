@@ -1,7 +1,7 @@
 """One to eight functions on one GPU: with MPS, in time slices, and exclusively, which means one after the other.
 
-Each call multiplies matrices for about 10 ms when it is alone. Callers that share call all at the same time; exclusive
-ones take turns, so that their calls per second hold the hand-overs of the GPU from one worker to the next.
+Each call multiplies matrices for about 10 ms when it runs alone. Sharing callers call at the same time. Exclusive ones
+take turns, so that their calls per second include the handover of the GPU from one worker to the next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_check.findings import Finding, Plot, Table
-from gpu_check.load import Caller, Seen, all_at_once
+from gpu_check.load import Caller, CallStats, all_at_once
 from gpu_check.machine import Machine
 from gpu_check.mps import need_mps
 from gpu_check.platform import Platform, up
@@ -21,7 +21,7 @@ _COUNTS: Final = (1, 2, 4, 8)
 _SECONDS: Final = 4.0  # of load, for each count
 _CALL_MS: Final = 10.0
 _PROBE_TIMES: Final = 100
-_SHARE_OF_MEMORY: Final = 0.1  # of the GPU, for each of eight, under MPS
+_SHARE_OF_MEMORY: Final = 0.1  # of the GPU, for each of eight functions, under MPS
 _WORK: Final = """\
 import functools
 import time
@@ -37,14 +37,14 @@ def matrix():
 
 
 def multiply(times: int) -> float:
-    # Milliseconds.
+    # Return milliseconds.
     a = matrix()
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(times):
         a @ a
     if a.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - started) * 1e3
 """
 _FUNCTION: Final = """
 
@@ -54,11 +54,11 @@ def tenant_{number}(times: int) -> float:
 """
 
 
-Measure = Callable[[Platform, int, int], Seen]
+Measure = Callable[[Platform, int, int], CallStats]
 
 
 class _Refused(Exception):
-    """A function did not get on the GPU beside the others."""
+    """A function could not be called beside the others."""
 
 
 def by_time(machine: Machine) -> Finding:
@@ -74,52 +74,52 @@ def by_mps(machine: Machine) -> Finding:
     return _shared(machine, "MPS", f"share='mps', vram={vram}")
 
 
-def _shared(machine: Machine, how: str, share: str) -> Finding:
+def _shared(machine: Machine, mode: str, share: str) -> Finding:
     machine.gpu()
     machine.need_module("torch")
-    measure = _in_turns if how == "exclusive" else _together
+    measure = _in_turns if mode == "exclusive" else _together
     with up(machine) as platform:
         platform.deploy(_source(machine, share))
         times = _calibrated(platform)
-        seen, refused = _up_to_most(measure, platform, times)
-    if not seen or not seen[1].calls_s:
-        raise RuntimeError(refused or f"no call succeeded: {seen[1].failures[:3]}")
-    per_second = [each.per_second for each in seen.values()]
-    p99 = [each.quantile_ms(0.99) for each in seen.values()]
+        stats, refused = _up_to_most(measure, platform, times)
+    if not stats or not stats[1].calls_s:
+        raise RuntimeError(refused or f"no call succeeded: {stats[1].failures[:3]}")
+    per_second = [each.per_second for each in stats.values()]
+    p99 = [each.quantile_ms(0.99) for each in stats.values()]
     rows = [
         (count, f"{each.per_second:.1f}", *(_ms(each, share) for share in (0.5, 0.99, 1.0)), len(each.failures))
-        for count, each in seen.items()
+        for count, each in stats.items()
     ]
-    failed = [f"{count} functions: {each.failures[0]}" for count, each in seen.items() if each.failures]
-    labels = [str(count) for count in seen]
+    failed = [f"{count} functions: {each.failures[0]}" for count, each in stats.items() if each.failures]
+    labels = [str(count) for count in stats]
     return Finding(
-        summary=f"{how}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {labels[-1]} functions "
+        summary=f"{mode}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {labels[-1]} functions "
         f"(p99 {p99[0] or 0:.0f} → {p99[-1] or 0:.0f} ms)",
         figures={
             "times": times,
             "per_second": dict(zip(labels, per_second, strict=True)),
             "p99_ms": dict(zip(labels, p99, strict=True)),
         },
-        tables=[Table(("functions", "calls/s", "p50, ms", "p99, ms", "longest, ms", "failed"), rows, how)],
+        tables=[Table(("functions", "calls/s", "p50, ms", "p99, ms", "max, ms", "failed"), rows, mode)],
         plots=[
-            Plot("Calls per second by functions on one GPU", "calls/s", labels, {how: per_second}),
-            Plot("p99 by functions on one GPU", "ms", labels, {how: p99}),
+            Plot("Calls per second by functions on one GPU", "calls/s", labels, {mode: per_second}),
+            Plot("p99 by functions on one GPU", "ms", labels, {mode: p99}),
         ],
         wrong=[*failed, refused] if refused else failed,
     )
 
 
-def _up_to_most(measure: Measure, platform: Platform, times: int) -> tuple[dict[int, Seen], str]:
-    """By the number of functions; and why there were no more of them, if one could not be called at all."""
-    seen: dict[int, Seen] = {}
+def _up_to_most(measure: Measure, platform: Platform, times: int) -> tuple[dict[int, CallStats], str]:
+    """Return statistics by the number of functions, and why larger numbers failed if a call was impossible."""
+    stats: dict[int, CallStats] = {}
     for count in _COUNTS:
         try:
-            seen[count] = measure(platform, count, times)
+            stats[count] = measure(platform, count, times)
         except _Refused as refused:
-            return seen, f"{count} functions: {refused}"
-        # What there was, when the step's time ends before it.
-        print(count, seen[count].per_second, seen[count].quantile_ms(0.99), seen[count].failures[:3], sep="; ")
-    return seen, ""
+            return stats, f"{count} functions: {refused}"
+        # Intermediate results, in case the step times out.
+        print(count, stats[count].per_second, stats[count].quantile_ms(0.99), stats[count].failures[:3], sep="; ")
+    return stats, ""
 
 
 def _source(machine: Machine, share: str) -> str:
@@ -134,32 +134,32 @@ def _name(number: int) -> str:
 
 
 def _calibrated(platform: Platform) -> int:
-    """How many products take `_CALL_MS` alone."""
+    """Return the number of products that take `_CALL_MS` when run alone."""
     platform.invoke(_name(0), times=_PROBE_TIMES)  # loads kernels
     taken_ms: float = platform.invoke(_name(0), times=_PROBE_TIMES)
     return max(round(_PROBE_TIMES * _CALL_MS / taken_ms), 1)
 
 
-def _together(platform: Platform, count: int, times: int) -> Seen:
+def _together(platform: Platform, count: int, times: int) -> CallStats:
     callers = [Caller(platform.url, _name(number), {"times": times}) for number in range(count)]
     for number, caller in enumerate(callers):
         if why := caller.call():
             raise _Refused(f"{_name(number)} could not be called: {why}; {platform.why(_name(number))}")
-    began = time.perf_counter()
-    seen = all_at_once(callers, _SECONDS)
-    return Seen.together(seen, time.perf_counter() - began)
+    started = time.perf_counter()
+    stats = all_at_once(callers, _SECONDS)
+    return CallStats.together(stats, time.perf_counter() - started)
 
 
-def _in_turns(platform: Platform, count: int, times: int) -> Seen:
-    """A caller's first call waits until the GPU has changed hands."""
-    began = time.perf_counter()
-    seen = []
+def _in_turns(platform: Platform, count: int, times: int) -> CallStats:
+    """Let callers take turns. A caller's first call waits until the GPU has changed hands."""
+    started = time.perf_counter()
+    stats = []
     for number in range(count):
         caller = Caller(platform.url, _name(number), {"times": times})
-        seen += [caller.once(), caller.for_seconds(_SECONDS / count)]
-    return Seen.together(seen, time.perf_counter() - began)
+        stats += [caller.once(), caller.for_seconds(_SECONDS / count)]
+    return CallStats.together(stats, time.perf_counter() - started)
 
 
-def _ms(seen: Seen, share: float) -> Any:
-    value = seen.quantile_ms(share)
+def _ms(stats: CallStats, share: float) -> Any:
+    value = stats.quantile_ms(share)
     return "" if value is None else f"{value:.1f}"

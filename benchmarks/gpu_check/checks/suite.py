@@ -1,4 +1,4 @@
-"""The tests in tests/gpu, with pytest where it is installed."""
+"""The tests in tests/gpu, if pytest is installed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpu_check.platform import memory
 _ROOT = Path(__file__).parents[3]
 _ENDED_WITHOUT_TESTS = 5
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
-# A machine that is lent has a pytest of its own, with plugins that our tests do not expect.
+# A rented machine has a pytest of its own, with plugins that our tests do not expect.
 _QUIETLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"}
-_TEST_S = 90  # a test that hangs shows where, and is the last one
+_TEST_S = 90  # a hanging test prints its stack, and ends the run
 
 
 def gpu_tests(machine: Machine) -> Finding:
@@ -33,20 +33,20 @@ def gpu_tests(machine: Machine) -> Finding:
     )
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            ended = subprocess.run(command, cwd=_ROOT, env=environ, stdout=output, stderr=output, check=False)
-        finally:  # also when the step's time is over: then it tells which test was the last
+            completed = subprocess.run(command, cwd=_ROOT, env=environ, stdout=output, stderr=output, check=False)
+        finally:  # also when the step times out: the output then shows the last test
             output.seek(0)
             printed = output.read()
             print(printed)
-    if ended.returncode == _ENDED_WITHOUT_TESTS:
+    if completed.returncode == _ENDED_WITHOUT_TESTS:
         raise CannotRun("pytest found no tests")
-    told = (printed.strip() or "pytest said nothing").splitlines()[-1]
-    counts = {what: int(number) for number, what in _COUNT.findall(told)}
+    last_line = (printed.strip() or "pytest printed nothing").splitlines()[-1]
+    counts = {outcome: int(number) for number, outcome in _COUNT.findall(last_line)}
     skipped = [line.removeprefix("SKIPPED ") for line in printed.splitlines() if line.startswith("SKIPPED")]
-    if counts.keys() <= {"skipped"} and ended.returncode == 0:
-        raise CannotRun(f"all were skipped; the first at {skipped[0] if skipped else told}")
+    if counts.keys() <= {"skipped"} and completed.returncode == 0:
+        raise CannotRun(f"all tests were skipped; the first at {skipped[0] if skipped else last_line}")
     return Finding(
-        summary=told.strip("= "),
+        summary=last_line.strip("= "),
         figures={"counts": counts, "skipped": skipped},
-        wrong=[] if ended.returncode == 0 else [told.strip("= ")],
+        wrong=[] if completed.returncode == 0 else [last_line.strip("= ")],
     )

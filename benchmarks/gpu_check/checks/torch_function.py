@@ -1,4 +1,4 @@
-"""A function that uses torch, from nothing to warm calls, with a standby and without."""
+"""A function that uses torch, from cold start to warm calls, with a template process and without."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def multiply(size: int = 512) -> dict[str, float | str]:
 
 
 def torch_function(machine: Machine) -> Finding:
-    """On the GPU, or on the CPU where there is none."""
+    """Measure on the GPU, or on the CPU without one."""
     machine.need_module("torch")
     measured = {
-        "with a standby": _measure(machine),
+        "with a template": _measure(machine),
         "without": _measure(machine, GPUFN_TEMPLATES="0"),
     }
     rows = [
-        (how, *(f"{figures[key]:.1f}" for key in ("cold_ms", "second_ms", "warm_p50_ms", "warm_p99_ms")))
-        for how, figures in measured.items()
+        (setup, *(f"{figures[key]:.1f}" for key in ("cold_ms", "second_ms", "warm_p50_ms", "warm_p99_ms")))
+        for setup, figures in measured.items()
     ]
     cold, bare = (figures["cold_ms"] for figures in measured.values())
-    warm = measured["with a standby"]["warm_p50_ms"]
+    warm = measured["with a template"]["warm_p50_ms"]
     return Finding(
-        summary=f"on {machine.torch_device}: cold start {cold:.0f} ms with a standby, {bare:.0f} ms without; "
+        summary=f"on {machine.torch_device}: cold start {cold:.0f} ms with a template process, {bare:.0f} ms without; "
         f"a warm call {warm:.1f} ms",
         figures={"device": machine.torch_device, **measured},
         tables=[Table(("", "cold start, ms", "call after it, ms", "warm p50, ms", "warm p99, ms"), rows)],
@@ -58,14 +58,14 @@ def _measure(machine: Machine, **environ: str) -> dict[str, Any]:
                 device=machine.torch_device,
             )
         )
-        first_ever_s, _ = _call(platform, machine)  # it fills caches, of the driver's kernels too
+        first_ever_s, _ = _call(platform, machine)  # fills caches, including the driver's kernel cache
         cold, second = [], []
         for _ in range(_COLD_STARTS):
             platform.wait_for_zero(_NAME)
             cold.append(_call(platform, machine)[0])
             second.append(_call(platform, machine)[0])
         warm = sorted(_call(platform, machine)[0] for _ in range(_WARM_CALLS))
-    print("s:", first_ever_s, cold, second, warm[-1])  # what there was, when the step's time ends before it
+    print("s:", first_ever_s, cold, second, warm[-1])  # intermediate results, in case the step times out
     return {
         "first_ever_ms": first_ever_s * 1e3,
         "cold_ms": statistics.median(cold) * 1e3,

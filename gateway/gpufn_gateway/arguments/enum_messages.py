@@ -1,7 +1,7 @@
-"""What an enum somewhere inside a JSON Schema allows, for the message of who gave something else. Pure.
+"""The values that an enum inside a JSON Schema allows, for error messages. Pure.
 
-Schemas are the deployer's: all alternatives of a step are walked together, each node once, so that references that fan
-out or go in circles cost no more than the schema is long.
+Schemas come from the deployer, so they are not trusted. All alternatives of a path step are walked together, each node
+once: references that fan out or form cycles cost no more than the size of the schema.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from typing import Any
 import msgspec
 
 _STEP = re.compile(r"\[(?:\d+|\.\.\.)\]|[^.\[\]]+")
-_MOST = 10
-_LONGEST = 500
+_MAX_VALUES = 10
+_MAX_LENGTH = 500
 
 
-def told_values(root: Mapping[str, Any], path: str) -> str:
-    """
-    >>> told_values({"properties": {"size": {"enum": ["s", "m", None]}}}, "size")
+def allowed_values(root: Mapping[str, Any], path: str) -> str:
+    """Return the allowed values at `path`; empty if there are none or the text would be too long.
+
+    >>> allowed_values({"properties": {"size": {"enum": ["s", "m", None]}}}, "size")
     '"s", "m", null'
-
-    Empty when there are none at this path, or they are too long to be read.
     """
     try:
-        values = [msgspec.json.encode(value).decode() for value in islice(_values_at(root, path), _MOST + 1)]
-    except (TypeError, ValueError, KeyError, AttributeError):  # not a schema as ours are
+        values = [msgspec.json.encode(value).decode() for value in islice(_values_at(root, path), _MAX_VALUES + 1)]
+    except (TypeError, ValueError, KeyError, AttributeError):  # not a valid schema
         return ""
-    told = ", ".join([*values[:_MOST], *(["..."] if len(values) > _MOST else [])])
-    return told if len(told) <= _LONGEST else ""
+    message = ", ".join([*values[:_MAX_VALUES], *(["..."] if len(values) > _MAX_VALUES else [])])
+    return message if len(message) <= _MAX_LENGTH else ""
 
 
 def _values_at(root: Mapping[str, Any], path: str) -> Iterator[Any]:
     nodes = _alternatives(root, [root])
     for step in _STEP.findall(path):
-        nodes = _alternatives(root, [below for node in nodes for below in _below(node, step)])
+        nodes = _alternatives(root, [child for node in nodes for child in _children(node, step)])
     for node in nodes:
         yield from node.get("enum", ())
         if "const" in node:
@@ -44,31 +43,31 @@ def _values_at(root: Mapping[str, Any], path: str) -> Iterator[Any]:
 
 
 def _alternatives(root: Mapping[str, Any], nodes: Iterable[Any]) -> list[Mapping[str, Any]]:
-    """The nodes, what they refer to, and the members of unions."""
-    found: dict[int, Mapping[str, Any]] = {}
-    waiting = list(nodes)
-    for node in waiting:  # which grows meanwhile
-        if isinstance(node, Mapping) and id(node) not in found:
-            found[id(node)] = node
-            waiting += [*node.get("anyOf", ()), *node.get("oneOf", ())]
+    """Return the nodes, the targets of their references, and the members of unions."""
+    reachable: dict[int, Mapping[str, Any]] = {}
+    queue = list(nodes)
+    for node in queue:  # the list grows during the loop
+        if isinstance(node, Mapping) and id(node) not in reachable:
+            reachable[id(node)] = node
+            queue += [*node.get("anyOf", ()), *node.get("oneOf", ())]
             if "$ref" in node:
-                waiting.append(_referred(root, node["$ref"]))
-    return list(found.values())
+                queue.append(_resolve_ref(root, node["$ref"]))
+    return list(reachable.values())
 
 
-def _referred(root: Mapping[str, Any], reference: str) -> Any:
+def _resolve_ref(root: Mapping[str, Any], reference: str) -> Any:
     node: Any = root
     for part in reference.removeprefix("#/").split("/"):
         node = node[part]
     return node
 
 
-def _below(node: Mapping[str, Any], step: str) -> Iterator[Any]:
+def _children(node: Mapping[str, Any], step: str) -> Iterator[Any]:
     if step == "[...]":
         yield node.get("additionalProperties")
     elif step.startswith("["):
-        heads = node.get("prefixItems", ())
+        prefix_items = node.get("prefixItems", ())
         index = int(step[1:-1])
-        yield heads[index] if index < len(heads) else node.get("items")
+        yield prefix_items[index] if index < len(prefix_items) else node.get("items")
     else:
         yield node.get("properties", {}).get(step)

@@ -1,7 +1,7 @@
 """Arguments from a form (`multipart/form-data`), as `curl -F` and browsers send it. Pure.
 
-The part of a parameter that takes bytes is that argument, as it is. Every other part is text, which is read like a
-value of a query string.
+For a parameter that takes bytes, the part is the argument. Every other part is text and is parsed like a value of a
+query string.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.arguments.query import MOST_VALUES, check_name, values
+from gpufn_gateway.arguments.query import MAX_VALUES, check_name, values
 from gpufn_gateway.arguments.signature import Signature
 
 _PLAIN_ENCODINGS: Final = ("", "7bit", "8bit", "binary")  # values of Content-Transfer-Encoding
 
 
 class Form:
-    """The parts of one body, which is written in pieces. `content_type` is the request's.
+    """The parts of one body, written in pieces. `content_type` is the Content-Type of the request.
 
-    All methods raise InvalidInput, with the name of the part as its field where it is known.
+    All methods raise InvalidInput, with the name of the part as its field if the name is known.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -30,10 +30,10 @@ class Form:
         self._headers: dict[str, str] = {}
         self._header_name = bytearray()
         self._header_value = bytearray()
-        self._ended = False
+        self._complete = False
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if not boundary:
-            raise InvalidInput("the form has no boundary: its Content-Type is multipart/form-data; boundary=...")
+            raise InvalidInput("the form has no boundary: send Content-Type: multipart/form-data; boundary=...")
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -51,27 +51,27 @@ class Form:
             raise _not_valid(error) from None
 
     def write(self, data: bytes) -> None:
-        """Read the next piece of the body."""
+        """Parse the next piece of the body."""
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise _not_valid(error, self._part_name) from None
 
     def arguments(self, signature: Signature) -> dict[str, Any]:
-        """The arguments, when the body is complete."""
-        if not self._ended:
+        """Return the arguments of a complete body."""
+        if not self._complete:
             raise _not_valid("it ends before its closing boundary", self._part_name)
-        given: dict[str, bytearray] = {}
+        bytes_by_name: dict[str, bytearray] = {}
         texts: dict[str, list[str]] = {}
         for name, data in self._parts:
             check_name(name, signature, signature.names, "the form")
             if name not in signature.bytes_names:
                 texts.setdefault(name, []).append(_text(name, data))
-            elif name in given:
-                raise InvalidInput(f"{name}: the form has two parts of this name", field=name)
+            elif name in bytes_by_name:
+                raise InvalidInput(f"{name}: the form has two parts with this name", field=name)
             else:
-                given[name] = data
-        return {**values(texts, signature, beside=given), **given}
+                bytes_by_name[name] = data
+        return {**values(texts, signature, raw_names=bytes_by_name), **bytes_by_name}
 
     @property
     def _part_name(self) -> str | None:
@@ -92,8 +92,8 @@ class Form:
         self._header_value.clear()
 
     def _end_headers(self) -> None:
-        if len(self._parts) == MOST_VALUES:
-            raise InvalidInput(f"the form has more than {MOST_VALUES} parts")
+        if len(self._parts) == MAX_VALUES:
+            raise InvalidInput(f"the form has more than {MAX_VALUES} parts")
         kind, options = parse_options_header(self._headers.get("content-disposition"))
         name = options.get(b"name", b"").decode(errors="replace")
         if kind != b"form-data" or not name:
@@ -102,14 +102,14 @@ class Form:
             )
         encoding = self._headers.get("content-transfer-encoding", "")
         if encoding.lower() not in _PLAIN_ENCODINGS:
-            raise InvalidInput(f"{name}: send the part as it is, without Content-Transfer-Encoding", field=name)
+            raise InvalidInput(f"{name}: send the part unencoded, without Content-Transfer-Encoding", field=name)
         self._parts.append((name, bytearray()))
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         self._parts[-1][1].extend(memoryview(data)[start:end])
 
     def _end(self) -> None:
-        self._ended = True
+        self._complete = True
 
 
 def _text(name: str, data: bytearray) -> str:
@@ -121,6 +121,6 @@ def _text(name: str, data: bytearray) -> str:
         ) from None
 
 
-def _not_valid(why: object, part: str | None = None) -> InvalidInput:
-    where = "" if part is None else f" in or behind its part {part[:80]!r}"
-    return InvalidInput(f"the form is not valid{where}: {why}", field=part)
+def _not_valid(reason: object, part: str | None = None) -> InvalidInput:
+    where = "" if part is None else f" in or after its part {part[:80]!r}"
+    return InvalidInput(f"the form is not valid{where}: {reason}", field=part)

@@ -1,7 +1,7 @@
-"""Arguments from a query string, beside a body that is one parameter's bytes. Pure.
+"""Arguments from a query string, for a request whose body is the bytes of one parameter. Pure.
 
-`?min_score=0.9&tag=a&tag=b` has values without types: each is read as JSON or as text, whichever fits the parameter's
-schema. A key that is repeated, or whose parameter is a list, makes a list. Bytes are text in base64, as in JSON.
+`?min_score=0.9&tag=a&tag=b` has values without types. Each value is parsed as JSON or as text, whichever fits the
+parameter's schema. A repeated key, or a list parameter, makes a list. Bytes are base64 text, as in JSON.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ from gpufn_core.encoding.msgspec_errors import is_number_word
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.arguments.signature import Signature
 
-MOST_VALUES: Final = 200
+MAX_VALUES: Final = 200
 
 
 def arguments(query: bytes, signature: Signature, raw_parameter: str) -> dict[str, Any]:
-    """The arguments beside `raw_parameter`, which is the body. Raises InvalidInput with the field."""
-    given: dict[str, list[str]] = {}
+    """Parse the arguments other than `raw_parameter`, which is the body. Raises InvalidInput with the field."""
+    texts_by_name: dict[str, list[str]] = {}
     for name, text in _pairs(query):
-        given.setdefault(name, []).append(text)
-    if raw_parameter in given:
-        raise InvalidInput(
-            f"{raw_parameter}: the body is this argument: leave it out of the query", field=raw_parameter
-        )
-    others = [each for each in signature.names if each != raw_parameter]
-    for name in given:
-        check_name(name, signature, others, "the query")
-    return values(given, signature, beside=[raw_parameter])
+        texts_by_name.setdefault(name, []).append(text)
+    if raw_parameter in texts_by_name:
+        raise InvalidInput(f"{raw_parameter}: the body is this argument; remove it from the query", field=raw_parameter)
+    other_names = [candidate for candidate in signature.names if candidate != raw_parameter]
+    for name in texts_by_name:
+        check_name(name, signature, other_names, "the query")
+    return values(texts_by_name, signature, raw_names=[raw_parameter])
 
 
-def values(texts: Mapping[str, Sequence[str]], signature: Signature, *, beside: Iterable[str]) -> dict[str, Any]:
-    """The arguments that the texts stand for; the bytes of those `beside` them come in another way. Raises InvalidInput
-    with the field."""
-    found = {name: _value(name, each, signature) for name, each in texts.items()}
-    signature.check_beside_bytes(msgspec.json.encode({**found, **dict.fromkeys(beside, "")}))
-    for name in signature.bytes_names & found.keys():
-        found[name] = _bytes(name, found[name], signature)
-    return found
+def values(texts: Mapping[str, Sequence[str]], signature: Signature, *, raw_names: Iterable[str]) -> dict[str, Any]:
+    """Convert texts to arguments. `raw_names` are the arguments that are sent as raw bytes.
+
+    Raises InvalidInput with the field.
+    """
+    parsed = {name: _value(name, value_texts, signature) for name, value_texts in texts.items()}
+    signature.check_without_bytes(msgspec.json.encode({**parsed, **dict.fromkeys(raw_names, "")}))
+    for name in signature.bytes_names & parsed.keys():
+        parsed[name] = _bytes(name, parsed[name], signature)
+    return parsed
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     try:
         return urllib.parse.parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_VALUES
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_VALUES
         )
     except ValueError:
-        raise InvalidInput(f"the query is not valid: it is UTF-8 of at most {MOST_VALUES} fields") from None
+        raise InvalidInput(f"the query is not valid: it must be UTF-8 with at most {MAX_VALUES} fields") from None
 
 
-def check_name(name: str, signature: Signature, names: Sequence[str], where: str) -> None:
-    """Raises InvalidInput unless the signature takes the name. `where` takes `names`."""
+def check_name(name: str, signature: Signature, names: Sequence[str], source: str) -> None:
+    """Raises InvalidInput unless the signature has the name. `source` accepts `names`."""
     if signature.takes(name):
         return
-    near = difflib.get_close_matches(name[:100], names, n=3)
-    meant = f"did you mean {', '.join(near)}?" if near else f"{where} takes {', '.join(names) or 'no arguments'}"
-    raise InvalidInput(f"{name}: there is no such argument; {meant}", field=name)
+    matches = difflib.get_close_matches(name[:100], names, n=3)
+    hint = f"did you mean {', '.join(matches)}?" if matches else f"{source} takes {', '.join(names) or 'no arguments'}"
+    raise InvalidInput(f"{name}: there is no such argument; {hint}", field=name)
 
 
 def _value(name: str, texts: Sequence[str], signature: Signature) -> Any:
     candidates = list(_candidates(texts))
-    for each in candidates:
-        if signature.fits(name, each):
-            return each
+    for candidate in candidates:
+        if signature.fits(name, candidate):
+            return candidate
     if (word := next(filter(is_number_word, texts), None)) is not None:
-        said = f"JSON has no {word}, and the query is read as JSON: send application/msgpack"
-        raise InvalidInput(f"{name}: {said}", field=name)
+        message = f"JSON has no {word}, and the query is read as JSON: send application/msgpack"
+        raise InvalidInput(f"{name}: {message}", field=name)
     return candidates[0]
 
 
 def _bytes(name: str, value: Any, signature: Signature) -> bytes | None:
-    """A worker reads base64 in JSON only, and these arguments reach it as msgpack."""
+    """Decode base64 here: these arguments reach the worker as msgpack, and it decodes base64 only in JSON."""
     try:
         if signature.fits(name, value):
             return None if value is None else binascii.a2b_base64(value, strict_mode=True)
@@ -86,24 +86,24 @@ def _bytes(name: str, value: Any, signature: Signature) -> bytes | None:
 
 
 def _candidates(texts: Sequence[str]) -> Iterator[Any]:
-    """What the texts may stand for, the likeliest first.
+    """Yield the possible values of the texts, the most likely first.
 
     >>> list(_candidates(["0.9"])), list(_candidates(["a"]))
     ([0.9, '0.9', [0.9], ['0.9']], ['a', ['a']])
     """
-    read = [_read(text) for text in texts]
-    is_text = read == list(texts)
+    parsed = [_read(text) for text in texts]
+    is_text = parsed == list(texts)
     if len(texts) == 1:
-        yield read[0]
+        yield parsed[0]
         if not is_text:
             yield texts[0]
-    yield read
+    yield parsed
     if not is_text:
         yield list(texts)
 
 
 def _read(text: str) -> Any:
-    """As JSON; a JSON string is text with quotes, and stays it."""
+    """Parse as JSON. A JSON string stays text, with its quotes."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

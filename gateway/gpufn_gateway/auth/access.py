@@ -1,8 +1,8 @@
-"""Who may do what. One function, `Access.authenticate`, stands before every route, the hot path included.
+"""Authentication and scopes. `Access.authenticate` runs before every route, including the hot path.
 
-With keys, `Authorization: Bearer gpufn_<id>_<secret>` is needed, and its scopes decide. Without any key the gateway
-listens on loopback only and everybody there may do everything; but a web page must not: the Host header must name
-loopback (DNS rebinding) and an Origin, when there is one, must be the gateway itself (forged requests).
+If API keys exist, a request needs `Authorization: Bearer gpufn_<id>_<secret>`, and the scopes of the key apply. Without
+keys the gateway listens only on loopback, and every local request is allowed. Web pages are still rejected: the Host
+header must name loopback (against DNS rebinding), and an Origin must be the gateway itself (against forged requests).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.subjects import is_function_name
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.http import host_field
-from gpufn_gateway.openapi.request_bodies import LONGEST_LABEL
+from gpufn_gateway.openapi.request_bodies import MAX_LABEL_LENGTH
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
@@ -34,13 +34,13 @@ _NO_LIMITS: Final = KeyLimits()
 
 
 class NotProtected(GpufnError):
-    """The gateway would be open to the network without a key."""
+    """The gateway would listen on the network without API keys."""
 
     code = "not_protected"
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who sends a request: a key, or somebody on this machine."""
+    """The sender of a request: an API key, or a local client if there are no keys."""
 
     id: str
     scopes: frozenset[str]
@@ -48,11 +48,11 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """Whom calls belong to: a key's id, or the platform."""
+        """The owner of this principal's calls: the key's id, or the platform."""
         return self.id or subjects.PLATFORM
 
-    def may(self, scope: str) -> bool:
-        """`scope` as in a key; who may deploy may also read."""
+    def has_scope(self, scope: str) -> bool:
+        """True if the principal has `scope`. `deploy` includes `read`."""
         scopes = self.scopes
         return ADMIN in scopes or scope in scopes or (scope == READ and DEPLOY in scopes)
 
@@ -60,20 +60,20 @@ class Principal(msgspec.Struct, frozen=True):
         scopes = self.scopes
         return ADMIN in scopes or INVOKE_ALL in scopes or f"invoke:{function}" in scopes
 
-    def need(self, scope: str) -> None:
-        if not self.may(scope):
-            raise Forbidden(f"This needs a key with the scope {scope!r}.")
+    def require(self, scope: str) -> None:
+        if not self.has_scope(scope):
+            raise Forbidden(f"This request needs an API key with the scope {scope!r}.")
 
-    def need_invoke(self, function: str) -> None:
+    def require_invoke(self, function: str) -> None:
         if not self.may_invoke(function):
-            raise Forbidden(f"This needs a key with the scope 'invoke:{function}'.")
+            raise Forbidden(f"This request needs an API key with the scope 'invoke:{function}'.")
 
 
 LOCAL: Final = Principal("", frozenset({ADMIN}))
 
 
 class Access:
-    """The keys there are, in memory (a watch keeps them), and whether we listen on loopback only."""
+    """The API keys, kept in memory by a watch. `loopback`: the gateway listens only on loopback."""
 
     def __init__(self, *, loopback: bool) -> None:
         self._loopback = loopback
@@ -95,32 +95,32 @@ class Access:
         self._principals.pop(key_id, None)
 
     def check_protected(self, host: str) -> None:
-        """Raises NotProtected rather than serve a network without a key."""
+        """Raises NotProtected if the gateway would listen on the network without API keys."""
         if not self._loopback and not self._keys:
             raise NotProtected(
-                f"refusing to listen on {host} without an API key: start on 127.0.0.1, create one there "
+                f"cannot listen on {host} without an API key: start on 127.0.0.1, create a key there "
                 "(`gpufn keys create --scope admin`), then listen on another address"
             )
 
     def check_removal(self, key_id: str) -> None:
-        """Raises Conflict when nobody could make a key after it."""
-        self.check_left([key for key in self._keys.values() if key.id != key_id])
+        """Raises Conflict if removing this key would leave no way to create another one."""
+        self.check_remaining_keys([key for key in self._keys.values() if key.id != key_id])
 
-    def check_left(self, keys: Sequence[ApiKey]) -> None:
-        """Raises Conflict when nobody could make a key where there are these."""
+    def check_remaining_keys(self, keys: Sequence[ApiKey]) -> None:
+        """Raises Conflict if no new key could be created with only these keys."""
         if any(ADMIN in key.scopes for key in keys) or (self._loopback and not keys):
             return
         if keys:
-            raise Conflict("This is the last key with the scope admin: make another one first.")
+            raise Conflict("This is the last API key with the scope admin: create another one first.")
         raise Conflict(
-            "This is the last key, and this gateway listens on the network, where nothing is served without a key: "
-            "make another one first (`gpufn keys create --scope admin`), or have it listen on 127.0.0.1."
+            "This is the last API key, and this gateway listens on the network, where every request needs a key: "
+            "create another one first (`gpufn keys create --scope admin`), or let the gateway listen on 127.0.0.1."
         )
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> Principal:
-        """Raises Unauthorized, or Forbidden for what a browser sends on somebody else's behalf."""
+        """Return the principal of a request. Raises Unauthorized, or Forbidden for a cross-origin browser request."""
         if self._keys:
-            return self._of_key(headers.get(b"authorization"))
+            return self._authenticate_key(headers.get(b"authorization"))
         if not self._loopback:
             raise Unauthorized
         host = headers.get(b"host", b"")
@@ -128,39 +128,39 @@ class Access:
             self._check_host(host)
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
-            raise Forbidden("A web page of another origin may not call this gateway.")
+            raise Forbidden("Requests from web pages of another origin are not allowed.")
         return LOCAL
 
-    def _of_key(self, authorization: bytes | None) -> Principal:
-        scheme, _, presented = (authorization or b"").partition(b" ")
+    def _authenticate_key(self, authorization: bytes | None) -> Principal:
+        scheme, _, credential = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
             raise Unauthorized
-        secret = presented.strip()
+        secret = credential.strip()
         key_id = secret[len(_PREFIX) :].partition(b"_")[0].decode("ascii", "replace")
-        known = self._keys.get(key_id)
+        key = self._keys.get(key_id)
         digest = hashlib.sha256(secret).hexdigest()
-        # An unknown id costs the same comparison, so that time does not tell which ids exist.
-        if not hmac.compare_digest(digest, known.sha256 if known else "0" * 64) or known is None:
-            raise Unauthorized("This API key is not known; it may have been deleted.")
+        # An unknown id costs the same comparison, so that timing does not reveal which ids exist.
+        if not hmac.compare_digest(digest, key.sha256 if key else "0" * 64) or key is None:
+            raise Unauthorized("This API key is unknown; it may have been deleted.")
         return self._principals[key_id]
 
     def _check_host(self, host: bytes) -> None:
-        named = host_field.parse(host)
-        if named is None or not host_field.is_loopback(named.host):
-            raise Forbidden("Without API keys this gateway answers under localhost and 127.0.0.1 only.")
+        authority = host_field.parse(host)
+        if authority is None or not host_field.is_loopback(authority.host):
+            raise Forbidden("Without API keys this gateway serves only the hosts localhost and 127.0.0.1.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)
 
 
 def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits = _NO_LIMITS) -> tuple[ApiKey, str]:
-    """A key to store and the secret to show once. Raises InvalidInput."""
+    """Create a key. Return the record to store and the secret to show once. Raises InvalidInput."""
     if not scopes:
         raise InvalidInput("a key needs at least one scope", field="scopes")
     for scope in scopes:
         _check_scope(scope)
     check_limits(limits)
-    if len(label) > LONGEST_LABEL:
-        raise InvalidInput(f"a label has at most {LONGEST_LABEL} characters", field="label")
+    if len(label) > MAX_LABEL_LENGTH:
+        raise InvalidInput(f"a label may have at most {MAX_LABEL_LENGTH} characters", field="label")
     key_id = new_ulid()[-12:]
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
@@ -172,6 +172,6 @@ def _check_scope(scope: str) -> None:
     if scope in SCOPES or (kind == "invoke" and colon and is_function_name(function)):
         return
     raise InvalidInput(
-        f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",
+        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",
         field="scopes",
     )

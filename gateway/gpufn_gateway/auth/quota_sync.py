@@ -1,9 +1,9 @@
-"""Calls are held against the limits of their API key (`quotas` decides), and gateways tell each other what was used.
+"""Enforce the limits of API keys (`quotas` decides), and exchange usage between gateways.
 
-A key without limits costs nothing here. With one gateway the limits hold exactly. With several, each tells the others
-once a second: of rate and concurrency, a key may get as much more as it uses at the others within that second. How many
-calls are queued is asked of the bus, which knows of all; what calls took, of the records that runners write every ten
-seconds.
+A key without limits costs nothing here. With one gateway the limits are exact. With several, each reports its usage to
+the others once a second, so a key can exceed its rate and concurrency by what it uses at the other gateways within that
+second. The number of queued calls comes from the bus, which has them all. Run time and GPU seconds come from records
+that runners write every ten seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import GatewayReport
 from gpufn_gateway.auth.access import Principal
-from gpufn_gateway.auth.quotas import COUNT_HOLDS_S, Use, count_again_at
+from gpufn_gateway.auth.quotas import COUNT_TTL_S, KeyQuota, recount_at
 from gpufn_gateway.background_loop import tried_again
-from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -43,149 +43,157 @@ class Publisher(Protocol):
     def publish(self, subject: str, payload: bytes) -> None: ...
 
 
-class KeyUses:
-    """`count(key)`: how many submitted calls of a key have not ended. `spent(day)`: what the calls of each key took on
-    that day of UTC."""
+class QuotaSync:
+    """The quotas of all keys at this gateway.
+
+    `count_queued(key)` returns the number of submitted calls of a key that have not ended. `usage_today(day)` returns
+    the usage of each key on that UTC day.
+    """
 
     def __init__(
         self,
         name: str,
         bus: Publisher,
         *,
-        count: Callable[[str], Awaitable[int]],
-        spent: Callable[[str], Awaitable[Mapping[str, Usage]]],
+        count_queued: Callable[[str], Awaitable[int]],
+        usage_today: Callable[[str], Awaitable[Mapping[str, Usage]]],
         clock: Clock,
     ) -> None:
         self._name = name
         self._bus = bus
-        self._count = count
-        self._spent = spent
+        self._count_queued = count_queued
+        self._usage_today = usage_today
         self._clock = clock
-        self._uses: dict[str, Use] = {}
-        self._is_new = asyncio.Event()  # a key whose seconds have not been looked up
-        self._counting: dict[str, asyncio.Lock] = {}
+        self._quotas: dict[str, KeyQuota] = {}
+        self._has_new_key = asyncio.Event()  # there is a key whose usage was not read yet
+        self._count_locks: dict[str, asyncio.Lock] = {}
 
     @classmethod
-    def on(cls, bus: Bus, usage: KeyValue, name: str, clock: Clock) -> KeyUses:
-        """On a real bus, hearing what other gateways tell. `usage` has what calls took."""
+    def connect(cls, bus: Bus, usage: KeyValue, name: str, clock: Clock) -> QuotaSync:
+        """Create an instance on a bus and subscribe to the reports of other gateways. `usage` is the usage bucket."""
 
-        async def count(key: str) -> int:
+        async def count_queued(key: str) -> int:
             stored = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queues_of(key))
             return sum(stored.values())
 
-        async def spent(day: str) -> Mapping[str, Usage]:
+        async def usage_today(day: str) -> Mapping[str, Usage]:
             by_key: dict[str, Usage] = {}
             for entry in await usage.entries(f"{day}."):
                 key = UsageKey.of_record(entry.key).key
                 by_key[key] = by_key.get(key, Usage()) + _usage.decode(entry.value)
             return by_key
 
-        self = cls(name, bus, count=count, spent=spent, clock=clock)
-        bus.subscribe(subjects.GATEWAY_REPORTS, decoded(_report, self.heard))
+        self = cls(name, bus, count_queued=count_queued, usage_today=usage_today, clock=clock)
+        bus.subscribe(subjects.GATEWAY_REPORTS, decoded(_report, self.on_report))
         return self
 
     def admit(self, principal: Principal) -> None:
-        """One call is made. Raises Limited."""
-        if (use := self._use(principal)) is not None and (refusal := use.admit(now := self._clock.monotonic())):
-            raise Limited(refusal.message, retry_after_s=refusal.retry_after_s, headers=use.headers(now))
+        """Count one call against the rate. Raises KeyLimitExceeded."""
+        if (quota := self._quota(principal)) is not None and (refusal := quota.admit(now := self._clock.monotonic())):
+            raise KeyLimitExceeded(refusal.message, retry_after_s=refusal.retry_after_s, headers=quota.headers(now))
 
     def begin(self, principal: Principal) -> Callable[[object], None] | None:
-        """A call that is waited for begins: what is to be called at its end, if anything. Raises Limited."""
-        use = self._use(principal)
-        if use is None:
+        """Start a call that a client waits for. Return a callback for its end, if one is needed.
+
+        Raises KeyLimitExceeded.
+        """
+        quota = self._quota(principal)
+        if quota is None:
             return None
-        began = self._clock.monotonic()
-        if (refusal := use.begin(began)) is not None:
-            raise Limited(refusal.message, retry_after_s=refusal.retry_after_s, headers=use.headers(began))
-        return lambda _: use.end(self._clock.monotonic() - began)
+        started_at = self._clock.monotonic()
+        if (refusal := quota.begin(started_at)) is not None:
+            raise KeyLimitExceeded(
+                refusal.message, retry_after_s=refusal.retry_after_s, headers=quota.headers(started_at)
+            )
+        return lambda _: quota.end(self._clock.monotonic() - started_at)
 
     @contextlib.asynccontextmanager
     async def queueing(self, principal: Principal, retry_after_s: float, calls: int) -> AsyncIterator[None]:
-        """Submitted calls are stored inside. Raises Limited: it is worth trying again after `retry_after_s`."""
-        use = self._use(principal)
-        if use is None:
+        """Context in which submitted calls are stored. Raises KeyLimitExceeded, with `retry_after_s`."""
+        quota = self._quota(principal)
+        if quota is None:
             yield
             return
-        await self._look_at_queue(use)
-        if (why := use.queue(calls)) is not None:
-            raise Limited(why, retry_after_s=retry_after_s, headers=use.headers(self._clock.monotonic()))
+        await self._update_queue_count(quota)
+        if (reason := quota.start_storing(calls)) is not None:
+            raise KeyLimitExceeded(reason, retry_after_s=retry_after_s, headers=quota.headers(self._clock.monotonic()))
         try:
             yield
         finally:
-            use.stored(calls)
+            quota.finish_storing(calls)
 
-    async def _look_at_queue(self, use: Use) -> None:
-        came = self._clock.monotonic()
-        await self._count_queue(use, came - COUNT_HOLDS_S)
-        if use.is_full:  # nobody is refused for calls whose end he has seen
-            again_at = count_again_at(came)
-            await asyncio.sleep(again_at - self._clock.monotonic())
-            await self._count_queue(use, again_at)
+    async def _update_queue_count(self, quota: KeyQuota) -> None:
+        arrived_at = self._clock.monotonic()
+        await self._recount(quota, arrived_at - COUNT_TTL_S)
+        if quota.is_full:  # recount: do not reject a client because of calls that it has already seen end
+            recount_time = recount_at(arrived_at)
+            await asyncio.sleep(recount_time - self._clock.monotonic())
+            await self._recount(quota, recount_time)
 
-    async def _count_queue(self, use: Use, since: float) -> None:
-        """Unless it was counted since then."""
-        if not use.needs_count(since):
+    async def _recount(self, quota: KeyQuota, since: float) -> None:
+        """Count the queued calls, unless they were counted after `since`."""
+        if not quota.needs_count(since):
             return
-        async with self._counting.setdefault(use.key, asyncio.Lock()):
-            if use.needs_count(since):
-                began, storing = self._clock.monotonic(), use.storing
-                use.counted(await self._count(use.key), storing, began)
+        async with self._count_locks.setdefault(quota.key, asyncio.Lock()):
+            if quota.needs_count(since):
+                started_at, storing = self._clock.monotonic(), quota.storing
+                quota.set_queued(await self._count_queued(quota.key), storing, started_at)
 
     async def run(self) -> None:
-        """Look up what calls took, every ten seconds and when a key is new; until cancelled."""
+        """Read the usage of today every ten seconds, and when a key is new, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STORED_EACH_S):
-                    await self._is_new.wait()
-            self._is_new.clear()
-            with tried_again("looking up what the calls of keys took today"):
-                await self.look_up()
+                    await self._has_new_key.wait()
+            self._has_new_key.clear()
+            with tried_again("reading today's usage of API keys"):
+                await self.refresh_usage()
 
-    async def look_up(self) -> None:
-        by_day = [use for use in self._uses.values() if use.is_by_day]
-        if not by_day:
+    async def refresh_usage(self) -> None:
+        with_daily_limits = [quota for quota in self._quotas.values() if quota.has_daily_limits]
+        if not with_daily_limits:
             return
         time, now = self._clock.time(), self._clock.monotonic()
-        spent = await self._spent(day_of(time))
-        for use in by_day:
-            use.spent(spent.get(use.key, Usage()), now + _DAY_S - time % _DAY_S)
+        usage_today = await self._usage_today(day_of(time))
+        for quota in with_daily_limits:
+            quota.set_usage(usage_today.get(quota.key, Usage()), now + _DAY_S - time % _DAY_S)
 
     def headers(self, principal: Principal) -> Headers:
-        """How much is left, for the answer."""
-        use = self._use(principal)
-        return [] if use is None else use.headers(self._clock.monotonic())
+        """Return the RateLimit headers of the key, for the response."""
+        quota = self._quota(principal)
+        return [] if quota is None else quota.headers(self._clock.monotonic())
 
-    def tell(self) -> None:
-        """About once a second."""
-        uses = tuple(told for use in self._uses.values() if (told := use.tell()) is not None)
-        if uses:
+    def publish(self) -> None:
+        """Report usage to the other gateways. Call it about once a second."""
+        reports = tuple(report for quota in self._quotas.values() if (report := quota.take_report()) is not None)
+        if reports:
             try:
-                self._bus.publish(subjects.gateway_report(self._name), encode(GatewayReport(self._name, uses)))
+                self._bus.publish(subjects.gateway_report(self._name), encode(GatewayReport(self._name, reports)))
             except BusUnavailable as error:
-                log.debug("other gateways do not hear what keys have used: %s", error)
+                log.debug("cannot report the usage of keys to other gateways: %s", error)
 
-    def _use(self, principal: Principal) -> Use | None:
+    def _quota(self, principal: Principal) -> KeyQuota | None:
         if principal.limits is None:
             return None
-        use = self._uses.get(principal.id)
-        if use is None:
-            use = self._uses[principal.id] = Use(principal.id, principal.limits, self._clock.monotonic())
-        elif use.limits is not principal.limits:  # changed, or told once more, as after a reconnect
-            use.change(principal.limits, self._clock.monotonic())
+        quota = self._quotas.get(principal.id)
+        if quota is None:
+            quota = self._quotas[principal.id] = KeyQuota(principal.id, principal.limits, self._clock.monotonic())
+        elif quota.limits is not principal.limits:  # changed, or received again after a reconnect
+            quota.change(principal.limits, self._clock.monotonic())
         else:
-            return use
-        if use.is_by_day:
-            self._is_new.set()
-        return use
+            return quota
+        if quota.has_daily_limits:
+            self._has_new_key.set()
+        return quota
 
     def forget(self, key: str) -> None:
-        """There is no such key any more."""
-        self._uses.pop(key, None)
-        self._counting.pop(key, None)
+        """Remove a key that was deleted."""
+        self._quotas.pop(key, None)
+        self._count_locks.pop(key, None)
 
-    def heard(self, report: GatewayReport) -> None:
-        """What another gateway told; our own is not for us."""
+    def on_report(self, report: GatewayReport) -> None:
+        """Add the report of another gateway; ignore our own."""
         now = self._clock.monotonic()
-        for told in report.uses if report.gateway != self._name else ():
-            if (use := self._uses.get(told.key)) is not None:
-                use.heard(report.gateway, told, now)
+        for key_use in report.uses if report.gateway != self._name else ():
+            if (quota := self._quotas.get(key_use.key)) is not None:
+                quota.add_report(report.gateway, key_use, now)

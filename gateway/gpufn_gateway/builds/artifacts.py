@@ -1,4 +1,4 @@
-"""What was uploaded for builds: models' files and samples, by digest."""
+"""Uploaded artifacts for builds: model files and samples, by digest."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Artifacts:
         self._bus = bus
 
     async def has(self, digest: str) -> bool:
-        """A file that is asked for is about to be built of: it is kept as if it came now."""
+        """Return whether a file is stored. This renews its age, because a build is about to use it."""
         return await object_store.touch(self._bus, subjects.MODEL_FILES, digest)
 
     async def put(self, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
-        """Reads `parts` also when the file is there. Raises InvalidInput when they are not the bytes of this digest."""
+        """Store a file. Consumes `parts` even if the file exists. Raises InvalidInput if the digest does not match."""
         if await self.has(digest):
             await object_store.check(digest, size, parts)
         else:
             await object_store.put_stream(self._bus, subjects.MODEL_FILES, digest, size, parts)
 
     async def check_uploaded(self, models: Iterable[ModelSpec]) -> None:
-        """Raises InvalidSpec that names what is missing."""
+        """Raises InvalidSpec naming the first missing file."""
         files: dict[str, ModelFile] = {}
         for model in models:
             samples = () if model.samples is None else (model.samples,)
@@ -38,10 +38,10 @@ class Artifacts:
         wanted = list(files.values())
         for at in range(0, len(wanted), _AT_ONCE):
             batch = wanted[at : at + _AT_ONCE]
-            found = await asyncio.gather(*(self.has(file.digest) for file in batch))
-            for file, is_there in zip(batch, found, strict=True):
-                if not is_there:
+            stored = await asyncio.gather(*(self.has(file.digest) for file in batch))
+            for file, is_stored in zip(batch, stored, strict=True):
+                if not is_stored:
                     raise InvalidSpec(
-                        f"the model's file {file.name} ({file.digest[:12]}) is not here: "
+                        f"the model's file {file.name} ({file.digest[:12]}) is not uploaded: "
                         f"PUT /v1/artifacts/{file.digest} first"
                     )

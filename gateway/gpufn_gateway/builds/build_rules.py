@@ -1,4 +1,4 @@
-"""What is built for a revision with models, and what becomes of the revision when its builds have ended. Pure."""
+"""Build rules: what to build for a revision with models, and the revision's state once its builds have ended. Pure."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.placement.gpus import ANY_KIND, has_kind
 
-RECORDED_WITHIN_S = 60.0  # a build's record is made before its revision's, and may be heard of after it
+RECORDED_WITHIN_S = 60.0  # a build is recorded before its revision, but the watches may report them in reverse order
 
 
 def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str, ...]:
-    """The DeviceKinds of the live `nodes` where a function may be placed. Raises NoCapacity when there is none."""
+    """Return the DeviceKinds of the live `nodes` that the function may use. Raises NoCapacity if there is none."""
     if not resources.gpu:
         return (CPU_KIND,)
     gpus = [device for report in nodes for device in report.devices if device.type is DeviceType.GPU]
     kinds = {device.kind for device in gpus if any(has_kind(device, wanted) for wanted in resources.gpu)}
     if not kinds:
         wanted = "any GPU" if ANY_KIND in resources.gpu else " or ".join(resources.gpu)
-        there = ", ".join(sorted({device.kind for device in gpus})) or "no GPU"
-        raise NoCapacity(f"An engine is built on the device that it is for, {wanted}, and the live nodes have {there}.")
+        available = ", ".join(sorted({device.kind for device in gpus})) or "no GPU"
+        raise NoCapacity(
+            f"An engine is built on the device that it is for. It needs {wanted}, and the live nodes have {available}."
+        )
     return tuple(sorted(kinds))
 
 
 def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revision | None:
-    """What a BUILDING revision is from now on, READY or FAILED; None while something of it is being built.
+    """Return a BUILDING revision as READY or FAILED; None while one of its builds is running.
 
-    `builds` are those that are known, by id; `now` is in unix seconds.
+    `builds` are the known builds, by id; `now` is in unix seconds.
     """
     own = [builds.get(build) for build in revision.builds]
     for build in own:
@@ -43,7 +45,7 @@ def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revi
     if len(known) < len(own):
         if now - revision.created_at < RECORDED_WITHIN_S:
             return None
-        return failed(revision, BuildFailed("a build of this revision is gone: deploy again").info())
+        return failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
     if not all(build.state.ended for build in known):
         return None
     engines: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -57,8 +59,8 @@ def failed(revision: Revision, error: ErrorInfo) -> Revision:
 
 
 def _error_of(build: Build) -> ErrorInfo:
-    what = f"{build.model.files[0].name} for {build.device}"
+    subject = f"{build.model.files[0].name} for {build.device}"
     if build.state is BuildState.CANCELLED:
-        return BuildFailed(f"{what}: the build was cancelled", stage=build.stage or "").info()
+        return BuildFailed(f"{subject}: the build was cancelled", stage=build.stage or "").info()
     error = build.error or BuildFailed().info()
-    return msgspec.structs.replace(error, message=f"{what}: {error.message}")
+    return msgspec.structs.replace(error, message=f"{subject}: {error.message}")

@@ -1,7 +1,7 @@
-"""Builds, as the gateway sees them: begun here, run by builders, and kept in memory by a watch.
+"""Builds: created here, run by builders, and kept in memory by a watch.
 
-begin    1. the record is created   2. its id is queued for the builders of the DeviceKind
-cancel   `cancel` is set by compare-and-set and the builder ends it; one that nobody has begun ends at once
+begin    1. create the record   2. queue its id for the builders of the DeviceKind
+cancel   set `cancel` by compare-and-set, and the builder ends the build; a pending build ends at once
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Builds:
         self._bus = bus
         self._builds = builds
         self._clock = clock
-        self._changed_at: dict[str, int] = {}  # id → revision of the record
+        self._changed_at: dict[str, int] = {}  # id -> revision of the record
         self._waiting: set[asyncio.Event] = set()
         self._watch: Watch | None = None
         self.known: dict[str, Build] = {}
 
     async def start(self) -> None:
-        """Returns when every build that there is has been read."""
+        """Start the watch. Returns when every existing build has been read."""
         self._watch = await self._builds.watch(self.on_build)
 
     def stop(self) -> None:
@@ -52,37 +52,37 @@ class Builds:
         for event in self._waiting:
             event.set()
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def get(self, build_id: str) -> Build:
         """Raises BuildNotFound."""
-        found = self.known.get(build_id)
-        if found is None:
+        build = self.known.get(build_id)
+        if build is None:
             raise BuildNotFound
-        return found
+        return build
 
     def newest_first(self) -> list[Build]:
         return sorted(self.known.values(), key=lambda build: build.id, reverse=True)
 
     def change(self, build_id: str) -> int:
-        """A number that grows with each change of this build."""
+        """Return a number that grows with each change of this build."""
         return self._changed_at.get(build_id, 0)
 
     async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
-        """The build once it has changed after `since`, has ended, or `wait_s` are over. Raises BuildNotFound."""
+        """Return the build once it has changed after `since` or has ended, or after `wait_s`. Raises BuildNotFound."""
         if build_id not in self.known and is_invocation_id(build_id):
-            await self._builds.get(build_id)  # it may have begun at another gateway just now: our watch learns of it
+            await self._builds.get(build_id)  # another gateway may have just created it: this syncs our watch
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + wait_s
+        deadline = loop.time() + wait_s
         while True:
             build = self.get(build_id)
-            left_s = give_up - loop.time()
-            if build.state.ended or self.change(build_id) > since or left_s <= 0:
+            remaining_s = deadline - loop.time()
+            if build.state.ended or self.change(build_id) > since or remaining_s <= 0:
                 return build
-            await self.any_change(left_s)
+            await self.wait_any_change(remaining_s)
 
-    async def any_change(self, wait_s: float) -> None:
-        """Returns at the next change of any build, or after `wait_s`."""
+    async def wait_any_change(self, wait_s: float) -> None:
+        """Wait for the next change of any build, or for `wait_s`."""
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -93,10 +93,10 @@ class Builds:
         finally:
             self._waiting.discard(event)
 
-    # --- doing -------------------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     async def begin(self, model: ModelSpec, device: str) -> Build:
-        """Queue a build of `model`, whose files are there, for a DeviceKind. Raises QueueFull."""
+        """Queue a build of `model`, whose files are stored, for a DeviceKind. Raises QueueFull."""
         build = Build(id=new_ulid(), model=model, device=device, created_at=self._clock.time())
         value = encode(build)
         await self._builds.create(build.id, value)
@@ -108,18 +108,19 @@ class Builds:
         return build
 
     async def queue(self, build: Build) -> None:
-        """For the builders of its DeviceKind. One that takes it twice finds it begun, or ended. Raises QueueFull."""
+        """Queue a build for the builders of its DeviceKind. A builder that gets it twice finds it started or ended.
+        Raises QueueFull."""
         await self._bus.publish_stored(subjects.build_queue(build.device), build.id.encode(), msg_id=build.id)
 
-    async def tell(self, build_id: str, detail: str) -> None:
-        """Why a build waits, unless it is changed meanwhile."""
+    async def set_detail(self, build_id: str, detail: str) -> None:
+        """Set the detail of a build: why it waits. Does nothing if the build changes at the same time."""
         build, revision = self.get(build_id), self.change(build_id)
         value = encode(msgspec.structs.replace(build, detail=detail))
         with contextlib.suppress(Conflict):
             await self._builds.update(build_id, value, revision)
 
     async def cancel(self, build_id: str) -> Build:
-        """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""
+        """Cancel a build and return it. A build that has ended does not change. Raises BuildNotFound."""
         if not is_invocation_id(build_id):
             raise BuildNotFound
 

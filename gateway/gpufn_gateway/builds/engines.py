@@ -1,4 +1,4 @@
-"""Engines: what was published, who uses it, and the removal of what nobody uses; and the models that they are of."""
+"""Engines: list the published ones and their users, remove unused ones; and the models that they were built from."""
 
 from __future__ import annotations
 
@@ -37,57 +37,57 @@ class Engines:
         self._clock = clock
 
     def listed(self) -> list[dict[str, Any]]:
-        """Every engine, the newest first."""
+        """Return every engine, newest first."""
         used_by = users(self._registry.all_revisions(), self._registry.functions)
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
         return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
 
     async def collect(self, *, dry_run: bool = False) -> Unused:
-        """What nobody uses, and it is gone unless that was a `dry_run`.
+        """Remove unused engines, unless `dry_run`, and return them.
 
-        By the records themselves: what this gateway has heard of may be less. In this order: a build ends after its
-        revision's record is made, or is still remembered; and an engine that a build finds meanwhile is written anew
-        (`gpufn_builder.store`), so that it stays.
+        Reads the records, because this gateway's watches may lag. The order of reads matters: a build ends after its
+        revision is recorded, or is still remembered. A build that finds one of these engines in the meantime writes it
+        again (`gpufn_builder.store`), so the engine stays.
         """
         entries = {entry.key: entry for entry in await self._buckets.engines.entries()}
         revisions = await records(self._buckets.revisions, _revision)
         functions = {each.name: each for each in await records(self._buckets.functions, _function)}
         builds = await records(self._buckets.builds, _build)
         manifests = {key: _manifest.decode(entry.value) for key, entry in entries.items()}
-        going = unused(manifests, revisions, functions, builds, self._clock.time())
+        candidates = unused(manifests, revisions, functions, builds, self._clock.time())
         if dry_run:
-            return going
+            return candidates
         removed = []
-        for manifest in going.engines:
+        for manifest in candidates.engines:
             try:
                 await self._buckets.engines.delete(manifest.key, entries[manifest.key].revision)
             except Conflict:
-                log.info("the engine %s stays: it is used again", manifest.key)
+                log.info("kept engine %s: it is in use again", manifest.key)
             else:
                 removed.append(manifest)
         return Unused(tuple(removed), await self._remove_files(removed))
 
     async def _remove_files(self, removed: Iterable[EngineManifest]) -> dict[str, int]:
-        """Those that no other engine names: their sizes. The blobs are looked at first: a builder touches those that it
-        has named, and then they are others."""
+        """Remove the files that no other engine names, and return their sizes. The blobs are read first: a builder
+        touches a file after naming it, and then the blob has changed and is not removed."""
         blobs = {blob.digest: blob for blob in await object_store.blobs(self._bus, subjects.ENGINE_FILES)}
         named = {file.digest for each in await records(self._buckets.engines, _manifest) for file in each.files}
-        going = {file.digest: file.size for each in removed for file in each.files if file.digest not in named}
-        for digest in going.keys() & blobs.keys():
+        files = {file.digest: file.size for each in removed for file in each.files if file.digest not in named}
+        for digest in files.keys() & blobs.keys():
             await object_store.remove(self._bus, subjects.ENGINE_FILES, blobs[digest])
-        return going
+        return files
 
     def models(self) -> list[dict[str, Any]]:
-        """The models of every function's serving revision."""
-        found = []
+        """Return the models of every function's serving revision."""
+        views = []
         for name in sorted(self._registry.functions):
             revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
             if revision is not None:
-                found += [self._model_view(revision, model) for model in revision.spec.models]
-        return found
+                views += [self._model_view(revision, model) for model in revision.spec.models]
+        return views
 
     def model(self, name: str) -> dict[str, Any]:
-        """One of them by its name, in either spelling of its function's. Raises FunctionNotFound."""
+        """Return a model by its name, in either spelling of its function. Raises FunctionNotFound."""
         base, dot, parameter = name.partition(".")
         wanted = f"{function_name(base)}{dot}{parameter}"
         for view in self.models():

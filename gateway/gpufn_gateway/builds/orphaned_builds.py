@@ -1,8 +1,10 @@
-"""Builds that nobody takes, or goes on with: their records say so, until a builder for their DeviceKind runs. And those
-that are in no queue, for their gateway died when they had a record and nothing more: they are queued.
+"""Detection of orphaned builds.
 
-Every gateway has one of these and the controller's leader acts. Builders answer it, also while they build: what their
-queue tells is no help, for a delivery to a builder that has died counts as held until the next one comes.
+A build without a builder for its DeviceKind says so in its record, until a builder runs. A pending build that is in no
+queue, because its gateway died after recording it, is queued again.
+
+Every gateway runs this, and the controller's leader acts. Builders answer the request even while they build. The state
+of their queue does not help: a delivery to a dead builder counts as in progress until it is redelivered.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
 
-SOON_S: Final = 3.0  # what has waited for less may be about to be taken
+SOON_S: Final = 3.0  # a build that has waited for less may be taken in a moment
 _TICK_S: Final = 1.0
 _ANSWER_S: Final = 2.0
 
 
 class Unattended:
-    """`leads` tells whether the controller of this process leads now."""
+    """`leads` returns whether the controller of this process leads now."""
 
     def __init__(self, bus: Bus, builds: Builds, registry: Registry, clock: Clock, leads: Callable[[], bool]) -> None:
         self._bus = bus
@@ -39,10 +41,10 @@ class Unattended:
         self._registry = registry
         self._clock = clock
         self._leads = leads
-        self._silent_since: dict[str, float] = {}  # DeviceKinds that no builder answered for, by our own clock
+        self._silent_since: dict[str, float] = {}  # DeviceKinds without a builder's answer, by our monotonic clock
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             with tried_again("looking for builders"):
                 if self._leads():
@@ -54,27 +56,30 @@ class Unattended:
         for build in self._builds.known.values():
             if not build.state.ended and self._clock.time() - build.created_at >= SOON_S:
                 by_device.setdefault(build.device, []).append(build)
-        self._silent_since = {each: since for each, since in self._silent_since.items() if each in by_device}
+        self._silent_since = {device: since for device, since in self._silent_since.items() if device in by_device}
         for device, builds in by_device.items():
             await self._queue_lost(device, builds)
             has_builder = await self._has_builder(device)
             for each in builds if has_builder is not None else ():
-                found = self._builds.known.get(each.id)  # it may have ended while its builder was asked for
-                if found is not None and not found.state.ended and has_builder == found.detail.startswith(why(device)):
+                current = self._builds.known.get(each.id)  # it may have ended during the request
+                if current is None or current.state.ended:
+                    continue
+                if has_builder == current.detail.startswith(why(device)):
                     detail = "" if has_builder else why(device) + there(self._registry.live_nodes())
-                    await self._builds.tell(found.id, detail)
+                    await self._builds.set_detail(current.id, detail)
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
-        """A queue has each of its builds until that has ended."""
+        """Queue pending builds again if the queue is too short. A queue holds a build until the build ends."""
         queue = subjects.build_queue(device)
         queued = (await streams.messages_per_subject(self._bus, subjects.BUILD, queue)).get(queue, 0)
         for build in builds if queued < len(builds) else ():
             if build.state is BuildState.PENDING:
-                log.warning("build %s of %s may be in no queue: it is queued again", build.id, device)
+                log.warning("build %s of %s may be in no queue: queueing it again", build.id, device)
                 await self._builds.queue(build)
 
     async def _has_builder(self, device: str) -> bool | None:
-        """None for a while: it may be starting again, or be without the bus for a moment."""
+        """Return whether a builder answers. None for a few seconds of silence: it may be restarting, or without the
+        bus."""
         try:
             await self._bus.request(subjects.builders(device), timeout_s=_ANSWER_S)
         except NoResponders:
@@ -89,7 +94,7 @@ def why(device: str) -> str:
 
 
 def there(nodes: Iterable[NodeReport]) -> str:
-    """What could be built for: the name may have been mistyped."""
+    """Return what could be built for: the name may have been mistyped."""
     devices = [device for report in nodes for device in report.devices]
     kinds = {device.kind if device.type is DeviceType.GPU else CPU_KIND for device in devices}
     return f"the live nodes have {', '.join(sorted(kinds))}" if kinds else "there is no live node"

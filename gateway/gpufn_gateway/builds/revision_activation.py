@@ -1,7 +1,7 @@
-"""BUILDING revisions whose builds have ended become READY, and active, or FAILED: the part of deploy after the builds.
+"""Activation of revisions after their builds: BUILDING revisions become READY and active, or FAILED.
 
-Every gateway has one of these and the controller's leader acts: at each change of a build, and each second for what
-ended while nobody led.
+Every gateway runs this, and the controller's leader acts: at each change of a build, and each second for builds that
+ended while no controller led.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TICK_S: Final = 1.0
 
 
 class Finishing:
-    """`leads` tells whether the controller of this process leads now."""
+    """`leads` returns whether the controller of this process leads now."""
 
     def __init__(
         self, *, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
@@ -35,14 +35,14 @@ class Finishing:
         self._deploys = deploys
         self._clock = clock
         self._leads = leads
-        self._is_done = False  # with what was left between its two records
+        self._is_done = False  # no revision is left with one of its two records written
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
-            with tried_again("finishing what was built"):
+            with tried_again("activating built revisions"):
                 await self.step()
-            await self._builds.any_change(_TICK_S)
+            await self._builds.wait_any_change(_TICK_S)
 
     async def step(self) -> None:
         if not self._leads():
@@ -55,7 +55,7 @@ class Finishing:
             if after is not None:
                 done &= await self._finish(after)
         if not was_done:
-            # The leader before us may have died between a revision's two records, or the bus gone away under us.
+            # The previous leader may have died between the two records of a revision, or the bus failed in between.
             for revision in list(self._revisions(RevisionState.READY)):
                 function = self._registry.functions.get(revision.function)
                 if revision.builds and (function is None or function.latest < revision.number):
@@ -63,13 +63,13 @@ class Finishing:
         self._is_done = done
 
     async def _finish(self, after: Revision) -> bool:
-        """Whether it is done. What cannot be done for one revision keeps no other waiting."""
+        """Finish one revision and return whether it is done. A failure does not hold up other revisions."""
         try:
             await self._deploys.finish(after)
         except RequestError as error:
-            log.warning("%s was built and is not %s yet: %s", after, after.state, error)
+            log.warning("%s was built but cannot become %s yet: %s", after, after.state, error)
             return False
-        log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
+        log.info("%s was built and is now %s", after, after.state, extra={"function": after.function})
         return True
 
     def _revisions(self, state: RevisionState) -> Iterator[Revision]:

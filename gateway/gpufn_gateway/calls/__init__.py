@@ -1,1 +1,1 @@
-"""Calls on their way from an HTTP request to a queue or to a runner."""
+"""Prepare the calls of HTTP requests, and send them to a queue or to a runner."""

@@ -1,7 +1,7 @@
-"""What the attempts of every call come to, whoever waits for it: by node and function, from what runners report. Pure.
+"""Totals of all attempts by node and function, from the reports of the runners. Pure.
 
-A runner counts for a revision while that has workers on its node, and from nothing when it has some again, or when the
-runner itself is a new one. Here the counts go on, as those who scrape them expect.
+A runner's counters for a revision start at zero when the runner restarts, or when the revision gets workers on the node
+again. The totals here never decrease, as Prometheus requires of counters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport
 
 @dataclass
 class AttemptCounts:
-    """`failed` are those of `ended` that did not succeed; seconds are of all of them."""
+    """`failed` counts the ended attempts that did not succeed. The seconds include all ended attempts."""
 
     ended: int = 0
     failed: int = 0
@@ -29,22 +29,22 @@ class AttemptCounts:
         self.gpu_s += now.gpu_seconds - before.gpu_seconds
 
 
-class Attempts:
+class AttemptTotals:
     def __init__(self) -> None:
-        # By node and runner: its successor may be heard before it is silent.
+        # By node and runner: a new runner may report before the old one is silent.
         self._last: dict[str, dict[str, dict[RevisionKey, RevisionTraffic]]] = {}
         self._counts: dict[tuple[str, str], AttemptCounts] = {}
 
-    def take(self, report: RunnerReport) -> None:
-        """Reports of one runner in their order."""
+    def add_report(self, report: RunnerReport) -> None:
+        """Add a report. The reports of one runner must come in order."""
         runners = self._last.setdefault(report.node, {})
-        known = runners.pop(report.runner, {})
-        runners[report.runner] = told = {(each.function, each.revision): each for each in report.traffic}
-        for gone in list(runners)[:-2]:
-            del runners[gone]
-        for key, now in told.items():
-            before = known.get(key)
-            if before is None or now.ended < before.ended:  # it counts anew
+        previous = runners.pop(report.runner, {})
+        runners[report.runner] = current = {(each.function, each.revision): each for each in report.traffic}
+        for runner in list(runners)[:-2]:
+            del runners[runner]
+        for key, now in current.items():
+            before = previous.get(key)
+            if before is None or now.ended < before.ended:  # its counter was reset
                 before = RevisionTraffic(now.function, now.revision)
             if now.ended > before.ended:
                 self._counts.setdefault((report.node, now.function), AttemptCounts()).add(now, before)
@@ -54,5 +54,5 @@ class Attempts:
             del self._counts[key]
 
     def __iter__(self) -> Iterator[tuple[str, str, AttemptCounts]]:
-        """Node, function, and what they come to."""
+        """Yield node, function and totals."""
         return ((node, function, counts) for (node, function), counts in self._counts.items())

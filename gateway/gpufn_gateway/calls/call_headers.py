@@ -1,4 +1,4 @@
-"""What the headers of a request ask of its call: until when, in which class, of which trace. Pure."""
+"""Options of a call from the request headers: timeout, deadline, priority and trace. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpufn_core.spec.priority import Priority, priority_of
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Asked(NamedTuple):
-    """`deadline` in unix seconds. None, or empty: the client left it to us.
+class CallOptions(NamedTuple):
+    """The options that the client sent, None or empty if it did not. `deadline` is in unix seconds.
 
-    >>> asked({b"x-gpufn-timeout": b"2.5", b"x-gpufn-priority": b"low"}, now=1000.0)
-    Asked(timeout_s=2.5, deadline=None, priority=<Priority.LOW: 'low'>, trace='')
+    >>> parse_call_options({b"x-gpufn-timeout": b"2.5", b"x-gpufn-priority": b"low"}, now=1000.0)
+    CallOptions(timeout_s=2.5, deadline=None, priority=<Priority.LOW: 'low'>, trace='')
     """
 
     timeout_s: float | None
@@ -26,23 +26,24 @@ class Asked(NamedTuple):
     priority: Priority | None
     trace: str
 
-    def left_s(self, now: float) -> float | None:
-        """Until the earlier of both ends, negative once that has passed. A deadline stays where it is, however long
-        the body takes to come; a timeout begins when it is there.
+    def remaining_s(self, now: float) -> float | None:
+        """Return the seconds until the timeout or the deadline, whichever is earlier. Negative if it has passed.
 
-        >>> Asked(30.0, 1010.0, None, "").left_s(now=1004.0)
+        The timeout starts when the body has arrived. The deadline does not move, however long the body takes.
+
+        >>> CallOptions(30.0, 1010.0, None, "").remaining_s(now=1004.0)
         6.0
         """
         if self.deadline is None:
             return self.timeout_s
-        left_s = self.deadline - now
-        return left_s if self.timeout_s is None else min(self.timeout_s, left_s)
+        remaining_s = self.deadline - now
+        return remaining_s if self.timeout_s is None else min(self.timeout_s, remaining_s)
 
 
-def asked(headers: Mapping[bytes, bytes], now: float) -> Asked:
-    """Raises InvalidInput, DeadlinePassed."""
+def parse_call_options(headers: Mapping[bytes, bytes], now: float) -> CallOptions:
+    """Parse the options. Raises InvalidInput, DeadlinePassed."""
     priority, trace = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
-    return Asked(
+    return CallOptions(
         _timeout_s(headers.get(b"x-gpufn-timeout")),
         _deadline(headers.get(b"x-gpufn-deadline"), now),
         None if priority is None else priority_of(priority.decode("latin-1"), "X-Gpufn-Priority"),
@@ -58,7 +59,9 @@ def _timeout_s(header: bytes | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_TIMEOUT_S:
-        raise InvalidInput("X-Gpufn-Timeout is a number of seconds above 0, at most 7 days", field="X-Gpufn-Timeout")
+        raise InvalidInput(
+            "X-Gpufn-Timeout must be a number of seconds above 0 and at most 7 days", field="X-Gpufn-Timeout"
+        )
     return seconds
 
 
@@ -70,7 +73,9 @@ def _deadline(header: bytes | None, now: float) -> float | None:
     except ValueError:
         deadline = math.nan
     if not deadline - now <= LONGEST_TIMEOUT_S:
-        raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
+        raise InvalidInput(
+            "X-Gpufn-Deadline must be in unix seconds and at most 7 days ahead", field="X-Gpufn-Deadline"
+        )
     if deadline <= now:
-        raise DeadlinePassed(f"the deadline of this call was {now - deadline:.1f} s ago")
+        raise DeadlinePassed(f"the deadline of this call passed {now - deadline:.1f} s ago")
     return deadline

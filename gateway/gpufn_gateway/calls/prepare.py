@@ -1,8 +1,9 @@
-"""What every call goes through before it is queued, whichever way its result is wanted.
+"""Prepare a call: the steps before it is queued, for all kinds of calls.
 
-1. who asks (`Access`)   2. what it names (`Registry`), and whether the key's limits allow it now (`KeyUses`)
-3. what its headers ask of it (`asked`)   4. whether anybody could serve it (`admission`)
-5. its body, within limits   6. whether it fits the signature   7. a doorbell when no worker is ready (`Doorbell`)
+1. authenticate (`Access`)   2. resolve the function (`Registry`) and check the key's limits (`QuotaSync`)
+3. parse the call's headers (`call_headers`)   4. check that it can be served (`admission`)
+5. receive the body, within limits   6. check the arguments against the signature
+7. wake up the controller if no worker is ready (`ColdStartWakeup`)
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments import query as query_arguments
 from gpufn_gateway.arguments.form import Form
 from gpufn_gateway.auth.access import HI, PICKLE, Access, Principal
-from gpufn_gateway.auth.quota_sync import KeyUses
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
-from gpufn_gateway.calls.call_headers import asked
-from gpufn_gateway.calls.shared_bodies import GatewayParcels, Parcel
-from gpufn_gateway.calls.stored_bodies import References
-from gpufn_gateway.calls.wakeup import Doorbell, Publisher
+from gpufn_gateway.calls.call_headers import parse_call_options
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies, SharedBody
+from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive
-from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies as bodies
@@ -53,7 +54,7 @@ from gpufn_platform.shared_bodies.bodies import ParcelReader
 
 P = TypeVar("P", bound=PendingCall)
 
-_FORM_PIECE_BYTES: Final = 64 << 10
+_FORM_CHUNK_BYTES: Final = 64 << 10
 
 
 class Queue(Protocol):
@@ -72,46 +73,49 @@ class Queue(Protocol):
 
 
 class Arguments(NamedTuple):
-    """A call's body as it is queued, and the encoding of the result that is wanted."""
+    """A call's body as it is queued, and the requested encoding of the result."""
 
     content_type: str
     accept: str
     body: CallBody
 
 
-# The call's name as it was given, what it names, the request's headers, and its body to come.
+# Arguments: the function name in the request, its target, the request's headers, and the ASGI receive for the body.
 ReadArguments = Callable[[str, Target, dict[bytes, bytes], Receive], Awaitable[Arguments]]
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
-    """A call that may be queued. `timeout_s` is what the client asked for, if it did."""
+    """A call that is ready to be queued. `timeout_s` is the client's timeout, if it sent one."""
 
     principal: Principal
     target: Target
     content_type: str
     accept: str
     body: bytes
-    parcel: Parcel | None  # the body, when it is large
+    shared: SharedBody | None  # the body, if it is large
     now: float
     timeout_s: float | None
     trace: str
     priority: Priority
-    by_reference: bool = False  # `body`, or `parcel`, is too large for a message and is to be stored beside it
-    reference: BodyReference | None = None  # where it was stored
+    exceeds_message: bool = False  # the body is too large for a message and must be stored beside it
+    reference: BodyReference | None = None  # the stored body
 
     @property
     def deadline(self) -> float:
-        """For a call that somebody waits for."""
+        """The deadline of a call that a client waits for."""
         return self.now + (self.target.budget_s if self.timeout_s is None else self.timeout_s)
 
     @property
     def submit_deadline(self) -> float:
-        """For one that nobody waits for: none unless the client says so. A queue_timeout ends what waits for its first
-        attempt, and would end later ones."""
+        """The deadline of a submitted call: none (0.0) unless the client sets one.
+
+        The function's queue_timeout covers only the wait for the first attempt; as a deadline it would end later
+        attempts as well.
+        """
         return 0.0 if self.timeout_s is None else self.now + self.timeout_s
 
     def request(self, deadline: float) -> CallRequest:
-        """What is queued."""
+        """Build the request to queue."""
         target = self.target
         return CallRequest(
             target.revision,
@@ -121,7 +125,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
             self.accept,
             deadline,
             trace=self.trace,
-            parcel="" if self.parcel is None else self.parcel.name,
+            parcel="" if self.shared is None else self.shared.name,
             priority=self.priority,
             owner=self.principal.owner,
             reference=self.reference,
@@ -129,6 +133,8 @@ class PreparedCall(msgspec.Struct, frozen=True):
 
 
 class Calls:
+    """Prepares, starts and discards calls."""
+
     def __init__(
         self,
         *,
@@ -139,22 +145,22 @@ class Calls:
         telemetry: Telemetry,
         bodies: CallBodies,
         clock: Clock,
-        uses: KeyUses,
-        parcels: GatewayParcels | None = None,
-        references: References | None = None,
+        quotas: QuotaSync,
+        shared_bodies: GatewaySharedBodies | None = None,
+        stored_bodies: StoredBodies | None = None,
     ) -> None:
         self.queue = queue
-        self.uses = uses
-        self._parcels = parcels
-        self._references = references
+        self.quotas = quotas
+        self._shared_bodies = shared_bodies
+        self._stored_bodies = stored_bodies
         self.clock = clock
         self.telemetry = telemetry
         self.access = access
         self.registry = registry
-        self._doorbell = Doorbell(bus, registry, clock)
+        self._wakeup = ColdStartWakeup(bus, registry, clock)
         self._bodies = bodies
         registry.on_status = self._on_status
-        registry.on_key_deleted = uses.forget
+        registry.on_key_deleted = quotas.forget
 
     async def prepare(
         self,
@@ -162,40 +168,40 @@ class Calls:
         headers: dict[bytes, bytes],
         receive: Receive,
         *,
-        waits: bool = True,
+        waiting: bool = True,
         read: ReadArguments | None = None,
-        may_be_parcel: bool = False,
+        may_share: bool = False,
         is_queued: bool = False,
         query: bytes = b"",
     ) -> PreparedCall:
-        """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
+        """Run steps 1 to 6. The caller must `discard` the call in the end.
 
-        `may_be_parcel`: a large body may become a parcel. `is_queued`: the call is going to be submitted, and a body
-        that is too large for its message is stored then (`stored_for`); of other calls it is stored here. In the end
-        `discard` the call. `read` takes the place of steps 5 and 6 for a protocol of its own. `query` has the arguments
-        beside a raw body.
+        `waiting`: a client waits for the result, so the call is rejected if the function cannot serve it now.
+        `may_share`: a large body may become a shared body. `is_queued`: the call will be submitted. `store_body_for`
+        then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
+        and 6 for another protocol. `query` has the arguments beside a raw body.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
-        principal.need_invoke(target.name)
+        principal.require_invoke(target.name)
         try:
-            self.uses.admit(principal)
-            asked_at = self.clock.time()
-            asks = asked(headers, asked_at)
-            check_class(asks.priority, target.revision.spec, principal)
-            if waits:
+            self.quotas.admit(principal)
+            received_at = self.clock.time()
+            options = parse_call_options(headers, received_at)
+            check_priority(options.priority, target.revision.spec, principal)
+            if waiting:
                 status = self.registry.statuses.get(target.name)
-                refused = admission.refusal(target.function, target.revision, status, asks.left_s(asked_at))
-                if refused is not None:
-                    raise refused
+                refusal = admission.refusal(target.function, target.revision, status, options.remaining_s(received_at))
+                if refusal is not None:
+                    raise refusal
             if read is None:
                 arguments = await self._read(
-                    name, target, headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued, query=query
+                    name, target, headers, receive, may_share=may_share, is_queued=is_queued, query=query
                 )
             else:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
-                check_pickles(target, principal)
+                self._check_pickles(target, principal, arguments.body)
             now = self.clock.time()
             call = PreparedCall(
                 principal,
@@ -203,18 +209,27 @@ class Calls:
                 arguments.content_type,
                 arguments.accept,
                 arguments.body.data,
-                arguments.body.parcel,
+                arguments.body.shared,
                 now,
-                asks.left_s(now),
-                asks.trace,
-                asks.priority or target.revision.spec.priority,
-                arguments.body.by_reference,
+                options.remaining_s(now),
+                options.trace,
+                options.priority or target.revision.spec.priority,
+                arguments.body.exceeds_message,
             )
-            if call.by_reference and not is_queued:
-                return await self._stored_while_waited_for(call)
+            if call.exceeds_message and not is_queued:
+                return await self._store_body_temporarily(call)
             return call
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
+            raise
+
+    def _check_pickles(self, target: Target, principal: Principal, body: CallBody) -> None:
+        """Like `check_pickles`, for a body that has been received: a rejected call releases it."""
+        try:
+            check_pickles(target, principal)
+        except GpufnError:
+            if body.shared is not None and self._shared_bodies is not None:
+                self._shared_bodies.discard(body.shared)
             raise
 
     async def _read(
@@ -224,19 +239,19 @@ class Calls:
         headers: dict[bytes, bytes],
         receive: Receive,
         *,
-        may_be_parcel: bool,
+        may_share: bool,
         is_queued: bool,
         query: bytes,
     ) -> Arguments:
-        """Keyword arguments, a form with them, or the bytes of the one parameter that takes bytes."""
+        """Receive encoded arguments, a form, or the raw bytes of one parameter."""
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
-        content_type = negotiation.of_body(headers.get(b"content-type"))
+            raise UnsupportedMediaType("Send the body unencoded, without Content-Encoding.")
+        content_type = negotiation.body_kind(headers.get(b"content-type"))
         if content_type is media.JSON:
-            data = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued) or b"{}"
+            data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued)
-            return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
+            body = self._bodies.wrap(data, function=target.name, may_share=may_share, is_queued=is_queued)
+            return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
         raw_parameter = target.method.raw_parameter
         is_raw = not negotiation.is_arguments(content_type)
         if is_raw and raw_parameter is None:
@@ -246,139 +261,146 @@ class Calls:
         is_form = is_raw and negotiation.is_multipart(content_type)
         if is_form or (is_raw and query):
             if is_form:
-                form = _form(content_type)
-                whole = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued)
-                await _write(form, whole)
+                form = _new_form(content_type)
+                form_body = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                await _write_form(form, form_body)
                 arguments = form.arguments(target.signature)
             else:
                 assert raw_parameter is not None
                 arguments = query_arguments.arguments(query, target.signature, raw_parameter)
                 arguments[raw_parameter] = await self._bodies.read(
-                    headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued
+                    headers, receive, may_share=may_share, is_queued=is_queued
                 )
             content_type = media.MSGPACK
-            body = self._bodies.wrap(
-                _packed(arguments), function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued
-            )
+            body = self._bodies.wrap(_pack(arguments), function=target.name, may_share=may_share, is_queued=is_queued)
         else:
-            body = await self._bodies.take(
-                headers, receive, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued
+            body = await self._bodies.receive_body(
+                headers, receive, function=target.name, may_share=may_share, is_queued=is_queued
             )
-        return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
+        return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
-        """Queue it for a result. Raises BusUnavailable, Limited."""
+        """Queue a call that a client waits for. Raises BusUnavailable, KeyLimitExceeded."""
         return self._start(call, self.queue.invoke)
 
     def start_stream(self, call: PreparedCall) -> PendingStream:
+        """Queue a call whose items are streamed. Raises BusUnavailable, KeyLimitExceeded."""
         return self._start(call, self.queue.open_stream)
 
     def _start(self, call: PreparedCall, queue: Callable[[CallRequest], P]) -> P:
         try:
-            at_end = self.uses.begin(call.principal)
+            on_end = self.quotas.begin(call.principal)
         except GpufnError as error:
             self.telemetry.of(call.target.name).refused(error.code)
             raise
         try:
             pending = queue(call.request(call.deadline))
         except GpufnError:
-            if at_end is not None:
-                at_end(None)
+            if on_end is not None:
+                on_end(None)
             raise
-        if at_end is not None:
-            pending.future.add_done_callback(at_end)
-        self._doorbell.ring_if_cold(call.target)
+        if on_end is not None:
+            pending.future.add_done_callback(on_end)
+        self._wakeup.wake_if_cold(call.target)
         return pending
 
     def result(self, reply: ResultReply, body: bytes) -> bytes | ParcelReader:
-        """The result's bytes, or the parcel that they are in, to be closed. Raises ArtifactUnavailable."""
-        if not reply.parcel or self._parcels is None:
+        """Return the result's bytes, or a reader that the caller must close. Raises ArtifactUnavailable."""
+        if not reply.parcel or self._shared_bodies is None:
             return body
-        return self._parcels.take(reply.parcel)
+        return self._shared_bodies.open_result(reply.parcel)
 
     def stored_result(self, reply: ResultReply) -> AsyncGenerator[bytes, None] | None:
-        """The parts of a result that was too large for the reply; None of any other. Raises ArtifactUnavailable."""
-        if reply.reference is None or self._references is None:
+        """Return the parts of a result that was too large for the reply, else None. Raises ArtifactUnavailable."""
+        if reply.reference is None or self._stored_bodies is None:
             return None
-        return self._references.result(reply.reference)
+        return self._stored_bodies.result(reply.reference)
 
     def discard_result(self, reply: ResultReply) -> None:
-        """The client has it."""
-        if reply.reference is not None and self._references is not None:
-            self._references.remove_result(reply.reference)
+        """Remove a stored result that the client has received."""
+        if reply.reference is not None and self._stored_bodies is not None:
+            self._stored_bodies.remove_result(reply.reference)
 
-    async def stored_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
-        """The same, with its body stored, when it is too large for a message, for `invocation`. Whoever ends that
-        removes it. Raises CapacityError when the store is full, BusUnavailable."""
-        if not call.by_reference or self._references is None:
+    async def store_body_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
+        """Store the body for `invocation` if it is too large for a message. The code that ends the call removes it.
+
+        Raises CapacityError if the store is full, BusUnavailable.
+        """
+        if not call.exceeds_message or self._stored_bodies is None:
             return call
-        reference = await self._references.store(CallBody(call.body, call.parcel), owner=invocation)
-        return msgspec.structs.replace(call, reference=reference, body=b"", parcel=None)
+        reference = await self._stored_bodies.store(CallBody(call.body, call.shared), owner=invocation)
+        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
 
-    async def _stored_while_waited_for(self, call: PreparedCall) -> PreparedCall:
-        """As `stored_for`. The body expires, should nobody be there to discard the call."""
-        if self._references is None:
+    async def _store_body_temporarily(self, call: PreparedCall) -> PreparedCall:
+        """Like `store_body_for`, but the stored body expires, in case this gateway dies before it discards the call."""
+        if self._stored_bodies is None:
             return call
         ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
         try:
-            body = CallBody(call.body, call.parcel)
-            reference = await self._references.store(body, owner=bodies.waited_owner(), ttl_s=ttl_s)
+            body = CallBody(call.body, call.shared)
+            reference = await self._stored_bodies.store(body, owner=bodies.waited_owner(), ttl_s=ttl_s)
         finally:
             self.discard(call)
-        return msgspec.structs.replace(call, reference=reference, body=b"", parcel=None)
+        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
 
-    async def stored_items(
-        self, items: Sequence[bytes | memoryview], owners: Callable[[int], str], most_bytes: int
+    async def store_large_items(
+        self, items: Sequence[bytes | memoryview], owner_of: Callable[[int], str], inline_bytes: int
     ) -> dict[int, BodyReference]:
-        """Those of a map's items that have more than `most_bytes`, by their place. Raises as `stored_for`."""
-        stored: dict[int, BodyReference] = {}
-        for place, item in enumerate(items):
-            if len(item) > most_bytes and self._references is not None:
-                stored[place] = await self._references.store_bytes(item, owner=owners(place))
-        return stored
+        """Store a map's items above `inline_bytes`; return their references by index.
+
+        Raises the exceptions of `store_body_for`.
+        """
+        references_by_index: dict[int, BodyReference] = {}
+        for index, item in enumerate(items):
+            if len(item) > inline_bytes and self._stored_bodies is not None:
+                references_by_index[index] = await self._stored_bodies.store_bytes(item, owner=owner_of(index))
+        return references_by_index
 
     def discard(self, call: PreparedCall) -> None:
-        """It has ended, or was stored: its large body is not needed here any more."""
-        if call.parcel is not None and self._parcels is not None:
-            self._parcels.discard(call.parcel)
-        if call.reference is not None and self._references is not None:
-            self._references.remove(call.reference)
+        """Release the large body of a call that has ended or was stored."""
+        if call.shared is not None and self._shared_bodies is not None:
+            self._shared_bodies.discard(call.shared)
+        if call.reference is not None and self._stored_bodies is not None:
+            self._stored_bodies.remove(call.reference)
 
     def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
-        """Submitted calls are stored inside. Raises Limited."""
+        """Context in which submitted calls are stored. Raises KeyLimitExceeded."""
         return self._queueing(call.principal, call.target, calls)
 
     def _queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
         status = self.registry.status(target.name)
-        return self.uses.queueing(principal, admission.retry_after_s(target.revision, status), calls)
+        return self.quotas.queueing(principal, admission.retry_after_s(target.revision, status), calls)
 
     @contextlib.asynccontextmanager
-    async def making(
+    async def admitting(
         self, principal: Principal, target: Target, priority: Priority | None, *, is_counted: bool = True
     ) -> AsyncIterator[None]:
-        """A call that is not a request's own, as a schedule's or a dead letter's, is stored inside. Not `is_counted` is
-        one of many that one request makes. Raises Forbidden, Limited, QueueFull."""
-        check_class(priority, target.revision.spec, principal)
+        """Context in which a call of a schedule or of a dead letter is stored.
+
+        `is_counted` is False for the further calls of a request that makes several. Raises Forbidden, KeyLimitExceeded,
+        QueueFull.
+        """
+        check_priority(priority, target.revision.spec, principal)
         try:
             if is_counted:
-                self.uses.admit(principal)
+                self.quotas.admit(principal)
             async with self._queueing(principal, target):
                 yield
         except QueueFull:
             raise self.queue_full(target) from None
-        except Limited as error:
+        except KeyLimitExceeded as error:
             self.telemetry.of(target.name).refused(error.code)
             raise
 
     def limits(self, call: PreparedCall) -> Headers:
-        """What the answer tells of its key's limits."""
-        return self.uses.headers(call.principal)
+        """Return the RateLimit headers of the call's key."""
+        return self.quotas.headers(call.principal)
 
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.status(target.name))
 
-    def explained(self, target: Target, error: GpufnError) -> GpufnError:
-        """`error` of a call that was queued, with what is known of its function: why it waited, when to come again."""
+    def explain(self, target: Target, error: GpufnError) -> GpufnError:
+        """Add details about the function to `error` of a queued call: why it waited, when to retry."""
         if isinstance(error, QueueFull):
             return self.queue_full(target)
         if isinstance(error, InvocationExpired):
@@ -386,52 +408,58 @@ class Calls:
         return error
 
     def _on_status(self, status: FunctionStatus) -> None:
-        """An open circuit ends the calls that wait for workers which will not come."""
+        """Fail the waiting calls of a function whose circuit is open: its workers cannot start."""
         failure = start_failure(status.serving, status)
         if failure is not None:
             self.queue.fail(status.function, status.serving, failure)
 
 
-def _form(content_type: str) -> Form:
-    """Raises UnsupportedMediaType, InvalidInput."""
+def _new_form(content_type: str) -> Form:
+    """Create a form parser. Raises UnsupportedMediaType, InvalidInput."""
     if media.media_type(content_type) != media.FORM:
         raise UnsupportedMediaType(
-            f"Of multipart bodies only {media.FORM} is read. To send a file alone: "
+            f"The only multipart type that is supported is {media.FORM}. To send one file: "
             "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
         )
     return Form(content_type)
 
 
-async def _write(form: Form, body: bytes) -> None:
-    """In pieces, so that other requests go on meanwhile: a body of 40 MiB takes 60 ms to parse."""
-    for start in range(0, len(body), _FORM_PIECE_BYTES):
+async def _write_form(form: Form, body: bytes) -> None:
+    """Parse a form in pieces, so that the event loop is not blocked: a body of 40 MiB takes 60 ms."""
+    for start in range(0, len(body), _FORM_CHUNK_BYTES):
         if start:
             await asyncio.sleep(0)
-        form.write(body[start : start + _FORM_PIECE_BYTES])
+        form.write(body[start : start + _FORM_CHUNK_BYTES])
 
 
-def _packed(arguments: dict[str, Any]) -> bytes:
-    """Raises InvalidInput."""
+def _pack(arguments: dict[str, Any]) -> bytes:
+    """Encode as msgpack. Raises InvalidInput."""
     try:
         return msgspec.msgpack.encode(arguments)
     except OverflowError:
-        raise InvalidInput("a whole number among the arguments has more than 64 bits") from None
+        raise InvalidInput("an integer in the arguments has more than 64 bits") from None
 
 
-def leave(pending: PendingCall) -> None:
-    """Cancel it unless it has ended. A task that is cancelled cancels the future that it awaits: that is no end."""
+def cancel_unless_ended(pending: PendingCall) -> None:
+    """Cancel a call unless it has ended.
+
+    A cancelled future does not count as ended: cancelling a task also cancels the future that it awaits.
+    """
     if not pending.future.done() or pending.future.cancelled():
         pending.cancel()
 
 
-def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal) -> None:
-    """Raises Forbidden: calls of `hi` are for keys that may, or of functions of that class."""
-    if asked is Priority.HI is not spec.priority:
-        principal.need(HI)
+def check_priority(priority: Priority | None, spec: FunctionSpec, principal: Principal) -> None:
+    """Raises Forbidden if the key may not use priority `hi` and it is not the function's own priority."""
+    if priority is Priority.HI is not spec.priority:
+        principal.require(HI)
 
 
 def check_pickles(target: Target, principal: Principal) -> None:
-    """Of a call with pickled arguments, which run code in the worker. Raises UnsupportedMediaType, Forbidden."""
+    """Check that pickled arguments, which run code in the worker, are allowed.
+
+    Raises UnsupportedMediaType, Forbidden.
+    """
     if not target.revision.spec.pickle:
         raise UnsupportedMediaType(pickles_refused(target.name))
-    principal.need(PICKLE)
+    principal.require(PICKLE)

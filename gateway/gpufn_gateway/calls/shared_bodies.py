@@ -1,6 +1,7 @@
-"""This gateway's parcels: large bodies that runners of the same host take by reference (`gpufn_platform.shared_bodies.bodies`).
+"""This gateway's shared bodies: large bodies that runners on this host map from shared memory.
 
-Its folder is locked as long as the gateway lives, so that the next one can tell what a dead one left.
+`gpufn_platform.shared_bodies.bodies` describes the files. The gateway holds a lock in its folder, so that another
+gateway can detect and remove the folders of dead gateways.
 """
 
 from __future__ import annotations
@@ -18,102 +19,107 @@ from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, ParcelReader, Parce
 from gpufn_platform.shared_bodies.reuse import MOST_BYTES
 
 _LOCK: Final = "lock"
-_STARTED_S: Final = 60.0  # has a gateway locked its folder within, or never
-_FORGOTTEN_S: Final = 3600.0  # so old is nothing that somebody still wants: it came for a call that had ended
+_STARTUP_S: Final = 60.0  # a gateway locks its folder within this time after it creates the folder
+_ORPHANED_S: Final = 3600.0  # a result this old arrived for a call that had already ended
 
 
-class Parcel(NamedTuple):
+class SharedBody(NamedTuple):
     name: str
     size: int
 
 
-class GatewayParcels:
-    """`root` is Home.parcels, `name` the gateway's. `reaches_all()`: any runner that may get a call is on this host."""
+class GatewaySharedBodies:
+    """The shared bodies in one gateway's folder. `root` is Home.parcels, `name` the name of the gateway.
+
+    `reaches_all()` returns True if every runner that may get a call is on this host.
+    """
 
     def __init__(self, root: Path, name: str, *, budget: BodyBudget, reaches_all: Callable[[], bool]) -> None:
         self.folder = name
         self._path = root / name
-        self._parcels = Parcels(self._path, spare_bytes=MOST_BYTES)
+        self._store = Parcels(self._path, spare_bytes=MOST_BYTES)
         self._budget = budget
         self._reaches_all = reaches_all
-        self._kept: set[str] = set()
+        self._in_use: set[str] = set()
         self._lock = -1
 
     def open(self) -> None:
-        """Claim the folder, and remove those of gateways that are gone. Raises OSError."""
-        for left in self._path.parent.glob("gw-*"):
-            _remove_if_dead(left)
+        """Create and lock the folder, and remove the folders of dead gateways. Raises OSError."""
+        for folder in self._path.parent.glob("gw-*"):
+            _remove_if_dead(folder)
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        self._parcels.remove_all()
+        self._store.remove_all()
         if self._lock >= 0:
             os.close(self._lock)
 
-    def is_for(self, size: int) -> bool:
-        """Whether a body of so many bytes travels as a parcel."""
+    def is_shareable(self, size: int) -> bool:
+        """True if a body of this size travels as a shared body."""
         return size >= LEAST_BYTES and self._reaches_all()
 
-    async def receive(self, body: Receive, size: int, *, function: str) -> Parcel:
-        """A body of `size` bytes as it arrives, for `function`. Raises CapacityError when there is no room for it."""
-        self._budget.take(size)
+    async def receive(self, body: Receive, size: int, *, function: str) -> SharedBody:
+        """Write a body of `size` bytes for `function` to a file while it arrives. Raises CapacityError if full."""
+        self._budget.reserve(size)
         try:
-            with self._parcels.writer(function) as writer:
+            with self._store.writer(function) as writer:
                 await write_body(body, writer.write)
                 name = writer.keep()
         except BaseException:
-            self._budget.give_back(size)
+            self._budget.release(size)
             raise
-        self._kept.add(name)
-        return Parcel(name, size)
+        self._in_use.add(name)
+        return SharedBody(name, size)
 
-    def keep(self, body: bytes, *, function: str) -> Parcel:
-        """A body that is here. Raises CapacityError when there is no room for it."""
-        self._budget.take(len(body))
+    def share(self, body: bytes, *, function: str) -> SharedBody:
+        """Write a body from memory to a file. Raises CapacityError if there is no room."""
+        self._budget.reserve(len(body))
         try:
-            name = self._parcels.write([body], function)
+            name = self._store.write([body], function)
         except BaseException:
-            self._budget.give_back(len(body))
+            self._budget.release(len(body))
             raise
-        self._kept.add(name)
-        return Parcel(name, len(body))
+        self._in_use.add(name)
+        return SharedBody(name, len(body))
 
-    def discard(self, parcel: Parcel) -> None:
-        """Its call has ended."""
-        self._parcels.remove(parcel.name)
-        self._kept.discard(parcel.name)
-        self._budget.give_back(parcel.size)
+    def discard(self, shared: SharedBody) -> None:
+        """Remove a body whose call has ended."""
+        self._store.remove(shared.name)
+        self._in_use.discard(shared.name)
+        self._budget.release(shared.size)
 
-    def path_of(self, parcel: Parcel) -> Path:
-        """The file of a body that is kept."""
-        return self._path / parcel.name
+    def path_of(self, shared: SharedBody) -> Path:
+        """Return the file of a body that was not discarded."""
+        return self._path / shared.name
 
-    def view(self, parcel: Parcel) -> memoryview:
-        """The bytes of a body that is kept, not copied: this gateway wrote the file, so nobody cuts it short. Raises
-        ArtifactUnavailable."""
-        return self._parcels.look(parcel.name)
+    def view(self, shared: SharedBody) -> memoryview:
+        """Map a body that was not discarded. This is safe: only this gateway can truncate the file.
 
-    def take(self, name: str) -> ParcelReader:
-        """A result, to be closed. Raises ArtifactUnavailable."""
-        return self._parcels.reader(name)
+        Raises ArtifactUnavailable.
+        """
+        return self._store.look(shared.name)
+
+    def open_result(self, name: str) -> ParcelReader:
+        """Open a result; the caller closes it. Raises ArtifactUnavailable."""
+        return self._store.reader(name)
 
     def remove(self, name: str) -> None:
-        """A result that nobody waits for any more."""
-        self._parcels.remove(name)
+        """Remove a result that no client waits for."""
+        self._store.remove(name)
 
-    def rest(self) -> None:
-        """Give spare memory back when no body has come since the last time; every second or so."""
-        self._parcels.spares.drop_unused()
+    def drop_unused(self) -> None:
+        """Free reusable files if no body arrived since the last call. Call it about once a second."""
+        self._store.spares.drop_unused()
 
     def sweep(self) -> None:
-        """Remove results that came for nobody; now and then."""
+        """Remove orphaned results. Call it from time to time."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._path):
-                is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _FORGOTTEN_S
-                if is_old and entry.name != _LOCK and entry.name not in self._kept:
-                    self._parcels.remove(entry.name)
+                is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _ORPHANED_S
+                if is_old and entry.name != _LOCK and entry.name not in self._in_use:
+                    self._store.remove(entry.name)
 
 
 def _remove_if_dead(folder: Path) -> None:
@@ -121,7 +127,7 @@ def _remove_if_dead(folder: Path) -> None:
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            if time.time() - folder.stat().st_mtime > _STARTED_S:
+            if time.time() - folder.stat().st_mtime > _STARTUP_S:
                 Parcels(folder).remove_all()
             return
         try:

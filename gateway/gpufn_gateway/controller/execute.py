@@ -1,6 +1,6 @@
-"""What a step decided, done: records written by compare-and-set, queued calls ended. Each action is a task.
+"""Run the actions of a controller step: write records by compare-and-set, end queued calls. Each action is a task.
 
-The World knows of an action before the bus does, and hears of it again when it failed.
+The World learns of an action before the bus does, and the change is undone in the World if the action fails.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _assignment = msgspec.msgpack.Decoder(Assignment)
 _revision = msgspec.msgpack.Decoder(Revision)
 
 
-class Acts:
-    """`versions` are those of the records of functions, kept by who watches them; `on_change(function)` is called when
-    the World knows of something new."""
+class ActionRunner:
+    """`versions` are the versions of the function records, kept by their watcher. `on_change(function)` is called
+    when the World has changed."""
 
     def __init__(
         self,
@@ -72,51 +72,51 @@ class Acts:
         self._clock = clock
         self._on_change = on_change
         self._tasks = Tasks()
-        self._under_way: set[Action] = set()
+        self._in_progress: set[Action] = set()
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for what was begun."""
+        """Wait for the actions that were started."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._tasks.done()
 
     def begin(self, action: Action, now: float) -> None:
-        if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
-            if action in self._under_way:
+        if not isinstance(action, Start):  # two equal starts are two workers; any other action runs once at a time
+            if action in self._in_progress:
                 return
-            self._under_way.add(action)
+            self._in_progress.add(action)
         match action:
             case Start():
-                doing = self._start(action, now)
+                coroutine = self._start(action, now)
             case Drain():
-                doing = self._ask(action, Desired.DRAIN)
+                coroutine = self._set_desired(action, Desired.DRAIN)
             case Park():
-                doing = self._ask(action, Desired.PARK, action.host_bytes, action.expected_bytes)
+                coroutine = self._set_desired(action, Desired.PARK, action.host_bytes, action.expected_bytes)
             case Resume():
-                doing = self._ask(action, Desired.RUN)
+                coroutine = self._set_desired(action, Desired.RUN)
             case Delete():
-                doing = self._delete(action)
+                coroutine = self._delete(action)
             case MoveServing():
-                doing = self._move(action)
+                coroutine = self._move(action)
             case MoveActive():
-                doing = self._move_back(action)
+                coroutine = self._move_back(action)
             case EndCheck():
-                doing = self._end_check(action)
+                coroutine = self._end_check(action)
             case EndQueued():
-                doing = self._end_queued(action)
-        self._tasks.start(self._guarded(action, doing), type(action).__name__)
+                coroutine = self._end_queued(action)
+        self._tasks.start(self._guarded(action, coroutine), type(action).__name__)
 
-    async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, action: Action, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
-            await doing
+            await coroutine
         except PlatformError as error:
             if isinstance(error, NotStored):
                 self._world.store.failed(self._clock.monotonic())
-            log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
+            log.warning("could not run %s; the next step retries: %s", type(action).__name__, error, extra=_ids(action))
         except Exception:
             log.exception("%s failed", type(action).__name__, extra=_ids(action))
         finally:
-            self._under_way.discard(action)
+            self._in_progress.discard(action)
 
     def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
         assignment = Assignment(
@@ -137,60 +137,60 @@ class Acts:
             try:
                 await self._assignments.create(_key(assignment), encode(assignment))
             except PlatformError:
-                if not worker.version:  # if it was stored after all, the watch has said so, or will
+                if not worker.version:  # if the record was stored after all, the watch reports it
                     self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
                 raise
             self._world.store.worked()
-            log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
+            log.info("starting a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
 
         return create()
 
-    def _ask(
+    def _set_desired(
         self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
     ) -> Coroutine[Any, Any, None]:
-        """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
+        """Update the World, and with it every lease, at once. Then write the record until it has the latest state."""
         worker = self._world.workers.get(action.worker)
         if worker is not None:
-            self._world.ask(worker, desired, park_bytes, expected_bytes)
+            self._world.set_desired(worker, desired, park_bytes, expected_bytes)
             self._on_change(worker.key[0])  # to report it
 
         async def write() -> None:
             if worker is None:
                 return
             key = _key(worker.assignment)
-            known, version = worker.assignment, worker.version
+            stored, version = worker.assignment, worker.version
             try:
                 while (entry := await self._assignments.get(key)) is not None:
-                    known, version = _assignment.decode(entry.value), entry.revision
-                    if known.epoch > self._lease.epoch:
-                        # Another controller leads, and what we asked was not heard.
-                        worker.drain_asked = worker.assignment.desired is Desired.DRAIN
+                    stored, version = _assignment.decode(entry.value), entry.revision
+                    if stored.epoch > self._lease.epoch:
+                        # Another controller leads, and nothing acted on our change.
+                        worker.drain_requested = worker.assignment.desired is Desired.DRAIN
                         return
-                    if known.desired in (worker.desired, Desired.DRAIN):
+                    if stored.desired in (worker.desired, Desired.DRAIN):
                         return
-                    asked = msgspec.structs.replace(
-                        known,
+                    updated = msgspec.structs.replace(
+                        stored,
                         desired=worker.desired,
                         park_bytes=worker.park_bytes,
                         epoch=self._lease.epoch,
                         reason=action.reason,
                     )
                     with contextlib.suppress(Conflict):
-                        await self._assignments.update(key, encode(asked), entry.revision)
+                        await self._assignments.update(key, encode(updated), entry.revision)
                         self._world.store.worked()
-                        log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
+                        log.info("asked a worker to %s: %s", updated.desired, action.reason, extra=_ids(action))
             except PlatformError:
-                worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN
+                worker.drain_requested = worker.drain_requested and desired is not Desired.DRAIN
                 raise
             finally:
-                self._world.was_written(worker, known, version)
+                self._world.on_written(worker, stored, version)
 
         return write()
 
     async def _delete(self, action: Delete) -> None:
         worker = self._world.workers.get(action.worker)
         if worker is not None:
-            log.warning("gives up a worker: %s", action.reason, extra={"worker": action.worker})
+            log.warning("released the lease of a lost worker: %s", action.reason, extra={"worker": action.worker})
             await self._assignments.delete(_key(worker.assignment))
 
     async def _move(self, action: MoveServing) -> None:
@@ -201,8 +201,8 @@ class Acts:
         try:
             await self._functions.update(action.function, encode(moved), self._versions[action.function])
         except Conflict:
-            return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
-        log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
+            return  # a deploy or `gpufn scale` wrote first; the watch reports it, and the next step decides again
+        log.info("calls go to the new revision now: %s", action.reason, extra=_ids(action))
 
     async def _move_back(self, action: MoveActive) -> None:
         function = self._world.functions.get(action.function)
@@ -214,7 +214,7 @@ class Acts:
             log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
 
     async def _end_check(self, action: EndCheck) -> None:
-        def ended(entry: Entry | None) -> bytes:
+        def update(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{action.function} has no revision {action.revision}.")
             revision = _revision.decode(entry.value)
@@ -224,8 +224,8 @@ class Acts:
             check = Check(action.state, action.reason)
             return encode(msgspec.structs.replace(revision, state=state, check=check, error=action.error))
 
-        with contextlib.suppress(RevisionNotFound):  # it was deleted meanwhile
-            await self._revisions.change(subjects.revision_key(action.function, action.revision), ended)
+        with contextlib.suppress(RevisionNotFound):  # deleted in the meantime
+            await self._revisions.change(subjects.revision_key(action.function, action.revision), update)
             log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
 
     async def _end_queued(self, action: EndQueued) -> None:

@@ -1,4 +1,4 @@
-"""How far a node's devices may be promised. What an operator may change has a setting of the gateway."""
+"""How far a node's devices may be promised. An operator can change some of these limits with gateway settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True):
     """CPU time is compressible and memory is not: cores may be promised `cpu_oversubscription` times over.
 
-    `mps_clients_per_gpu` is what MPS takes on every driver (60 from CUDA 13.1 on).
+    `mps_clients_per_gpu` is the number of clients that MPS supports on every driver (60 from CUDA 13.1 on).
     """
 
     cpu_oversubscription: float = 8.0

@@ -1,13 +1,15 @@
-"""The controller's loop: hear, step, act.
+"""The controller's loop: receive, step, act.
 
-1. Watches and subscriptions keep the World current, on every controller: a successor starts warm.
-2. Each second: renew or try the lease; the leader reads the depths and takes a full step.
-3. In between a poke names functions (a doorbell, a worker that got ready or ended, a changed record) and a step looks
-   at those only. It is synchronous: nothing stands between a doorbell and its Assignment but the publish.
-4. Actions run as tasks (`acts`), and the World knows of them before the bus does, so that no step repeats one.
-5. `reports` says what the steps came to.
+1. Watches and subscriptions keep the World current on every controller, so a new leader starts warm.
+2. Each second: renew or try to acquire the lease. The leader then reads the backlogs and takes a full step.
+3. In between, a wakeup names functions (a call without a READY worker, a worker that became ready or ended, a changed
+   record), and a step decides for these functions only. A step is synchronous: between the wakeup and its Assignment
+   there is only the publish.
+4. Actions run as tasks (`execute`). The World learns of them before the bus does, so that no step repeats an action.
+5. `reports` publishes the result of the steps.
 
-A lost bus stops the steps, not the workers: nothing is decided, and the silence of others is forgiven afterwards.
+While the bus is unreachable, steps stop but workers do not: nothing is decided, and afterwards the silence timers of
+nodes and runners start anew.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import undecided
-from gpufn_gateway.controller.execute import Acts
+from gpufn_gateway.controller.execute import ActionRunner
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, Message, NotStored
 from gpufn_platform.bus.leader_lease import Lease
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 COALESCE_S = 0.002
-AWAY_S = 4.0  # a tick this late means that we were suspended: others' silence is ours
+AWAY_S = 4.0  # a tick this late means that this process was suspended: the silence of others is our own
 _STARTUP_RETRY_S = 0.5
 _DEPTHS_TIMEOUT_S = 2.0
 
@@ -84,9 +86,9 @@ class Controller:
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
         self._poke_all = False
-        self._led = False
+        self._was_leading = False
         self._loaded = False
-        self._acts = Acts(
+        self._runner = ActionRunner(
             bus,
             self.world,
             functions=functions,
@@ -99,24 +101,24 @@ class Controller:
         )
 
     def __repr__(self) -> str:
-        return f"<Controller {self._name} [{'leads' if self._led else 'stands by'}] {self.world!r}>"
+        return f"<Controller {self._name} [{'leads' if self._was_leading else 'stands by'}] {self.world!r}>"
 
     @property
     def leads(self) -> bool:
-        """Certain: the lease's time runs by our clock."""
+        """Return whether this controller leads. Reliable: the lease expires by our own clock."""
         return self._lease.is_held(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Until cancelled; then the lease is given back, so that a successor need not wait for it."""
+        """Run until cancelled, then release the lease, so that a successor does not wait for it to expire."""
         async with contextlib.AsyncExitStack() as stack:
             self._listen(stack)
             await self._load(stack)
-            stack.push_async_callback(self._give_back)
+            stack.push_async_callback(self._release_lease)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick(), name="controller-tick")
                 tasks.create_task(self._steps(), name="controller-steps")
 
-    # --- hear ---
+    # --- receive ---
 
     def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         bus = self._bus
@@ -130,7 +132,7 @@ class Controller:
         stack.callback(bus.on_reconnect(self._on_reconnect))
 
     async def _load(self, stack: contextlib.AsyncExitStack) -> None:
-        """Revisions before the Functions that point at them, and those before the workers that run them."""
+        """Load revisions before the Functions that point at them, and Functions before the workers that run them."""
         for bucket, on_change in (
             (self._revisions, self._on_revision),
             (self._functions, self._on_function),
@@ -140,7 +142,7 @@ class Controller:
                 try:
                     watch = await bucket.watch(on_change)
                 except PlatformError as error:
-                    self._reports.complain(f"cannot read {bucket.bucket} yet: {error}")
+                    self._reports.log_problem(f"cannot read {bucket.bucket} yet: {error}")
                     await asyncio.sleep(_STARTUP_RETRY_S)
                 else:
                     stack.callback(watch.stop)
@@ -169,7 +171,7 @@ class Controller:
         version = 0 if entry is None else entry.revision
         self.world.on_assignment(worker, assignment, self._clock.monotonic(), version)
         if assignment is None and known is not None:
-            self._poke(known.key[0], *self.world.waiting)  # room for those who wait for it
+            self._poke(known.key[0], *self.world.waiting)  # there is room for the functions that wait for it
 
     def _on_doorbell(self, message: Message) -> None:
         name = message.subject.rpartition(".")[2]
@@ -189,7 +191,7 @@ class Controller:
         self._poke(event.function, *self.world.waiting)
 
     def _on_reconnect(self) -> None:
-        self.world.forgive(self._clock.monotonic())
+        self.world.reset_silence(self._clock.monotonic())
 
     # --- step ---
 
@@ -199,41 +201,41 @@ class Controller:
             self._poked.set()
 
     async def _tick(self) -> None:
-        """Each second by the clock; a late tick is not made up for."""
+        """Tick each second by the clock. A late tick is not made up for."""
         last = self._clock.monotonic()
         while True:
             now = self._clock.monotonic()
             if now - last > AWAY_S:
-                self.world.forgive(now)
+                self.world.reset_silence(now)
             last = now
             try:
                 await self._lead(now)
             except PlatformError as error:
-                self._reports.complain(str(error))
+                self._reports.log_problem(str(error))
             except Exception:
-                log.exception("a tick failed; the next one tries again", extra={"controller": self._name})
+                log.exception("a controller tick failed; the next tick retries", extra={"controller": self._name})
             else:
-                self._reports.complain("")
+                self._reports.log_problem("")
             self._poke_all = True
             self._poked.set()
             await asyncio.sleep(max(0.0, TICK_S - (self._clock.monotonic() - now)))
 
     async def _lead(self, now: float) -> None:
         if not self._bus.connected:
-            self.world.forgive(now)
+            self.world.reset_silence(now)
             raise BusUnavailable("not connected to the message bus")
         try:
             leads = await self._lease.try_acquire(now)
         except NotStored:
             self.world.store.failed(self._clock.monotonic())
-            await self._read_depths()  # to say of which functions calls wait for it
+            await self._read_depths()  # to report which functions have calls that wait for it
             raise
-        if leads and not self._led:
+        if leads and not self._was_leading:
             log.info("this controller leads now", extra={"controller": self._name, "epoch": self._lease.epoch})
             self.world.take_over(now)
-        elif self._led and not leads:
+        elif self._was_leading and not leads:
             log.warning("another controller leads now", extra={"controller": self._name})
-        self._led = leads
+        self._was_leading = leads
         self.world.forget_nodes(now)
         if not leads:
             self.world.forget_unused()
@@ -241,16 +243,16 @@ class Controller:
         await self._read_depths()
 
     async def _read_depths(self) -> None:
-        asked_at = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
         depths: dict[RevisionKey, int] | None = None
         try:
             async with asyncio.timeout(_DEPTHS_TIMEOUT_S):
                 depths = {key: depth.total for key, depth in (await streams.depths(self._bus)).items()}
         except TimeoutError as error:
-            raise BusUnavailable("the depths of the queues did not come in time") from error
+            raise BusUnavailable("timed out reading the depths of the queues") from error
         finally:
-            # None when it failed: unknown, so that the last decisions stand.
-            self.world.on_depths(depths, asked_at, self._clock.monotonic())
+            # None after a failure: unknown, so the last decisions stand.
+            self.world.on_depths(depths, sent_at, self._clock.monotonic())
 
     async def _steps(self) -> None:
         while True:
@@ -258,18 +260,19 @@ class Controller:
             self._poked.clear()
             names, self._poke_names = self._poke_names, set()
             is_full, self._poke_all = self._poke_all, False
-            began = self._clock.monotonic()
+            started_at = self._clock.monotonic()
             try:
-                self.step(began, None if is_full else names)
+                self.step(started_at, None if is_full else names)
             except Exception:
-                log.exception("a step failed; the next tick tries again", extra={"controller": self._name})
-            # What comes in meanwhile is taken together, so that a storm of events costs at most half of a core.
-            took_s = 0.0 if is_full else self._clock.monotonic() - began
+                log.exception("a controller step failed; the next tick retries", extra={"controller": self._name})
+            # Coalesce what arrives in the meantime, so that a storm of events costs at most half of a core.
+            took_s = 0.0 if is_full else self._clock.monotonic() - started_at
             await asyncio.sleep(max(COALESCE_S, took_s))
 
     def step(self, now: float, only: Iterable[str] | None = None) -> None:
-        """Decide and set in motion; does nothing unless this controller leads and the bus is there. Where nobody can
-        lead, for the lease cannot be stored, it says so."""
+        """Decide and start the actions. Does nothing unless this controller leads and is connected to the bus.
+
+        While no controller can lead because the lease cannot be stored, report that instead."""
         if not (self._loaded and self._bus.connected):
             return
         if not self._lease.is_held(now):
@@ -277,16 +280,16 @@ class Controller:
                 self._reports.send_all(undecided(self.world, now))
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
-        self._reports.complain_of_failed(planned)
+        self._reports.log_failures(planned)
         for action in planned.actions:
-            self._acts.begin(action, now)
+            self._runner.begin(action, now)
         self._reports.send_planned(planned, is_full=only is None)
 
-    # --- go ---
+    # --- shut down ---
 
-    async def _give_back(self) -> None:
-        """The order of going: what was begun is finished, then somebody else may lead."""
-        await self._acts.finish(1.0)
+    async def _release_lease(self) -> None:
+        """Finish the started actions before another controller may lead."""
+        await self._runner.finish(1.0)
         with contextlib.suppress(PlatformError):
             await self._lease.release()
-        self._led = False
+        self._was_leading = False

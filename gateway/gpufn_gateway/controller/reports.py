@@ -1,7 +1,7 @@
-"""What a controller says: a ControllerReport in full each second, and at once of what others act upon; its log.
+"""The controller's reports and its log: a full ControllerReport each second, urgent changes at once.
 
-A report is published in parts of a bounded size. A part that the bus refuses is logged once, and the others are
-published: readers keep the last status of the functions in it.
+A report is published in parts of a bounded size. A part that the bus refuses is logged once, and the other parts are
+published: readers keep the last status of the functions in the missing part.
 """
 
 from __future__ import annotations
@@ -27,55 +27,57 @@ class Reports:
         self._lease = lease
         self._clock = clock
         self._statuses: dict[str, FunctionStatus] = {}
-        self._undecided: dict[str, str] = {}  # functions that the last step over them failed for, and why
-        self._trouble = ""
-        self._refusal = ""  # of a part of the last full report
+        self._undecided: dict[str, str] = {}  # function -> the error of its last failed decision
+        self._problem = ""
+        self._refusal = ""  # why a part of the last full report was not published
         self._sequence = 0
 
     def forget(self, function: str) -> None:
         self._statuses.pop(function, None)
         self._undecided.pop(function, None)
 
-    def complain(self, trouble: str) -> None:
-        """Once per trouble, and once when it is over."""
-        if trouble and not self._trouble:
-            log.warning("the controller keeps its last decisions: %s", trouble, extra={"controller": self._name})
-        elif self._trouble and not trouble:
-            log.info("the controller goes on", extra={"controller": self._name})
-        self._trouble = trouble
+    def log_problem(self, problem: str) -> None:
+        """Log a problem once, and its end once. An empty `problem` means that there is none."""
+        if problem and not self._problem:
+            log.warning("the controller keeps its last decisions: %s", problem, extra={"controller": self._name})
+        elif self._problem and not problem:
+            log.info("the controller makes decisions again", extra={"controller": self._name})
+        self._problem = problem
 
-    def complain_of_failed(self, planned: Plan) -> None:
-        """Once per function and trouble."""
+    def log_failures(self, planned: Plan) -> None:
+        """Log once per function and error."""
         for name, error in planned.failed.items():
             if self._undecided.get(name) != repr(error):
                 self._undecided[name] = repr(error)
-                log.error("its last decision stands: %r", error, exc_info=error, extra={"function": name})
+                log.error("no decision, the last one stands: %r", error, exc_info=error, extra={"function": name})
         for name in self._undecided.keys() & planned.statuses.keys():
             del self._undecided[name]
 
     def send_planned(self, planned: Plan, *, is_full: bool) -> None:
-        """A function that nothing was decided for stays as it was told."""
-        kept = {name: self._statuses[name] for name in planned.failed if name in self._statuses}
-        statuses = kept | planned.statuses
+        """Send a step's statuses. A function without a decision keeps its last status."""
+        undecided = {name: self._statuses[name] for name in planned.failed if name in self._statuses}
+        statuses = undecided | planned.statuses
         if is_full:
             self.send_all(statuses)
             return
-        told = {name: status for name, status in statuses.items() if _gist(status) != _gist(self._statuses.get(name))}
+        urgent = {
+            name: status for name, status in statuses.items() if _urgent(status) != _urgent(self._statuses.get(name))
+        }
         self._statuses.update(statuses)
-        if told:
-            self._send(told, is_full=False)
+        if urgent:
+            self._send(urgent, is_full=False)
 
     def send_all(self, statuses: dict[str, FunctionStatus]) -> None:
         self._statuses = statuses
         self._send(statuses, is_full=True)
 
-    def _send(self, told: dict[str, FunctionStatus], *, is_full: bool) -> None:
+    def _send(self, statuses: dict[str, FunctionStatus], *, is_full: bool) -> None:
         self._sequence += is_full
         report = ControllerReport(
             controller=self._name,
             epoch=self._lease.epoch,
             sent_at=self._clock.time(),
-            functions=tuple(told.values()),
+            functions=tuple(statuses.values()),
             partial=not is_full,
             sequence=self._sequence,
         )
@@ -92,10 +94,10 @@ class Reports:
             self._on_refusal(refusal)
 
     def _on_refusal(self, refusal: str) -> None:
-        """Once, and once when a full report is published again."""
+        """Log once, and once when a full report is published again."""
         if refusal and not self._refusal:
             log.warning(
-                "a report, or a part of it, was not published; others keep what they last knew: %s",
+                "a report, or a part of it, was not published; readers keep the last status: %s",
                 refusal,
                 extra={"controller": self._name},
             )
@@ -104,8 +106,8 @@ class Reports:
         self._refusal = refusal
 
 
-def _gist(status: FunctionStatus | None) -> object:
-    """What others act upon at once; the rest can wait for the second to end."""
+def _urgent(status: FunctionStatus | None) -> object:
+    """The fields that readers act on at once. The rest can wait for the report of the next second."""
     if status is None:
         return None
     waiting = None if status.waiting is None else status.waiting.reason

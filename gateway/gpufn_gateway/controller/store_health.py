@@ -1,15 +1,15 @@
-"""Whether the bus stores what the controller decides, by how its last tries went. Pure."""
+"""Health of the bus's storage, judged by the controller's last attempts to write. Pure."""
 
 from __future__ import annotations
 
 import math
 
-TOLD_FOR_S = 10.0  # the next try begins within a second, and may take five
-WHY = "the message bus does not store what is decided: its disk may be full"
+STUCK_FOR_S = 10.0  # the next write starts within a second, and may take five
+NOT_STORED = "the message bus does not store the controller's decisions: its disk may be full"
 
 
 class Store:
-    """Times are monotonic seconds. What nobody tries again, for no call wants it, is not known for long."""
+    """Times are monotonic seconds. A failure expires, because no write may follow: the calls may have ended."""
 
     def __init__(self) -> None:
         self._failed_at = -math.inf
@@ -21,4 +21,4 @@ class Store:
         self._failed_at = -math.inf
 
     def is_stuck(self, now: float) -> bool:
-        return now - self._failed_at <= TOLD_FOR_S
+        return now - self._failed_at <= STUCK_FOR_S

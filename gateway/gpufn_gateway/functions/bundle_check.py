@@ -1,4 +1,4 @@
-"""Whether an upload is a bundle that agents may unpack. Pure."""
+"""Validation of uploaded bundles: whether agents may unpack them. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from gpufn_core.ids import digest_of
 def check_bundle(data: bytes, digest: str) -> None:
     """Raises InvalidBundle."""
     if digest_of(data) != digest:
-        raise InvalidBundle(f"The bundle's bytes do not have the digest {digest[:12]}: it was damaged on its way.")
+        raise InvalidBundle(f"The bundle does not have the digest {digest[:12]}: it was damaged in transit.")
     with open_bundle(data) as archive:
         checked_entries(archive)

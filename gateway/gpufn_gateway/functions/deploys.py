@@ -1,12 +1,12 @@
-"""Functions and their revisions, changed by compare-and-set. Two changes at once both happen, one after the other.
+"""Deploys: functions and their revisions, changed by compare-and-set, so that concurrent changes all take effect.
 
-deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: n is one above the highest
-          3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY, and
-          the revision is not to be checked. The controller does the rest (`gpufn_gateway.controller.decide.rollout`)
-build     deploy of a function with models: step 2 makes the revision BUILDING, after its builds; step 3 is `finish`,
-          when they have ended (`gpufn_gateway.builds.revision_activation`)
-delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions are retired or
-          failed, and collected once nothing runs them (`gpufn_gateway.garbage_collection.rules`), but for the highest number
+deploy    1. the bundle must be stored   2. create `REVISIONS <fn>.<n>`, create-only: n is one above the highest
+          3. move `active` in `FUNCTIONS <fn>` to n; `serving` moves with it only if no worker of the old one is READY,
+          and the revision needs no check. The controller does the rest (`gpufn_gateway.controller.decide.rollout`)
+build     deploy of a function with models: step 2 creates a BUILDING revision, after its builds; step 3 is `finish`,
+          when the builds have ended (`gpufn_gateway.builds.revision_activation`)
+delete    remove the Function's record, cancel its builds, end queued calls as cancelled; retire or fail its revisions,
+          which are collected once no call runs on them (`gpufn_gateway.garbage_collection.rules`), except the highest
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import queue_position
 
-_TRIES: Final = 50  # each lost race means that somebody else's change went through
+_TRIES: Final = 50  # each lost race means that another change succeeded
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
 
 
 class RevisionNotReady(Conflict):
-    """The revision is being built, or could not be built."""
+    """The revision is being built, or its build failed."""
 
     retryable = False
 
 
-class FromElsewhere(Conflict):
+class SourceConflict(Conflict):
     """The active revision came from another file or project."""
 
     retryable = False
 
     def __init__(self, before: Revision, source: Source | None) -> None:
         assert before.source is not None
-        here = "a client that does not say from where" if source is None else str(source)
+        here = "a client that sends no source" if source is None else str(source)
         if source is not None and str(source) == str(before.source):
-            here = "another project of that name"
+            here = "another project of the same name"
         by = f", deployed by {before.source.deployer}" if before.source.deployer else ""
         super().__init__(
             f"{before} is from {before.source}{by}, and this deploy is from {here}: replace it with --replace "
@@ -79,8 +79,8 @@ class FromElsewhere(Conflict):
 
 
 class How(msgspec.Struct, frozen=True):
-    """How a revision is deployed. `check`: calls go to it when a worker of it has started. `replace`: also where the
-    active revision came from another file or project than `source`. `code` as of a Revision."""
+    """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
+    revision that came from another file or project than `source`. `code` is as in Revision."""
 
     check: bool = True
     source: Source | None = None
@@ -88,7 +88,7 @@ class How(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-_PLAINLY: Final = How()
+_DEFAULT: Final = How()
 
 
 class Deploys:
@@ -116,9 +116,9 @@ class Deploys:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     async def has_bundle(self, digest: str) -> bool:
-        """A bundle that is asked for is about to be deployed: it is kept as if it came now. Its bytes are looked at."""
-        is_there = await object_store.touch(self._bus, subjects.BUNDLES, digest)
-        return is_there and await object_store.verify(self._bus, subjects.BUNDLES, digest)
+        """Return whether a bundle is stored and intact. This renews its age, because it is about to be deployed."""
+        is_stored = await object_store.touch(self._bus, subjects.BUNDLES, digest)
+        return is_stored and await object_store.verify(self._bus, subjects.BUNDLES, digest)
 
     async def put_bundle(self, digest: str, data: bytes) -> None:
         """Raises InvalidBundle."""
@@ -127,28 +127,28 @@ class Deploys:
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
-    async def deploy(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Function:
-        """A spec without models.
+    async def deploy(self, spec: FunctionSpec, bundle: str, how: How = _DEFAULT) -> Function:
+        """Deploy a spec without models.
 
-        Raises InvalidBundle when it was not uploaded, FromElsewhere, and Conflict when too many deploy at once.
+        Raises InvalidBundle if the bundle was not uploaded, SourceConflict, and Conflict if too many deploys race.
         """
         self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
         await self._check_source(spec.name, how)
         return await self._move_active(await self._create_revision(spec, Digest(bundle), how))
 
-    async def build(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Revision:
-        """A spec with models: the BUILDING revision.
+    async def build(self, spec: FunctionSpec, bundle: str, how: How = _DEFAULT) -> Revision:
+        """Start the builds of a spec with models, and return the BUILDING revision.
 
-        Raises InvalidBundle and InvalidSpec for what was not uploaded, FromElsewhere, NoCapacity without a device to
-        build for.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and NoCapacity without a
+        device to build for.
         """
         self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
         await self._check_source(spec.name, how)
         await self._artifacts.check_uploaded(spec.models)
         kinds = build_rules.device_kinds(spec.resources, self._registry.live_nodes())
-        # The builds before the revision: one that waits for a build which nobody runs would wait for ever.
+        # Queue the builds before creating the revision: a revision without running builds would wait forever.
         builds: list[str] = []
         try:
             for model in spec.models:
@@ -160,7 +160,7 @@ class Deploys:
             raise
 
     async def finish(self, after: Revision) -> None:
-        """Store what became of a revision that was BUILDING; one that is READY gets active. May be repeated."""
+        """Store the final state of a BUILDING revision, and make a READY one active. Idempotent."""
 
         def change(before: Revision) -> Revision:
             return after if before.state is RevisionState.BUILDING else before
@@ -170,7 +170,7 @@ class Deploys:
             await self._move_active(stored)
 
     async def rollback(self, name: str, number: int | None) -> Function:
-        """Make an earlier revision active: `number`, or the one before the active. Raises RevisionNotFound."""
+        """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound."""
 
         def change(function: Function) -> Function:
             known = self._registry.revisions.get(name, {})
@@ -193,7 +193,7 @@ class Deploys:
     async def scale(
         self, name: str, least: int | msgspec.UnsetType | None, most: int | msgspec.UnsetType | None
     ) -> Function:
-        """Bounds in place of the spec's; None goes back to the spec's, UNSET leaves it. Raises InvalidSpec."""
+        """Set bounds that override the spec's. None restores the spec's bound, UNSET keeps it. Raises InvalidSpec."""
 
         def change(function: Function) -> Function:
             spec = self._registry.serving(function).spec.scaling
@@ -208,8 +208,8 @@ class Deploys:
         return await self._change(name, change)
 
     async def delete(self, name: str) -> None:
-        """Calls that run finish; those that are queued end as cancelled, as do builds. Raises FunctionNotFound."""
-        # First what is being built: it must not bring the function back when it is gone.
+        """Delete a function. Running calls finish; queued calls and builds are cancelled. Raises FunctionNotFound."""
+        # First the builds: a finished build must not recreate the function after its deletion.
         revisions = self._registry.revisions.get(name, {})
         being_built = [number for number, each in revisions.items() if each.state is RevisionState.BUILDING]
         for number in being_built:
@@ -227,9 +227,9 @@ class Deploys:
                 continue
         else:
             raise _busy(name)
-        await self._forget_schedules(name)
+        await self._delete_schedules(name)
         latest, revisions = _function.decode(entry.value).latest, self._registry.revisions.get(name, {})
-        # A later one is of a deploy that goes on meanwhile and brings a function of this name again; or it was built.
+        # A higher number belongs to a concurrent deploy that recreates the function, unless it has builds.
         numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
             await self._end(name, number)
@@ -239,17 +239,17 @@ class Deploys:
                 self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()
             )
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
-    async def _forget_schedules(self, name: str) -> None:
-        """At once: the leader, who does so as well, takes a young one for that of a function that he does not know yet,
-        and they would call the next one of this name."""
+    async def _delete_schedules(self, name: str) -> None:
+        """Delete them now. The leader does so too, but keeps a young schedule, because its function may not be loaded
+        yet; such a schedule would call the next function of this name."""
         for key in (name, *await self._schedules.keys(f"{name}.")):
             if await self._schedules.get(key) is not None:
                 await self._schedules.delete(key)
 
     def _check_calls(self, spec: FunctionSpec) -> None:
-        """Where its webhook goes, and what its schedule calls it with."""
+        """Check the address of the webhook, and the arguments of the schedule. Raises InvalidSpec."""
         try:
             if spec.webhook is not None:
                 self._addresses.check(spec.webhook)
@@ -260,7 +260,7 @@ class Deploys:
 
     async def _check_bundle_is_here(self, bundle: str) -> None:
         if not await self.has_bundle(bundle):
-            raise InvalidBundle(f"The bundle {bundle[:12]} is not here: PUT /v1/bundles/{bundle} first.")
+            raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
 
     async def _cancel(self, builds: Iterable[str]) -> None:
         for build in builds:
@@ -268,8 +268,8 @@ class Deploys:
                 await self._builds.cancel(build)
 
     async def _check_source(self, name: str, how: How) -> None:
-        """Raises FromElsewhere. Records are read from the bus: a watch may lag. A revision without a source, which an
-        earlier gpufn or a plain HTTP client deployed, may be replaced by any."""
+        """Raises SourceConflict. Reads the records from the bus, because a watch may lag. A revision without a source,
+        from an earlier gpufn or a plain HTTP client, may be replaced by any deploy."""
         entry = None if how.replace else await self._functions.get(name)
         if entry is None:
             return
@@ -279,12 +279,12 @@ class Deploys:
         if before is None or before.source is None:
             return
         if how.source is None or not before.source.is_same_file(how.source):
-            raise FromElsewhere(before, how.source)
+            raise SourceConflict(before, how.source)
 
     async def _create_revision(
         self, spec: FunctionSpec, bundle: Digest, how: How, builds: tuple[str, ...] = ()
     ) -> Revision:
-        # From the bus: our watch may lag, and below the highest there are numbers free that were collected.
+        # Read from the bus: our watch may lag, and lower numbers may be free because they were collected.
         known = await self._revisions.keys(f"{spec.name}.")
         entry = await self._functions.get(spec.name)
         latest = 0 if entry is None else _function.decode(entry.value).latest  # the store may have lost its record
@@ -317,14 +317,14 @@ class Deploys:
 
         def change(function: Function) -> Function:
             if function.latest > number:
-                return function  # a later deploy was quicker: it stays active
+                return function  # a later deploy was faster: it stays active
             return msgspec.structs.replace(self._with_active(function, revision), latest=number)
 
         return await self._change(name, change, absent=first)
 
     def _with_active(self, function: Function, revision: Revision) -> Function:
-        """`serving` moves at once only when that makes no warm call cold, and the revision need not be checked; or when
-        the old one cannot serve. Else the controller moves it."""
+        """Make a revision active. `serving` moves at once only if no worker is warm and the revision needs no check, or
+        if the old revision cannot serve. Otherwise the controller moves it."""
         old = self._registry.revisions.get(function.name, {}).get(function.serving)
         is_cold = self._registry.ready_workers(function) == 0
         moves = (is_cold and not revision.is_checked_first) or old is None or old.state is RevisionState.FAILED
@@ -349,18 +349,18 @@ class Deploys:
         return _function.decode(stored.value)
 
     async def _end(self, name: str, number: int) -> None:
-        """Retire a revision of a function that is deleted, or fail it and cancel its builds."""
+        """Retire a revision of a deleted function, or fail it and cancel its builds."""
 
         def change(revision: Revision) -> Revision:
             if revision.state is RevisionState.READY:
                 return retired(revision, self._clock.time())
             if revision.state is RevisionState.BUILDING:
-                return build_rules.failed(revision, BuildFailed(f"{name} was deleted while it was built").info())
+                return build_rules.failed(revision, BuildFailed(f"{name} was deleted while it was being built").info())
             return revision
 
         try:
             ended = await self._change_revision(name, number, change)
-        except RevisionNotFound:  # it was collected meanwhile
+        except RevisionNotFound:  # collected in the meantime
             return
         if ended.state is RevisionState.FAILED:
             await self._cancel(ended.builds)
@@ -378,15 +378,15 @@ class Deploys:
 
 
 def _busy(name: str) -> Conflict:
-    return Conflict(f"{name} is being changed by too many at once; try again.")
+    return Conflict(f"{name} is being changed by too many requests at once; try again.")
 
 
 def _not_ready(revision: Revision) -> RevisionNotReady:
     if revision.state is RevisionState.BUILDING:
-        return RevisionNotReady(f"{revision} is being built; it becomes active by itself.")
+        return RevisionNotReady(f"{revision} is being built; it becomes active automatically.")
     if revision.check is not None and revision.check.state is CheckState.FAILED:
         why = revision.error.summary if revision.error is not None else "its check failed"
-        return RevisionNotReady(f"{revision} does not start: {why}")
+        return RevisionNotReady(f"{revision} failed to start: {why}")
     why = revision.error.message if revision.error is not None else "its builds failed"
     return RevisionNotReady(f"{revision} could not be built: {why}")
 

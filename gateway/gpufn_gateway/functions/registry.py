@@ -1,7 +1,6 @@
-"""What the gateway knows without asking: functions, revisions, engines, keys and the last reports, kept in memory by
-watches.
+"""In-memory registry: functions, revisions, engines, keys and the latest reports, kept current by watches.
 
-`resolve` is on the hot path: a name as it stands in the URL is one look-up once it has been seen.
+`resolve` is on the hot path: the first use of a name from a URL is cached, and every further use is one dict lookup.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import Access
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.nodes.device_reports import DeviceReports
-from gpufn_gateway.nodes.latest_reports import Heard
+from gpufn_gateway.nodes.latest_reports import LatestReports
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.leader_lease import Fence
 from gpufn_platform.bus.storage.key_value import Entry, Watch
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 
 CONTROLLER_FRESH_S: Final = 5.0
 NODE_FRESH_S: Final = 10.0
-COMES_WITHIN_S: Final = 10.0  # a revision that a Function points at: each has a watch of its own
+ARRIVES_WITHIN_S: Final = 10.0  # for a revision that a Function points to: each bucket has a watch of its own
 _MAX_SPELLINGS: Final = 10_000
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -50,7 +49,7 @@ _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
 class Target:
-    """What a call's name leads to: the serving revision's method, with all that a call needs worked out."""
+    """The target of a call: the serving revision's method, with everything precomputed that a call needs."""
 
     __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature")
 
@@ -68,19 +67,19 @@ class Target:
 
 
 class Registry:
-    """`on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of `on_deleted(name)` tell whoever
-    is concerned."""
+    """The callbacks are `on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of
+    `on_deleted(name)`."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
         self._clock = clock
         self._access = access
         self.functions: dict[str, Function] = {}
-        self._pointed_at: dict[str, float] = {}  # since when each function is what it is
+        self._pointed_at: dict[str, float] = {}  # function -> time of its last change, by our monotonic clock
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses = Statuses()
-        self._nodes = Heard[NodeReport](clock, NODE_FRESH_S)
-        self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
+        self._nodes = LatestReports[NodeReport](clock, NODE_FRESH_S)
+        self._runners = LatestReports[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_runner_report: Callable[[RunnerReport], None] = lambda report: None
@@ -88,20 +87,20 @@ class Registry:
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
         self._fence = Fence()
-        self._controller_heard_at: float | None = None
+        self._controller_reported_at: float | None = None
         self._targets: dict[str, Target] = {}
         self._signatures: dict[tuple[str, int, str], Signature] = {}
         self._watches: list[Watch] = []
 
-    # --- keeping up --------------------------------------------------------------------------------------------------
+    # --- updates -----------------------------------------------------------------------------------------------------
 
     async def start(self, bus: Bus, buckets: Buckets) -> None:
-        """Watch; returns when everything there is has been read."""
+        """Start the watches. Returns when all existing records have been read."""
         bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
         bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
         self.device_reports.start(bus)
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
-        # What is pointed at first: a Function must never point at a revision that is not here yet.
+        # Referenced records first: a Function must never point to a revision that is not loaded yet.
         self._watches.append(await buckets.engines.watch(self.on_engine))
         self._watches.append(await buckets.revisions.watch(self.on_revision))
         self._watches.append(await buckets.functions.watch(self.on_function))
@@ -118,8 +117,8 @@ class Registry:
             if self.functions.pop(key, None) is not None:
                 self._targets.clear()
                 self.statuses.pop(key)
-                for tell in self.on_deleted:
-                    tell(key)
+                for callback in self.on_deleted:
+                    callback(key)
         else:
             self.functions[key] = _function.decode(entry.value)
             self._pointed_at[key] = self._clock.monotonic()
@@ -150,23 +149,23 @@ class Registry:
     def take_controller_report(self, report: ControllerReport) -> None:
         now = self._clock.monotonic()
         if not self._fence.lets_in(report.epoch, now):
-            return  # from a controller that does not know yet that it leads no more
-        self._controller_heard_at = now
+            return  # from a former leader that does not know yet that it was replaced
+        self._controller_reported_at = now
         self.statuses.take(report)
         for status in report.functions:
             self.on_status(status)
 
     def take_node_report(self, report: NodeReport) -> None:
-        self._nodes.take(report.node, report)
+        self._nodes.put(report.node, report)
 
     def take_runner_report(self, report: RunnerReport) -> None:
-        self._runners.take(report.node, report)
+        self._runners.put(report.node, report)
         self.on_runner_report(report)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> Target:
-        """What a call of `name` runs: either spelling, `fn.method` for a class. Raises FunctionNotFound."""
+        """Return the target of a call to `name`: either spelling, `fn.method` for a class. Raises FunctionNotFound."""
         target = self._targets.get(name)
         if target is None:
             target = self._find(name)
@@ -176,35 +175,35 @@ class Registry:
         return target
 
     def function(self, name: str) -> Function:
-        """A Function by either spelling, without a method. Raises FunctionNotFound."""
-        found = self.functions.get(function_name(name))
-        if found is None:
+        """Return a Function by either spelling, without a method. Raises FunctionNotFound."""
+        function = self.functions.get(function_name(name))
+        if function is None:
             raise FunctionNotFound(f"There is no function {_shown(name)}.")
-        return found
+        return function
 
     def serving(self, function: Function) -> Revision:
-        """Raises PlatformError for one that may still come, RevisionNotFound for one whose record is lost."""
-        found = self.revisions.get(function.name, {}).get(function.serving)
-        if found is not None:
-            return found
-        name, which = function.name, f"{function.name}@{function.serving}"
-        if self._clock.monotonic() - self._pointed_at.get(name, math.inf) <= COMES_WITHIN_S:
-            raise PlatformError(f"{which} is not known here yet; try again.")
-        raise RevisionNotFound(f"The record of {which} is lost: deploy {name} again.")
+        """Return the serving revision. Raises PlatformError if it may still arrive, RevisionNotFound if it is lost."""
+        revision = self.revisions.get(function.name, {}).get(function.serving)
+        if revision is not None:
+            return revision
+        name, label = function.name, f"{function.name}@{function.serving}"
+        if self._clock.monotonic() - self._pointed_at.get(name, math.inf) <= ARRIVES_WITHIN_S:
+            raise PlatformError(f"{label} is not loaded yet; try again.")
+        raise RevisionNotFound(f"The record of {label} is lost: deploy {name} again.")
 
     def revision(self, name: str, number: int) -> Revision:
-        """By either spelling; there is one before there is a Function. Raises RevisionNotFound."""
-        found = self.revisions.get(function_name(name), {}).get(number)
-        if found is None:
+        """Return a revision by either spelling. It exists before its Function does. Raises RevisionNotFound."""
+        revision = self.revisions.get(function_name(name), {}).get(number)
+        if revision is None:
             raise RevisionNotFound(f"{_shown(name)} has no revision {number}.")
-        return found
+        return revision
 
     def is_being_built(self, name: str) -> bool:
-        """Whether a revision of this name, which may have no Function yet, is BUILDING."""
+        """Return whether a revision of this name is BUILDING. There may be no Function yet."""
         return any(revision.state is RevisionState.BUILDING for revision in self.revisions.get(name, {}).values())
 
     def manifest(self, revision: Revision, model: ModelSpec) -> EngineManifest | None:
-        """Of the first engine that is known of a model: inputs and outputs are those of all of them."""
+        """Return the manifest of a model's first known engine: all its engines have the same inputs and outputs."""
         keys = (key for keys in revision.engines.get(model.parameter, {}).values() for key in keys)
         return next((self.manifests[key] for key in keys if key in self.manifests), None)
 
@@ -213,22 +212,22 @@ class Registry:
             yield from numbered.values()
 
     def numbers(self, name: str) -> list[int]:
-        """The revisions of `name` that there still are, and the newest that it ever had, in order."""
+        """Return the numbers of the existing revisions, in order. The highest ever is kept as a tombstone."""
         return sorted(self.revisions.get(name, ()))
 
     def status(self, name: str) -> FunctionStatus | None:
         return self.statuses.get(name)
 
     def ready_workers(self, function: Function) -> int | None:
-        """Of the serving revision; None while unknown."""
+        """Return the READY workers of the serving revision; None while unknown."""
         status = self.statuses.get(function.name)
-        if status is None or status.serving != function.serving or not self.hears_controller():
+        if status is None or status.serving != function.serving or not self.has_fresh_controller_report():
             return None
         return status.workers.ready
 
-    def hears_controller(self) -> bool:
-        heard = self._controller_heard_at
-        return heard is not None and self._clock.monotonic() - heard <= CONTROLLER_FRESH_S
+    def has_fresh_controller_report(self) -> bool:
+        reported_at = self._controller_reported_at
+        return reported_at is not None and self._clock.monotonic() - reported_at <= CONTROLLER_FRESH_S
 
     def live_nodes(self) -> list[NodeReport]:
         return self._nodes.all()
@@ -237,10 +236,10 @@ class Registry:
         return self._runners.all()
 
     def why_not_ready(self) -> str | None:
-        """What is missing until a call would be served; None when nothing is."""
+        """Return what is missing before calls can be served; None if nothing is."""
         if not self.loaded:
             return "the functions are not loaded yet"
-        if not self.hears_controller():
+        if not self.has_fresh_controller_report():
             return f"no controller has reported for {CONTROLLER_FRESH_S:g} seconds"
         if not self.live_nodes():
             return "no agent has reported: is one running?"
@@ -270,5 +269,5 @@ def is_usable(revision: Revision) -> bool:
 
 
 def _shown(name: str) -> str:
-    """A name from a URL, for a message."""
+    """Return a name from a URL, shortened for a message."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")

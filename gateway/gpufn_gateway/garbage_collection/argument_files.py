@@ -1,8 +1,8 @@
 """Collection of the stored arguments of submitted calls.
 
 A runner removes the arguments of a call that it has ended. This module removes the others: of calls that ended in
-another way (cancelled, expired, deleted), of dead letters that were dropped, and of calls that were not accepted
-because their gateway died. Arguments of calls that a client waits for expire by themselves (`gpufn_platform.queue.large_bodies`).
+another way (cancelled, expired, deleted), of dropped dead letters, and of calls that were not accepted because their
+gateway died. Arguments of calls that a client waits for expire without it (`gpufn_platform.queue.large_bodies`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpufn_platform.queue import call_records, dead_letters, large_bodies, map_l
 
 log = logging.getLogger(__name__)
 
-_SETTLED_S: Final = 600.0  # sooner the call may not be accepted yet, or its dead letter not be stored
+_SETTLED_S: Final = 600.0  # earlier, the call may not be accepted yet, or its dead letter may not be stored yet
 
 
 class ArgumentFiles:
@@ -29,7 +29,7 @@ class ArgumentFiles:
         self._clock = clock
 
     async def step(self) -> None:
-        """Look at all of them once."""
+        """Check all of them once."""
         now, bucket = self._clock.time(), subjects.ARGUMENT_FILES
         await object_store.remove_unfinished(self._bus, bucket, now - YOUNG_S)
         removed = size = 0
@@ -47,11 +47,11 @@ class ArgumentFiles:
             log.info("removed the arguments of %d calls that have ended: %d bytes", removed, size)
 
     async def _is_needed(self, invocation: str, now: float) -> bool:
-        found = await call_records.read(self._bus, invocation)
-        if found is None and await self._is_item_of_open_map(invocation):
+        entry = await call_records.read(self._bus, invocation)
+        if entry is None and await self._is_item_of_open_map(invocation):
             return True
-        if found is not None:
-            record, _ = found
+        if entry is not None:
+            record, _ = entry
             if not record.state.ended or (record.ended_at or now) > now - _SETTLED_S:
                 return True
             if not record.state.leaves_dead_letter:
@@ -59,7 +59,8 @@ class ArgumentFiles:
         return await dead_letters.is_kept(self._bus, invocation)
 
     async def _is_item_of_open_map(self, invocation: str) -> bool:
-        """It may wait in a queue, and its place be forgotten (`gpufn_platform.queue.map_log`)."""
+        """Return whether it is an item of an open map. It may wait in a queue whose position is no longer known
+        (`gpufn_platform.queue.map_log`)."""
         if (item := item_of(invocation)) is None or (newest := await map_log.last(self._bus, item[0])) is None:
             return False
         return item[1] < newest.entry.accepted and not newest.entry.is_ended

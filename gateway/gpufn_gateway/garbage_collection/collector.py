@@ -1,18 +1,19 @@
-"""What nobody needs any more goes, once a minute, and soon after a function was deleted until nothing of it runs.
-`gpufn_gateway.garbage_collection.rules` decides.
+"""Garbage collector: runs once a minute, and after a function was deleted until none of its revisions is in use.
+`gpufn_gateway.garbage_collection.rules` decides what to remove.
 
-Every gateway has one of these and the controller's leader acts, which knows what runs:
+Every gateway runs this, and the controller's leader acts, because it knows what is running:
 
-1. revisions, each by compare-and-set after a look at its Function's record, and then the consumers of its queues
-2. builds' records
-3. blobs that no record names, and what is left of uploads that broke off. The watches may lag, so what they say is over
-   is looked for in the records themselves before it goes; who is about to name a blob touches it (`gpufn_platform.bus.storage.object_store`)
-4. queued calls that are past their deadline, whose caller is gone
+1. revisions, each by compare-and-set after reading its Function's record; then the consumers of its queues
+2. build records
+3. blobs that no record names, and the remains of interrupted uploads. The watches may lag, so the stored records are
+   read before a blob is removed. A process that is about to name a blob touches it first
+   (`gpufn_platform.bus.storage.object_store`)
+4. queued calls past their deadline, whose caller is gone
 
-Maps that have ended are noted on the way (`gpufn_gateway.maps.map_closer`), and arguments that nobody needs are removed
+A pass also records maps that have ended (`gpufn_gateway.maps.map_closer`), and removes unneeded arguments
 (`gpufn_gateway.garbage_collection.argument_files`).
 
-A pass that fails is left, and the next one begins anew.
+A pass that fails is abandoned, and the next one starts over.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from gpufn_platform.queue import queue_position
 log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 60.0
-_AFTER_A_DELETE_S: Final = 5.0  # its workers have mostly ended by then
+_AFTER_A_DELETE_S: Final = 5.0  # most of its workers have ended by then
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
@@ -55,8 +56,8 @@ _manifest = msgspec.msgpack.Decoder(EngineManifest)
 
 
 class Collection:
-    """`in_use()` tells the revisions that have workers or calls, as (function, number); None while that is not known,
-    or this process does not lead: then nothing is collected."""
+    """`in_use()` returns the revisions that have workers or calls, as (function, number). It returns None while that is
+    unknown or this process does not lead; then nothing is collected."""
 
     def __init__(
         self,
@@ -78,23 +79,23 @@ class Collection:
         self._clock = clock
         self._maps = EndedMaps(bus)
         self._arguments = ArgumentFiles(bus, clock)
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:
-        """Collect soon."""
-        self._asked.set()
+        """Schedule a pass soon."""
+        self._requested.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EVERY_S):
-                    await self._asked.wait()
+                    await self._requested.wait()
                     await asyncio.sleep(_AFTER_A_DELETE_S)
-            self._asked.clear()
-            with tried_again("collecting what nobody needs"):
+            self._requested.clear()
+            with tried_again("collecting garbage"):
                 if self._deleted_are_in_use():
-                    self._asked.set()
+                    self._requested.set()
                 await self.step()
 
     async def step(self) -> None:
@@ -104,7 +105,7 @@ class Collection:
         for name in list(self._registry.revisions):
             if self._changes(name, self._registry.functions.get(name), in_use):
                 await self._collect_revisions(name)
-            await asyncio.sleep(0)  # there are calls to serve
+            await asyncio.sleep(0)  # let the event loop serve calls
         await self._collect_builds()
         await self._collect_blobs()
         await self._maps.step()
@@ -117,21 +118,21 @@ class Collection:
     async def _collect_revisions(self, name: str) -> None:
         entry = await self._buckets.functions.get(name)
         function = None if entry is None else _function.decode(entry.value)
-        before = dict(self._registry.revisions.get(name, {}))  # which the watch changes meanwhile
+        before = dict(self._registry.revisions.get(name, {}))  # a copy: the watch changes it in the meantime
         for number, after in self._changes(name, function, self._numbers_in_use()).items():
             try:
                 await self._change(subjects.revision_key(name, number), before[number], after)
             except Conflict:
-                continue  # somebody else changed it; the next pass looks again
+                continue  # it was changed concurrently; the next pass looks again
             if after is None:
                 for kind in QUEUES:
                     queue = queue_position.address(name, number, kind)
                     await streams.delete_consumer(self._bus, queue.stream, queue.consumer)
-            what = "is gone" if after is None else f"is {after.state}"
-            log.info("nobody needs %s@%d: it %s", name, number, what, extra={"function": name, "revision": number})
+            outcome = "was removed" if after is None else f"is {after.state}"
+            log.info("%s@%d is unused: it %s", name, number, outcome, extra={"function": name, "revision": number})
 
     def _deleted_are_in_use(self) -> bool:
-        """Whether a later pass has more to collect of a deleted function than one that begins now."""
+        """Return whether revisions of deleted functions are still in use, so that a later pass can collect more."""
         in_use = self._in_use()
         return in_use is not None and any(name not in self._registry.functions for name, _ in in_use)
 
@@ -154,10 +155,10 @@ class Collection:
         return rules.changes(revisions, function, numbers, kept=self._kept_revisions, now=self._clock.time())
 
     async def _change(self, key: str, before: Revision, after: Revision | None) -> None:
-        """Raises Conflict when it is not as it was decided about."""
+        """Write or delete a record. Raises Conflict if it differs from `before`."""
         entry = await self._buckets.revisions.get(key)
         if entry is None or _revision.decode(entry.value) != before:
-            raise Conflict(f"{before} was changed meanwhile.")
+            raise Conflict(f"{before} was changed in the meantime.")
         if after is None:
             await self._buckets.revisions.delete(key, entry.revision)
         else:
@@ -166,33 +167,33 @@ class Collection:
     # --- builds and blobs ---------------------------------------------------------------------------------------------
 
     async def _collect_builds(self) -> None:
-        over = rules.builds_over(self._builds.known.values(), self._registry.all_revisions(), self._clock.time())
-        for build in over:
+        expired = rules.expired_builds(self._builds.known.values(), self._registry.all_revisions(), self._clock.time())
+        for build in expired:
             await self._buckets.builds.delete(build.id)
-        if over:
-            log.info("forgot %d builds that ended long ago", len(over))
+        if expired:
+            log.info("removed the records of %d builds that ended long ago", len(expired))
 
     async def _collect_blobs(self) -> None:
         before = self._clock.time() - rules.YOUNG_S
         known = rules.named_blobs(
             self._registry.all_revisions(), self._builds.known.values(), self._registry.manifests.values()
         )
-        over: dict[str, list[object_store.Blob]] = {}
+        unnamed: dict[str, list[object_store.Blob]] = {}
         for bucket, named in known.items():
             await object_store.remove_unfinished(self._bus, bucket, before)
             blobs = await object_store.blobs(self._bus, bucket)
-            over[bucket] = [blob for blob in blobs if blob.put_at < before and blob.digest not in named]
-        if not any(over.values()):
+            unnamed[bucket] = [blob for blob in blobs if blob.put_at < before and blob.digest not in named]
+        if not any(unnamed.values()):
             return
         stored = await self._stored()
-        for bucket, blobs in over.items():
-            going = [blob for blob in blobs if blob.digest not in stored[bucket]]
-            removed = sum([blob.size for blob in going if await object_store.remove(self._bus, bucket, blob)])
-            if going:
-                log.info("removed %d blobs of %s that nothing names: %d bytes", len(going), bucket, removed)
+        for bucket, blobs in unnamed.items():
+            removable = [blob for blob in blobs if blob.digest not in stored[bucket]]
+            freed = sum([blob.size for blob in removable if await object_store.remove(self._bus, bucket, blob)])
+            if removable:
+                log.info("removed %d unreferenced blobs of %s: %d bytes", len(removable), bucket, freed)
 
     async def _stored(self) -> dict[str, set[str]]:
-        """The blobs that the records themselves name."""
+        """Return the blobs that the stored records name."""
         return rules.named_blobs(
             await records(self._buckets.revisions, _revision),
             await records(self._buckets.builds, _build),

@@ -1,14 +1,14 @@
-"""Who uses what, and what nobody needs any more: revisions, bundles, builds, models' files and engines. Pure.
+"""Garbage collection rules: which revisions, bundles, builds, model files and engines are in use. Pure.
 
-What is *over* goes by itself (`gpufn_gateway.garbage_collection.collector`):
+The collector (`gpufn_gateway.garbage_collection.collector`) removes automatically:
 
-revisions   a READY one that is not called, and too old for rollbacks, is retired. It goes a minute later, for a
-            rollback may be under way; at once when its function was deleted. The newest of all leaves a tombstone, for
-            its number must never mean something else
-builds      those that ended long ago, and all but the newest few hundred that ended
-blobs       what no record names. An upload comes before its record, so the young stay
+revisions   A READY revision that is not called, and too old for rollbacks, is retired. It is removed a minute later,
+            because a rollback may be in progress; at once if its function was deleted. The highest number leaves a
+            tombstone, because that number must never be reused
+builds      records that ended long ago, and all but the newest few hundred that ended
+blobs       blobs that no record names. An upload precedes its record, so young blobs stay
 
-Engines are dear to make: they go when somebody asks for it, by `unused`. Times are in unix seconds.
+Engines are expensive to build: they are removed only on request, by `unused`. Times are in unix seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S
 
-YOUNG_S: Final = 3600.0  # an upload, or a revision whose Function's record is still to come
+YOUNG_S: Final = 3600.0  # age of an upload, or of a revision, whose record may still follow
 _RETIRED_S: Final = 60.0
 _DAY_S: Final = 86_400.0
 _FAILURE_KEPT_S: Final = 7 * _DAY_S
@@ -39,32 +39,32 @@ _KEPT_BUILDS: Final = 500
 def changes(
     revisions: Mapping[int, Revision], function: Function | None, in_use: Container[int], *, kept: int, now: float
 ) -> dict[int, Revision | None]:
-    """What becomes of one name's revisions that nobody needs: number → its record from now on, or None: it goes.
+    """Return the changes to one function's unused revisions: number -> new record, or None to delete the record.
 
-    `in_use` are those with workers or calls. `kept` READY ones stay for rollbacks, as many FAILED ones for their
-    errors. `function` is None when it was deleted, or when its first revision is not READY yet.
+    `in_use` has the revisions with workers or calls. `kept` READY revisions stay for rollbacks, and as many FAILED ones
+    for their errors. `function` is None if it was deleted, or if its first revision is not READY yet.
     """
     newest = max(revisions, default=0)
-    newer: dict[RevisionState, int] = {}  # than the one that is looked at, in the same state
+    newer: dict[RevisionState, int] = {}  # newer revisions in the same state
     after: dict[int, Revision | None] = {}
     for number in sorted(revisions, reverse=True):
         revision = revisions[number]
         place = newer.get(revision.state, 0)
         newer[revision.state] = place + 1
         is_called = function is not None and number in (function.active, function.serving)
-        if is_called or number in in_use or not _is_over(revision, place, function is None, kept, now):
+        if is_called or number in in_use or not _is_expired(revision, place, function is None, kept, now):
             continue
         if revision.state is RevisionState.READY:
             after[number] = retired(revision, now)
         elif number < newest:
             after[number] = None
-        elif revision != (left := tombstone(revision)):
-            after[number] = left
+        elif revision != (replacement := tombstone(revision)):
+            after[number] = replacement
     return after
 
 
-def _is_over(revision: Revision, place: int, is_deleted: bool, kept: int, now: float) -> bool:
-    """`place`: how many newer revisions are in the same state."""
+def _is_expired(revision: Revision, place: int, is_deleted: bool, kept: int, now: float) -> bool:
+    """Return whether a revision is no longer needed. `place` is the number of newer revisions in the same state."""
     match revision.state:
         case RevisionState.BUILDING:
             return False
@@ -83,7 +83,7 @@ def retired(revision: Revision, now: float) -> Revision:
 
 
 def tombstone(revision: Revision) -> Revision:
-    """What is left of a revision so that its number is not given again; it names no bundle, model or engine."""
+    """Return the record that keeps a revision's number from being reused; it names no bundle, model or engine."""
     return Revision(
         function=revision.function,
         number=revision.number,
@@ -98,8 +98,8 @@ def tombstone(revision: Revision) -> Revision:
 # --- builds and blobs -------------------------------------------------------------------------------------------------
 
 
-def builds_over(builds: Iterable[Build], revisions: Iterable[Revision], now: float) -> list[Build]:
-    """Builds whose records go; not those that a BUILDING revision waits for."""
+def expired_builds(builds: Iterable[Build], revisions: Iterable[Revision], now: float) -> list[Build]:
+    """Return the builds whose records can be removed; never a build that a BUILDING revision waits for."""
     waited_for = {build for each in revisions if each.state is RevisionState.BUILDING for build in each.builds}
     ended = [build for build in builds if build.state.ended and build.id not in waited_for]
     newest_first = sorted(ended, key=_ended_at, reverse=True)
@@ -117,16 +117,16 @@ def _ended_at(build: Build) -> float:
 def named_blobs(
     revisions: Iterable[Revision], builds: Iterable[Build], manifests: Iterable[EngineManifest]
 ) -> dict[str, set[str]]:
-    """The digests that records name, by object store."""
-    there, made = list(revisions), list(builds)
-    models = [model for revision in there for model in revision.spec.models]
-    models += [build.model for build in made if not build.state.ended]
+    """Return the digests that records name, by object store."""
+    all_revisions, all_builds = list(revisions), list(builds)
+    models = [model for revision in all_revisions for model in revision.spec.models]
+    models += [build.model for build in all_builds if not build.state.ended]
     uploads = {file.digest for model in models for file in model.files}
     samples = {model.samples.digest for model in models if model.samples is not None}
     engines = {file.digest for manifest in manifests for file in manifest.files}
-    reports = {digest for build in made for digest in (build.report, build.page)}
+    reports = {digest for build in all_builds for digest in (build.report, build.page)}
     return {
-        subjects.BUNDLES: {revision.bundle for revision in there},
+        subjects.BUNDLES: {revision.bundle for revision in all_revisions},
         subjects.MODEL_FILES: uploads | samples,
         subjects.ENGINE_FILES: engines | reports,
     }
@@ -136,7 +136,7 @@ def named_blobs(
 
 
 class Unused(msgspec.Struct, frozen=True):
-    """Engines to remove, and those of their files that no other engine shares: digest → size in bytes."""
+    """Engines to remove, and their files that no other engine shares: digest -> size in bytes."""
 
     engines: tuple[EngineManifest, ...]
     files: dict[str, int]
@@ -147,23 +147,23 @@ class Unused(msgspec.Struct, frozen=True):
 
 
 def users(revisions: Iterable[Revision], functions: Mapping[str, Function]) -> dict[str, list[str]]:
-    """EngineKey → the revisions that keep it, such as ``resnet@7``."""
-    found: dict[str, list[str]] = {}
+    """Return a map from EngineKey to the revisions that keep it, such as ``resnet@7``."""
+    used_by: dict[str, list[str]] = {}
     for revision in revisions:
         if _keeps_engines(revision, functions):
-            for key in keys_of(revision):
-                found.setdefault(key, []).append(str(revision))
-    return found
+            for key in engine_keys(revision):
+                used_by.setdefault(key, []).append(str(revision))
+    return used_by
 
 
 def _keeps_engines(revision: Revision, functions: Mapping[str, Function]) -> bool:
-    """It can be rolled back to, or is called."""
+    """Return whether the revision can be rolled back to, or is called."""
     function = functions.get(revision.function)
     is_called = function is not None and revision.number in (function.active, function.serving)
     return revision.state is RevisionState.READY or is_called
 
 
-def keys_of(revision: Revision) -> set[str]:
+def engine_keys(revision: Revision) -> set[str]:
     return {key for devices in revision.engines.values() for keys in devices.values() for key in keys}
 
 
@@ -174,16 +174,16 @@ def unused(
     builds: Iterable[Build],
     now: float,
 ) -> Unused:
-    """A revision keeps its engines while it can be rolled back to or is called; a build, those of its model until it
-    has ended, and those that it made until the revision that waits for it is READY, or for a minute when there is none:
-    a build's record is made before its revision's."""
+    """Return the engines that nothing keeps. A revision keeps its engines while it can be rolled back to or is called.
+    A running build keeps those of its model. An ended build keeps those that it made until the revision that waits for
+    it is READY; without a revision, for a minute, because a build is recorded before its revision."""
     kept: set[str] = set()
     waited_for: set[str] = set()
     has_revision: set[str] = set()
     for revision in revisions:
         has_revision |= set(revision.builds)
         if _keeps_engines(revision, functions):
-            kept |= keys_of(revision)
+            kept |= engine_keys(revision)
         elif revision.state is RevisionState.BUILDING:
             waited_for |= set(revision.builds)
     models: set[str] = set()
@@ -192,10 +192,10 @@ def unused(
             models.add(model_digest(build.model.files))
         elif build.id in waited_for or (build.id not in has_revision and now - _ended_at(build) < RECORDED_WITHIN_S):
             kept |= set(build.engines)
-    going = [
+    removable = [
         manifest for key, manifest in manifests.items() if key not in kept and manifest.identity.model not in models
     ]
-    staying = manifests.keys() - {manifest.key for manifest in going}
+    staying = manifests.keys() - {manifest.key for manifest in removable}
     shared = {file.digest for key in staying for file in manifests[key].files}
-    files = {file.digest: file.size for manifest in going for file in manifest.files if file.digest not in shared}
-    return Unused(tuple(going), files)
+    files = {file.digest: file.size for manifest in removable for file in manifest.files if file.digest not in shared}
+    return Unused(tuple(removable), files)

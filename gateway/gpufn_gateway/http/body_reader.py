@@ -1,7 +1,7 @@
-"""Reading a request's body, and what its client does after it: bytes are counted as they come, whatever its length
-claims.
+"""Read request bodies within limits, and detect that a client has disconnected.
 
-A client that sends nothing at all is `protocol.GuardedProtocol`'s to hang up on.
+Limits apply to the bytes that arrive, whatever Content-Length says. `uvicorn_protocol.GuardedProtocol` disconnects
+clients that send nothing.
 """
 
 from __future__ import annotations
@@ -21,69 +21,71 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Write = Callable[[bytes | memoryview], object]
 
 
-class ClientGone(GpufnError):
-    """The client left before its request was complete."""
+class ClientDisconnected(GpufnError):
+    """The client disconnected before its request was complete."""
 
     code = "client_gone"
 
 
 class BodyBudget:
-    """The bytes of all bodies that are being received, together. One that is whole is its request's to bound."""
+    """The total bytes of all bodies that are being received. A complete body no longer counts."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def take(self, size: int) -> None:
-        """Raises CapacityError."""
+    def reserve(self, size: int) -> None:
+        """Raises CapacityError if the budget is used up."""
         if self.used_bytes + size > self.limit_bytes:
             raise CapacityError(
-                "The gateway receives as many bytes at once as it may; come back later.", retry_after_s=1.0
+                "The request bodies in flight have reached the gateway's limit; retry later.", retry_after_s=1.0
             )
         self.used_bytes += size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.used_bytes -= size
 
 
-def announced_length(headers: Mapping[bytes, bytes], limit_bytes: int, what: str) -> int:
-    """Of a body that is not kept in memory, so its sender must say it. Raises RouteError 411, PayloadTooLarge."""
-    claimed = headers.get(b"content-length")
-    if claimed is None:
-        raise RouteError(411, f"The length of {what} is needed: send Content-Length.")
-    return _length(claimed, limit_bytes, what)
+def require_content_length(headers: Mapping[bytes, bytes], limit_bytes: int, what: str) -> int:
+    """Return the Content-Length of a body that is not read into memory. Raises RouteError 411, PayloadTooLarge."""
+    announced = headers.get(b"content-length")
+    if announced is None:
+        raise RouteError(411, f"The length of {what} is required: send Content-Length.")
+    return _length(announced, limit_bytes, what)
 
 
-async def parts_of_body(receive: Receive) -> AsyncGenerator[bytes, None]:
-    """A body as it comes, each part once; the sender waits while a part is used. Raises ClientGone."""
+async def iter_body(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """Yield a body part by part as it arrives. Reading pauses while a part is processed. Raises ClientDisconnected."""
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise ClientGone
+            raise ClientDisconnected
         yield message.get("body", b"")
         if not message.get("more_body"):
             return
 
 
-async def left(receive: Receive) -> None:
-    """Returns when the client has, of a request whose body was read."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client disconnects. Call it only after the body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def write_body(receive: Receive, write: Write) -> None:
-    """A body as it comes, into `write`, by the shortest way that `receive` knows. Raises ClientGone, and what `write`
-    does."""
-    shortcut: Callable[[Write], Awaitable[None]] | None = getattr(receive, "write_into", None)
-    if shortcut is not None:
-        await shortcut(write)
+    """Pass a body to `write` as it arrives, past the HTTP parser where `receive` supports that.
+
+    Raises ClientDisconnected, and the exceptions of `write`.
+    """
+    write_into: Callable[[Write], Awaitable[None]] | None = getattr(receive, "write_into", None)
+    if write_into is not None:
+        await write_into(write)
         return
-    async for part in parts_of_body(receive):
+    async for part in iter_body(receive):
         write(part)
 
 
 class BodyReader:
-    """Reads bodies of at most `limit_bytes` within `timeout_s`. `what` has that limit, for the message."""
+    """Read bodies of at most `limit_bytes` within `timeout_s`. `what` names the body in error messages."""
 
     def __init__(self, limit_bytes: int, timeout_s: float, *, what: str, budget: BodyBudget) -> None:
         self.limit_bytes = limit_bytes
@@ -92,10 +94,10 @@ class BodyReader:
         self._budget = budget
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Raises PayloadTooLarge, CapacityError, RouteError 408, or ClientGone."""
-        claimed = headers.get(b"content-length")
-        if claimed is not None:
-            _length(claimed, self.limit_bytes, self._what)
+        """Read a whole body. Raises PayloadTooLarge, CapacityError, RouteError 408, ClientDisconnected."""
+        announced = headers.get(b"content-length")
+        if announced is not None:
+            _length(announced, self.limit_bytes, self._what)
         message = await receive()
         if message["type"] != "http.request" or message.get("more_body"):
             return await self._rest(message, receive)
@@ -104,25 +106,25 @@ class BodyReader:
             raise self._too_large()
         return body
 
-    async def in_time(self, receiving: Awaitable[T]) -> T:
-        """What receives a body in its own way has as long for it as `read`. Raises RouteError 408."""
+    async def within_timeout(self, body: Awaitable[T]) -> T:
+        """Await a coroutine that receives a body itself, with the timeout of `read`. Raises RouteError 408."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await receiving
+                return await body
         except TimeoutError:
             raise self._too_slow() from None
 
     async def _rest(self, message: MutableMapping[str, Any], receive: Receive) -> bytes:
         body = bytearray()
-        taken = 0
+        reserved = 0
         try:
             async with asyncio.timeout(self._timeout_s):
                 while message["type"] == "http.request":
                     chunk: bytes = message.get("body", b"")
                     if len(body) + len(chunk) > self.limit_bytes:
                         raise self._too_large()
-                    self._budget.take(len(chunk))
-                    taken += len(chunk)
+                    self._budget.reserve(len(chunk))
+                    reserved += len(chunk)
                     body += chunk
                     if not message.get("more_body"):
                         return bytes(body)
@@ -130,19 +132,19 @@ class BodyReader:
         except TimeoutError:
             raise self._too_slow() from None
         finally:
-            self._budget.give_back(taken)
-        raise ClientGone
+            self._budget.release(reserved)
+        raise ClientDisconnected
 
     def _too_slow(self) -> RouteError:
-        return RouteError(408, f"The request's body did not arrive within {self._timeout_s:g} s.")
+        return RouteError(408, f"The request body did not arrive within {self._timeout_s:g} s.")
 
     def _too_large(self) -> PayloadTooLarge:
         return too_large(self._what, self.limit_bytes)
 
 
-def _length(claimed: bytes, limit_bytes: int, what: str) -> int:
-    if not claimed.isdigit():
+def _length(announced: bytes, limit_bytes: int, what: str) -> int:
+    if not announced.isdigit():
         raise RequestError("Content-Length is not a number.")
-    if len(claimed) > 18 or int(claimed) > limit_bytes:
-        raise too_large(what, limit_bytes, int(claimed) if len(claimed) <= 18 else None)
-    return int(claimed)
+    if len(announced) > 18 or int(announced) > limit_bytes:
+        raise too_large(what, limit_bytes, int(announced) if len(announced) <= 18 else None)
+    return int(announced)

@@ -1,6 +1,6 @@
-"""A bound of the open connections per client address. Pure.
+"""A limit on the open connections per client address. Pure.
 
-The clients behind one IPv6 /64 count as one address, since a single host may use all of its addresses.
+An IPv6 /64 counts as one address, since a single host may use all addresses in it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import ipaddress
 
 
 class ConnectionLimit:
-    """`most` connections of one address may be open."""
+    """At most `limit` connections per address may be open."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._open: dict[str, int] = {}
 
-    def opened(self, address: str) -> bool:
-        """Count a connection. False, and not counted, when its address has as many as it may."""
+    def add(self, address: str) -> bool:
+        """Count a connection. False if its address is at the limit; the connection is not counted then."""
         key = network(address)
         count = self._open.get(key, 0)
-        if count >= self.most:
+        if count >= self.limit:
             return False
         self._open[key] = count + 1
         return True
 
-    def closed(self, address: str) -> None:
-        """Forget a connection that was counted."""
+    def remove(self, address: str) -> None:
+        """Remove a connection that was counted."""
         key = network(address)
         count = self._open.pop(key) - 1
         if count:
@@ -33,7 +33,7 @@ class ConnectionLimit:
 
 
 def network(address: str) -> str:
-    """The name under which `address` counts.
+    """Return the key under which `address` counts.
 
     >>> network("192.0.2.1"), network("::ffff:192.0.2.1"), network("2001:db8::1")
     ('192.0.2.1', '192.0.2.1', '2001:db8::')

@@ -1,6 +1,6 @@
 """The Host field of a request, parsed as RFC 9110 and RFC 3986 define it: uri-host [":" port]. Pure.
 
-A lenient parser is a hole: a page of `[::1].evil.example` must not pass for the loopback address `::1`.
+The parser is strict for security: the host `[::1].evil.example` must not pass for the loopback address `::1`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AUTHORITY: Final = re.compile(
 
 
 class Authority(NamedTuple):
-    """`host` is in lower case and has no brackets; `port` is None where the field names none."""
+    """`host` is in lower case, without brackets; `port` is None if the field has none."""
 
     host: str
     port: int | None
@@ -25,7 +25,7 @@ class Authority(NamedTuple):
 
 @functools.lru_cache(256)
 def parse(field: bytes) -> Authority | None:
-    """None when `field` is not a host and an optional port.
+    """Parse a Host field. None if `field` is not a host and an optional port.
 
     >>> parse(b"[::1]:8090"), parse(b"[::1].evil.example"), parse(b"localhost:80:evil")
     (Authority(host='::1', port=8090), None, None)
@@ -45,7 +45,7 @@ def parse(field: bytes) -> Authority | None:
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and for the loopback addresses, which are compared by value."""
+    """True for `localhost` and for loopback addresses, which are compared by value."""
     if host.lower() == "localhost":
         return True
     address = _address(host)

@@ -1,8 +1,8 @@
-"""A connection that is closed in the middle of a request, so that its client still reads the answer.
+"""Lingering close: close a connection in the middle of a request so that the client can still read the response.
 
-A kernel answers data that nobody reads with a reset, and a reset discards the answer that is on its way. Clients that
-write a whole body before they read (urllib, requests) would get a broken pipe in place of a 413. So the gateway sends
-the answer and the end of its own side, then reads and discards for a while (RFC 9112, 9.6).
+If a socket is closed with unread data, the kernel sends a reset, and the reset discards the response in transit.
+Clients that write a whole body before they read (urllib, requests) would get a broken pipe instead of a 413. So the
+gateway sends the response and half-closes the connection, then reads and discards for a while (RFC 9112, 9.6).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gpufn_gateway.http.write_coalescing import JoinedWrites
+from gpufn_gateway.http.write_coalescing import CoalescingTransport
 
 
-class ClosingTransport(JoinedWrites):
-    """`close` half-closes when `discard` returns True; its owner then discards what arrives, and calls `close_now`."""
+class ClosingTransport(CoalescingTransport):
+    """`close` half-closes if `discard` returns True. The owner then discards incoming data and calls `close_now`."""
 
     def __init__(self, transport: asyncio.Transport, discard: Callable[[], bool]) -> None:
         super().__init__(transport)

@@ -1,25 +1,26 @@
-"""How slowly a client may send, and how much of a refused upload is read. Pure.
+"""The minimum rate of a client that sends, and how much of a rejected upload is read. Pure.
 
-A client that sends one byte every few seconds would keep its connection for ever. The gateway checks each connection
-about once a second, so that a request costs nothing. `request` is any object that identifies a request.
+A client that sends one byte every few seconds would keep its connection open forever. The gateway checks each
+connection about once a second, so the checks add no cost per request. `request` can be any object that identifies a
+request.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-HEAD_S: Final = 10.0  # a head must be complete so long after its first byte
-FIRST_BYTE_S: Final = 30.0  # browsers connect ahead of need
+HEAD_S: Final = 10.0  # from the first byte of a head to its end
+FIRST_BYTE_S: Final = 30.0  # browsers open connections before they need them
 _WINDOW_S: Final = 10.0
 _WINDOW_BYTES: Final = 10 << 10  # in each window: 1 KiB/s
 _DISCARD_S: Final = 30.0
-_DISCARD_BYTES: Final = 256 << 20  # more than the largest body of a call, less than would keep a process busy
+_DISCARD_BYTES: Final = 256 << 20  # more than the largest body of a call, too little to keep a process busy
 
 _NONE: Final = object()
 
 
 class BodyPace:
-    """The rate of one connection's request bodies."""
+    """The receive rate of one connection's request bodies."""
 
     __slots__ = ("_bytes", "_request", "_since")
 
@@ -29,8 +30,8 @@ class BodyPace:
         self._bytes = 0
 
     def is_too_slow(self, request: object, received: int, now: float, *, is_paused: bool) -> bool:
-        """True when 10 s brought less than 10 KiB. `received` counts the connection's bytes. `is_paused`: the gateway
-        does not read, which is no fault of the client.
+        """True if less than 10 KiB arrived in 10 s. `received` is the connection's total bytes. `is_paused`: the
+        gateway itself has paused reading, so the client is not slow.
 
         >>> pace = BodyPace()
         >>> [pace.is_too_slow(1, received, now, is_paused=False) for received, now in ((0, 0.0), (9, 9.0), (9, 11.0))]
@@ -43,7 +44,7 @@ class BodyPace:
 
 
 class Discarding:
-    """The part of a refused upload that is read so that its client reads the answer."""
+    """Limits how much of a rejected upload is read and discarded, so that the client can read the response."""
 
     __slots__ = ("_bytes", "_request", "_since")
 

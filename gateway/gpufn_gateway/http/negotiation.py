@@ -1,4 +1,7 @@
-"""Content types in requests: what a body is, and what its sender wants back. Their names are `gpufn_core.encoding.media`'s."""
+"""Content negotiation: the type of a request body and the encoding of the result.
+
+The names of the types are in `gpufn_core.encoding.media`.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,25 @@ from typing import Final
 
 from gpufn_core.encoding.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, PICKLED, media_type
 
-# In the order of what keeps most.
+# Most expressive first.
 _ARGUMENTS: Final = (PICKLED, NATIVE, MSGPACK, JSON)
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
 _NO_QUALITY = re.compile(r"\s*[qQ]\s*=\s*0(\.0{0,3})?\s*")
 _CACHE_SIZE = 512
 
-_kinds: dict[bytes | None, str] = {None: JSON}
-_accepts: dict[bytes | None, str] = {None: ""}
+_kind_cache: dict[bytes | None, str] = {None: JSON}
+_accept_cache: dict[bytes | None, str] = {None: ""}
 
 
-def of_body(content_type: bytes | None) -> str:
-    """`JSON` for everything that is read as JSON, `MSGPACK`, `NATIVE`, `PICKLED`, or the type of a raw body."""
-    kind = _kinds.get(content_type)
+def body_kind(content_type: bytes | None) -> str:
+    """Return `JSON`, `MSGPACK`, `NATIVE` or `PICKLED` for encoded arguments, otherwise the type of a raw body."""
+    kind = _kind_cache.get(content_type)
     if kind is None:
         assert content_type is not None
         text = content_type.decode("latin-1").strip()
         kind = next((known for known in _ARGUMENTS if known == media_type(text)), clean(text))
-        if not is_multipart(kind):  # each has a boundary of its own
-            _remember(_kinds, content_type, kind)
+        if not is_multipart(kind):  # each has its own boundary, so caching it is useless
+            _remember(_kind_cache, content_type, kind)
     return kind
 
 
@@ -34,41 +37,41 @@ def is_multipart(kind: str) -> bool:
 
 
 def is_arguments(kind: str) -> bool:
-    """True when a body of this kind holds keyword arguments rather than one parameter's bytes."""
+    """True if a body of this kind holds keyword arguments, not the bytes of one parameter."""
     return kind in _ARGUMENTS
 
 
-def wanted(accept: bytes | None) -> str:
-    """The encoding of the result that `Accept` asks for; empty when the sender leaves it to us."""
-    want = _accepts.get(accept)
-    if want is None:
+def result_encoding(accept: bytes | None) -> str:
+    """Return the result encoding that `Accept` requests; empty if the client leaves the choice to us."""
+    encoding = _accept_cache.get(accept)
+    if encoding is None:
         assert accept is not None
         parts = [part for part in accept.decode("latin-1").split(",") if part.strip()]
-        types = [media_type(part) for part in parts if not _is_refused(part)]
+        types = [media_type(part) for part in parts if not _is_rejected(part)]
         known = [each for each in _ARGUMENTS if each in types]
         if known:
-            want = known[0]
+            encoding = known[0]
         elif ITEMS in types:
-            want = NATIVE
+            encoding = NATIVE
         elif EVENTS in types:
-            want = JSON
+            encoding = JSON
         else:
-            want = next((clean(each) for each in types if "*" not in each), "")
-        _remember(_accepts, accept, want)
-    return want
+            encoding = next((clean(each) for each in types if "*" not in each), "")
+        _remember(_accept_cache, accept, encoding)
+    return encoding
 
 
-def _is_refused(part: str) -> bool:
-    """A part of `Accept` may name what the sender does not take; how much it likes the others is not asked.
+def _is_rejected(part: str) -> bool:
+    """True if this part of `Accept` has quality 0. Other quality values are ignored.
 
-    >>> _is_refused("text/html;q=0.1"), _is_refused("text/html; charset=utf-8; q=0.0")
+    >>> _is_rejected("text/html;q=0.1"), _is_rejected("text/html; charset=utf-8; q=0.0")
     (False, True)
     """
     return any(_NO_QUALITY.fullmatch(parameter) for parameter in part.split(";")[1:])
 
 
 def clean(content_type: str) -> str:
-    """A content type that is safe in a header; one that is not becomes plain bytes."""
+    """Return the content type if it is safe in a header, otherwise application/octet-stream."""
     return content_type if _PLAIN.fullmatch(content_type) else BYTES
 
 

@@ -1,4 +1,4 @@
-"""How the end of a call is written as an HTTP answer. Each protocol that the gateway speaks has its Wording."""
+"""HTTP responses for the outcome of a call. Each protocol of the gateway has its own ResponseFormat."""
 
 from __future__ import annotations
 
@@ -14,51 +14,54 @@ from gpufn_gateway.problems import Headers, Problem
 from gpufn_platform.shared_bodies.bodies import ParcelReader
 
 _JSON: Final = (b"content-type", media.JSON.encode())
-_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
-# What a function returns under a type of its own choice must not run as a page of this origin.
+_NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
+# A function chooses the content type of its result. The result must not run as a page of this origin.
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
 
-class Wording(Protocol):
-    """A protocol's words for the end of a call."""
+class ResponseFormat(Protocol):
+    """How a protocol represents results and errors."""
 
     def result(self, content_type: str, size: int) -> Headers:
-        """What describes a result's body of `size` bytes, its length among it."""
+        """Return the headers of a result of `size` bytes, including Content-Length."""
         ...
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        """An error: status, headers without the length, body."""
+        """Return the status, headers (without Content-Length) and body of an error."""
         ...
 
 
-class _Own:
-    """Our own interface: results as the function returned them, errors as problems."""
+class _GpufnFormat:
+    """The gpufn API: results as the function returned them, errors as problem details."""
 
     def result(self, content_type: str, size: int) -> Headers:
         length = (b"content-length", b"%d" % size)
         if content_type == media.JSON:
             return [_JSON, length]
-        return [(b"content-type", negotiation.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
+        return [(b"content-type", negotiation.clean(content_type).encode()), length, _NO_SNIFF, _SANDBOX]
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         return problem.status, problem.headers(), problem.body()
 
 
-OWN: Final[Wording] = _Own()
+GPUFN_FORMAT: Final[ResponseFormat] = _GpufnFormat()
 
 
-_PART_BYTES: Final = 1 << 20  # of a large result, which waits for its reader in parts
+_PART_BYTES: Final = 1 << 20  # a large result is sent in parts of this size, at the client's pace
 
 
 async def send_result(
-    send: Send, wording: Wording, content_type: str, body: bytes | ParcelReader, about: Headers
+    send: Send, response_format: ResponseFormat, content_type: str, body: bytes | ParcelReader, extra_headers: Headers
 ) -> None:
-    """Closes a parcel. Raises ArtifactUnavailable when that is cut short, while nothing has been sent or after."""
+    """Send a result, and close it if it is a shared body. `extra_headers` are added to the response.
+
+    Raises ArtifactUnavailable if the file of a shared body is cut short, before or after the response has started.
+    """
     if isinstance(body, ParcelReader):
         with body:
-            await _send_each(send, [*about, *wording.result(content_type, body.size)], body.parts())
+            await _send_each(send, [*extra_headers, *response_format.result(content_type, body.size)], body.parts())
     else:
-        await _send_each(send, [*about, *wording.result(content_type, len(body))], _parts_of(body))
+        await _send_each(send, [*extra_headers, *response_format.result(content_type, len(body))], _parts_of(body))
 
 
 async def _send_each(send: Send, headers: Headers, parts: Iterator[bytes | memoryview]) -> None:
@@ -71,7 +74,7 @@ async def _send_each(send: Send, headers: Headers, parts: Iterator[bytes | memor
 
 
 def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
-    """All of it, not copied."""
+    """Split a body into parts without copying."""
     if len(body) <= _PART_BYTES:
         yield body
         return
@@ -82,19 +85,21 @@ def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
 
 async def send_parts(
     send: Send,
-    wording: Wording,
+    response_format: ResponseFormat,
     content_type: str,
     parts: AsyncGenerator[bytes, None],
-    about: Headers,
+    extra_headers: Headers,
     *,
     size: int,
     is_head: bool = False,
 ) -> None:
-    """A large result as it is read. `is_head`: the request was HEAD, for which it is enough that its first part is
-    there. Raises what `parts` does, while nothing has been sent or after."""
+    """Send a large result part by part. For HEAD (`is_head`) only the first part is read.
+
+    Raises the exceptions of `parts`, before or after the response has started.
+    """
     async with contextlib.aclosing(parts):
         first = await anext(parts)
-        headers = [*about, *wording.result(content_type, size)]
+        headers = [*extra_headers, *response_format.result(content_type, size)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if not is_head:
             await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -103,30 +108,32 @@ async def send_parts(
     await send({"type": "http.response.body", "body": b""})
 
 
-async def send_problem(send: Send, wording: Wording, problem: Problem, about: Headers | None = None) -> None:
-    status, headers, body = wording.refusal(problem)
-    headers = [*headers, (b"content-length", b"%d" % len(body)), *(about or ())]
+async def send_problem(
+    send: Send, response_format: ResponseFormat, problem: Problem, extra_headers: Headers | None = None
+) -> None:
+    status, headers, body = response_format.refusal(problem)
+    headers = [*headers, (b"content-length", b"%d" % len(body)), *(extra_headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def call_headers(invocation: str, revision: bytes) -> Headers:
-    """Which call this is, and who runs it."""
+    """Return the headers with the id of a call and the revision that runs it."""
     return [(b"x-gpufn-invocation", invocation.encode()), (b"x-gpufn-revision", revision)]
 
 
 def timing(queue_s: float, gather_s: float, run_s: float, gpu_s: float, cold_start: ColdStart | None) -> Headers:
-    """How long the parts of a call took that has ended.
+    """Return the Server-Timing header of a call that has ended.
 
     >>> timing(0.001, 0.002, 0.003, 0.0, None)
     [(b'server-timing', b'queue;dur=1.0, gather;dur=2.0, run;dur=3.0')]
     """
     if gather_s:
-        told = b"queue;dur=%.1f, gather;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, gather_s * 1e3, run_s * 1e3)
+        value = b"queue;dur=%.1f, gather;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, gather_s * 1e3, run_s * 1e3)
     else:
-        told = b"queue;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, run_s * 1e3)
+        value = b"queue;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, run_s * 1e3)
     if gpu_s:
-        told += b", gpu;dur=%.1f" % (gpu_s * 1e3)
+        value += b", gpu;dur=%.1f" % (gpu_s * 1e3)
     if cold_start is not None:
-        told += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold_start.phases.items())
-    return [(b"server-timing", told)]
+        value += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold_start.phases.items())
+    return [(b"server-timing", value)]

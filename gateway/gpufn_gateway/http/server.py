@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket of ours, which says where it listens and stops when we are told to."""
+"""The HTTP server: uvicorn on a socket that the gateway opens, with its own signal handling and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from gpufn_gateway.app import App
 from gpufn_gateway.http import uvicorn_protocol
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.settings import GatewaySettings
-from gpufn_gateway.stopping import Stopping
+from gpufn_gateway.stopping import GracefulShutdown
 from gpufn_platform.process.settings import InvalidSetting
 
 
 class Server(uvicorn.Server):
-    """SIGTERM and SIGINT end it in order: it listens no more, and `stopping` ends what is under way. A second one
-    hurries that, a third one ends it at once."""
+    """uvicorn with graceful shutdown on SIGTERM and SIGINT.
 
-    def __init__(self, app: App, settings: GatewaySettings, stopping: Stopping) -> None:
+    The first signal stops listening, and `shutdown` finishes the requests in flight. A second signal ends the grace
+    period, a third one exits at once.
+    """
+
+    def __init__(self, app: App, settings: GatewaySettings, shutdown: GracefulShutdown) -> None:
         limit = ConnectionLimit(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
@@ -42,41 +45,41 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=65,
             )
         )
-        self._stopping = stopping
+        self._graceful_shutdown = shutdown
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Without uvicorn's own hands on them: it would end the process before the rest is shut down."""
+        """Handle signals here: uvicorn's own handlers would end the process before the rest is shut down."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         yield
 
     def sweep(self, now: float) -> None:
-        """Hang up on clients that stall; `now` is the loop's time."""
+        """Disconnect stalled clients; `now` is the loop's time."""
         uvicorn_protocol.sweep(list(self.server_state.connections), now)
 
     async def announce(self, listener: socket.socket) -> None:
-        """Say on stdout where it listens, once it does."""
+        """Print the URL to stdout once the server listens."""
         while not self.started:  # noqa: ASYNC110  uvicorn has no event for it
             await asyncio.sleep(0.005)
         host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        displayed = f"[{host}]" if ":" in host else host
         if ipaddress.ip_address(host).is_unspecified:
-            shown = "127.0.0.1"
-        sys.stdout.write(json.dumps({"event": "listening", "url": f"http://{shown}:{port}"}) + "\n")
+            displayed = "127.0.0.1"
+        sys.stdout.write(json.dumps({"event": "listening", "url": f"http://{displayed}:{port}"}) + "\n")
         sys.stdout.flush()
 
     def _stop(self) -> None:
         if not self.should_exit:
             self.should_exit = True
-            self._stopping.start(self.server_state.tasks)
-        elif not self._stopping.hurry():
+            self._graceful_shutdown.start(self.server_state.tasks)
+        elif not self._graceful_shutdown.end_grace_period():
             self.force_exit = True
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """Raises InvalidSetting."""
+    """Open the listening socket. Raises InvalidSetting if the address cannot be used."""
     try:
         return socket.create_server(
             (settings.host, settings.port),

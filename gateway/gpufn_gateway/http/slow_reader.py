@@ -1,18 +1,18 @@
-"""Whether a client reads what has been written for it. Pure.
+"""Detect clients that have stopped reading. Pure.
 
-A client that asks and then reads nothing would keep its answer here for ever: TCP has no end for that, and a connection
-that is closed still waits for what is unread. How fast it reads is its own affair, as long as it does.
+A client that sends a request and reads nothing would keep its response in memory forever: TCP has no timeout for that,
+and a closed connection still waits for unread data. A client may read slowly, but it must make progress.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_PATIENCE_S: Final = 60.0
+_STALL_TIMEOUT_S: Final = 60.0
 
 
-class Unread:
-    """Of one connection, looked at now and then."""
+class UnreadOutput:
+    """The unread output of one connection, checked periodically."""
 
     __slots__ = ("_bytes", "_since")
 
@@ -20,15 +20,15 @@ class Unread:
         self._bytes: tuple[int, int] | None = None
         self._since = 0.0
 
-    def is_left(self, here: int, in_kernel: int, now: float) -> bool:
-        """True when the same bytes have been waiting for a minute: `here`, and those that the kernel has of ours.
+    def is_stalled(self, in_process: int, in_kernel: int, now: float) -> bool:
+        """True if the amounts of unread bytes in this process and in the kernel have not changed for a minute.
 
-        >>> unread = Unread()
-        >>> [unread.is_left(9, in_kernel, now) for in_kernel, now in ((5, 0.0), (4, 59.0), (4, 118.0), (4, 120.0))]
+        >>> output = UnreadOutput()
+        >>> [output.is_stalled(9, in_kernel, now) for in_kernel, now in ((5, 0.0), (4, 59.0), (4, 118.0), (4, 120.0))]
         [False, False, False, True]
         """
-        bytes_ = (here, in_kernel) if here else None
-        if bytes_ is None or bytes_ != self._bytes:
-            self._bytes, self._since = bytes_, now
+        unread = (in_process, in_kernel) if in_process else None
+        if unread is None or unread != self._bytes:
+            self._bytes, self._since = unread, now
             return False
-        return now - self._since > _PATIENCE_S
+        return now - self._since > _STALL_TIMEOUT_S

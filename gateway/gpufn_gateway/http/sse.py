@@ -1,7 +1,7 @@
-"""Streams to a client: server-sent events, the SDK's records, and lines; each bounded by what the client reads.
+"""Streaming responses: server-sent events, the SDK's records, and lines, all with backpressure from the client.
 
-`pump` writes at the client's pace (each `send` waits while its buffer is full) and stops when the client leaves.
-`CallStream` is an invocation's items: the generator is given credit for more only as items leave here.
+`pump` writes at the client's pace (each `send` waits while its buffer is full) and stops when the client disconnects.
+`CallStream` sends an invocation's items: the generator gets credit for more only as items are sent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpufn_core.encoding.media import RecordKind
 from gpufn_core.errors import GpufnError, InvocationCancelled
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.calls.prepare import Calls, PreparedCall, leave
+from gpufn_gateway.calls.prepare import Calls, PreparedCall, cancel_unless_ended
 from gpufn_gateway.http import negotiation
-from gpufn_gateway.http.body_reader import Receive, Send, left
+from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import call_headers
 from gpufn_gateway.problems import Headers, Problem
-from gpufn_gateway.submitted.resumable_streams import KeptStreams, Reader
+from gpufn_gateway.submitted.resumable_streams import ResumableStreams, StreamReader
 from gpufn_platform.queue.call_records import request_digest
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 from gpufn_platform.shared_bodies.bodies import ParcelReader
 
-_HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
-_STALLED_S: Final = 60.0  # a client that reads nothing for so long is gone, whatever its connection says
-_AS_IT_COMES: Final[Headers] = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]  # past any proxy
+_HEARTBEAT_S: Final = 15.0  # proxies close connections that are silent for longer
+_STALL_TIMEOUT_S: Final = 60.0  # a client that reads nothing for this long counts as disconnected
+_NO_BUFFERING: Final[Headers] = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]  # for proxies
 
 
 class Events:
@@ -43,7 +43,7 @@ class Events:
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
         if content_type != media.JSON:
-            # No item of a JSON stream; base64 in a JSON string keeps it whole.
+            # The item is not JSON: send it as base64 in a JSON string.
             body = msgspec.json.encode(base64.b64encode(body).decode())
         return b"event: item\nid: %d\n%b\n" % (number, _data(body))
 
@@ -54,11 +54,11 @@ class Events:
         return b"event: error\n%b\n" % _data(problem.body())
 
 
-EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), *_AS_IT_COMES]
+EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), *_NO_BUFFERING]
 
 
 class Records:
-    """The SDK's stream, `gpufn_core.encoding.media.ITEMS`."""
+    """The SDK's stream format, `gpufn_core.encoding.media.ITEMS`."""
 
     content_type: Final = media.ITEMS.encode()
     heartbeat: Final = b""
@@ -78,7 +78,7 @@ class Records:
 
 
 class CallStream:
-    """One invocation's items to one client, in the encoding that `accept` asks for."""
+    """Stream one invocation's items to one client, in the encoding that `accept` requests."""
 
     def __init__(self, calls: Calls, call: PreparedCall, accept: bytes) -> None:
         self._calls = calls
@@ -87,41 +87,43 @@ class CallStream:
         self._streams = call.target.method.kind.streams
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """The call ends with the client. Raises GpufnError while nothing has been sent."""
+        """Run the call; a disconnect cancels it. Raises GpufnError before the response has started."""
         pending = self._calls.start_stream(self._call) if self._streams else self._calls.start(self._call)
         pending.future.add_done_callback(self._count)
         try:
             await self._send(pending, receive, send)
         finally:
-            leave(pending)
+            cancel_unless_ended(pending)
 
-    async def run_kept(self, kept: KeptStreams, key: str, after: int | None, receive: Receive, send: Send) -> None:
-        """The client may come again, and go on behind item `after`. Raises as `run`."""
+    async def run_resumable(
+        self, streams: ResumableStreams, key: str, after: int | None, receive: Receive, send: Send
+    ) -> None:
+        """Run the call so that a client can reconnect and continue after item `after`. Raises as `run`."""
         call = self._call
         digest = request_digest(call.target.name, call.target.method.name, call.body)
-        with kept.reading(key, digest, after, self._begin) as reader:
+        with streams.reading(key, digest, after, self._start) as reader:
             await self._send(reader, receive, send)
 
-    def _begin(self) -> PendingStream:
+    def _start(self) -> PendingStream:
         pending = self._calls.start_stream(self._call)
         pending.future.add_done_callback(self._count)
         return pending
 
-    async def _send(self, pending: PendingCall | Reader, receive: Receive, send: Send) -> None:
+    async def _send(self, pending: PendingCall | StreamReader, receive: Receive, send: Send) -> None:
         headers = [
             (b"content-type", self._encoding.content_type),
-            *_AS_IT_COMES,
+            *_NO_BUFFERING,
             *call_headers(pending.id, self._call.target.revision_header),
             *self._calls.limits(self._call),
         ]
         await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
 
-    async def _chunks(self, pending: PendingCall | Reader) -> AsyncIterator[bytes]:
+    async def _chunks(self, pending: PendingCall | StreamReader) -> AsyncIterator[bytes]:
         encoding = self._encoding
         try:
-            if isinstance(pending, (PendingStream, Reader)):
-                async with contextlib.aclosing(pending.items()) as arrived:  # type: ignore[type-var]
-                    async for item, body in arrived:
+            if isinstance(pending, (PendingStream, StreamReader)):
+                async with contextlib.aclosing(pending.items()) as items:  # type: ignore[type-var]
+                    async for item, body in items:
                         yield encoding.item(item.number, item.content_type, body)
             reply, body = await pending.future
             result = self._calls.result(reply, body)
@@ -129,7 +131,7 @@ class CallStream:
                 with result:
                     body = b"".join(result.parts())
         except GpufnError as error:
-            yield encoding.error(problems.problem_of(self._calls.explained(self._call.target, error)))
+            yield encoding.error(problems.problem_of(self._calls.explain(self._call.target, error)))
             return
         if reply.kind is not OutcomeKind.SUCCEEDED:
             yield encoding.error(problems.from_outcome(reply.kind, reply.error))
@@ -158,40 +160,44 @@ async def pump(
     heartbeat: bytes = b"",
     is_head: bool = False,
 ) -> None:
-    """Send `chunks` as they come until they end or the client leaves; `heartbeat` fills long silences. `is_head`: the
-    request was HEAD, whose client would wait in vain for what it is not sent."""
+    """Send `chunks` as they arrive until they end or the client disconnects; send `heartbeat` during long silences.
+
+    For HEAD (`is_head`) only the headers are sent.
+    """
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if is_head:
         await send({"type": "http.response.body", "body": b""})
         return
     writer = asyncio.ensure_future(_write(send, chunks))
-    leaver = asyncio.ensure_future(left(receive))
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         while True:
-            done, _ = await asyncio.wait({writer, leaver}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {writer, disconnect}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if done or writer.done():
                 break
             if heartbeat:
-                async with asyncio.timeout(_STALLED_S):
+                async with asyncio.timeout(_STALL_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": heartbeat, "more_body": True})
         if writer.done():
             writer.result()
             await send({"type": "http.response.body", "body": b""})
     except TimeoutError:
-        raise InvocationCancelled("The client has stopped reading.") from None
+        raise InvocationCancelled("The client stopped reading.") from None
     finally:
-        for task in (writer, leaver):
+        for task in (writer, disconnect):
             task.cancel()
-        await asyncio.gather(writer, leaver, return_exceptions=True)
+        await asyncio.gather(writer, disconnect, return_exceptions=True)
 
 
 async def _write(send: Send, chunks: AsyncIterator[bytes]) -> None:
-    async with contextlib.aclosing(chunks) as opened:  # type: ignore[type-var]
-        async for chunk in opened:
-            async with asyncio.timeout(_STALLED_S):
+    async with contextlib.aclosing(chunks) as source:  # type: ignore[type-var]
+        async for chunk in source:
+            async with asyncio.timeout(_STALL_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def _data(body: bytes) -> bytes:
-    """A line break inside would end the field early."""
+    """Write one `data:` field per line: a line break inside a field would end it early."""
     return b"".join(b"data: %b\n" % line for line in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))

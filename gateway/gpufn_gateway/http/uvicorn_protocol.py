@@ -1,13 +1,13 @@
-"""uvicorn's HTTP protocol with the limits and checks that it lacks.
+"""uvicorn's HTTP protocol with additional limits and checks.
 
-- Limits: the size of a request's head and of the framing of its body, the requests that wait for their turn, the pace
-  of a client that sends or reads, and the connections of one address.
-- A head that breaks the rules of HTTP is refused in the words of all our errors (`head_rules`).
-- An upload that is refused is read for a while, so that its client reads the answer (`closing`).
-- A client that asks to change the protocol is served on in this one.
+- It limits the size of a request's head and of the framing of its body, the number of pipelined requests, how slowly a
+  client may send or read, and the connections per address.
+- It rejects a head that violates HTTP with a problem response (`head_rules`).
+- It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
+- It ignores a request to upgrade the protocol.
 
-An ordinary request, which arrives whole, pays one look at the clock and the check of its head. `sweep` closes the
-connections of clients that are too slow; something calls it about once a second.
+An ordinary request, which arrives in one read, costs one clock read and the check of its head. `sweep` closes the
+connections of clients that are too slow; call it about once a second.
 """
 
 from __future__ import annotations
@@ -31,113 +31,115 @@ from gpufn_gateway.http.body_to_file import LargeBody
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.lingering_close import ClosingTransport
 from gpufn_gateway.http.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
-from gpufn_gateway.http.slow_reader import Unread
+from gpufn_gateway.http.slow_reader import UnreadOutput
 from gpufn_gateway.problems import Problem
 from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
-_MOST_AHEAD = 16  # requests that wait for their turn while more are read
+_MAX_PIPELINED = 16  # requests that wait while more are read
 
-_REFUSAL = (
+_ERROR_RESPONSE = (
     "HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\nconnection: close\r\n"
     "content-length: {length}\r\n\r\n{body}"
 )
 
 
-def _refusal(status: int, error: GpufnError) -> bytes:
+def _error_response(status: int, error: GpufnError) -> bytes:
     problem = Problem(status, error.info())
     body = problem.body().decode()
     title = http.HTTPStatus(status).phrase
-    return _REFUSAL.format(status=status, title=title, length=len(body), body=body).encode()
+    return _ERROR_RESPONSE.format(status=status, title=title, length=len(body), body=body).encode()
 
 
-def _bad(status: int, detail: str) -> bytes:
-    return _refusal(status, RequestError(detail))
+def _bad_request(status: int, detail: str) -> bytes:
+    return _error_response(status, RequestError(detail))
 
 
-_TOO_LARGE = _bad(431, f"The request's headers are larger than {MAX_HEAD_BYTES >> 10} KiB.")
-_NO_HTTP = _bad(400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS or HTTP/2?)")
-_TOO_MANY = _refusal(
+_TOO_LARGE = _bad_request(431, f"The request's headers are larger than {MAX_HEAD_BYTES >> 10} KiB.")
+_NOT_HTTP = _bad_request(400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS or HTTP/2?)")
+_TOO_MANY_CONNECTIONS = _error_response(
     503,
     CapacityError(
-        "Your address has as many connections open as the gateway allows: close some, or use them again. "
+        "Your address has too many open connections: close some, or reuse them. "
         "(GPUFN_MAX_CONNECTIONS_PER_ADDRESS sets the limit.)"
     ),
 )
 
 
-class _Refused(Exception):
-    """Raised inside the parser's callbacks; `answer` is sent in place of the request's."""
+class _Rejected(Exception):
+    """Raised inside the parser's callbacks; `response` is sent instead of the request's own response."""
 
-    def __init__(self, answer: bytes) -> None:
-        super().__init__(answer)
-        self.answer = answer
+    def __init__(self, response: bytes) -> None:
+        super().__init__(response)
+        self.response = response
 
 
 class _Phase(enum.Enum):
-    BETWEEN = enum.auto()  # requests: none has begun, or the last one has been received whole
+    BETWEEN = enum.auto()  # between requests: none has started, or the last one has been received completely
     HEAD = enum.auto()
     BODY = enum.auto()
-    CLOSING = enum.auto()  # the answer is sent, and what arrives is discarded
+    CLOSING = enum.auto()  # the response is sent, and incoming data is discarded
 
 
 class _Flow(FlowControl):
-    """Reads on only while few requests wait for their turn: each takes a hundred times the bytes that it came in.
-    uvicorn would after each answer, and whenever a body is asked for."""
+    """Resume reading only while few pipelined requests wait: each takes a hundred times its bytes on the wire.
+
+    uvicorn would resume after each response, and whenever the application receives a body.
+    """
 
     def __init__(self, transport: asyncio.Transport, ahead: Sized) -> None:
         super().__init__(transport)
         self._ahead = ahead
 
     def resume_reading(self) -> None:
-        if len(self._ahead) <= _MOST_AHEAD:
+        if len(self._ahead) <= _MAX_PIPELINED:
             super().resume_reading()
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """`limit` is shared by all connections of a server."""
+    """The protocol of one connection. `limit` is shared by all connections of a server."""
 
     def __init__(self, *args: Any, limit: ConnectionLimit | None = None, **fields: Any) -> None:
         super().__init__(*args, **fields)
         self._limit = limit
         self._phase = _Phase.BETWEEN
-        self._read_bytes = 0  # by the latest read
-        self._received = 0  # bytes of the connection
-        self._head_bytes = 0  # at least; or those that stand beside its body, since the last part of that
-        self._most_head_bytes = 0  # at most: a read may hold the end of another request as well
+        self._read_bytes = 0  # size of the latest read
+        self._received = 0  # bytes received on the connection
+        self._head_bytes = 0  # lower bound of the head's size; in a body: framing bytes since its last part
+        self._max_head_bytes = 0  # upper bound of the head's size: a read may also hold the end of another request
         self._head_since = 0.0
         self._last_data = 0.0
-        self._got_on = False  # with a request, by the data that is being parsed
-        self._asks_for_upgrade = False  # the request that is being parsed
-        self._is_shutting_down = False
+        self._made_progress = False  # the data that is being parsed completed a head, a body part or a request
+        self._wants_upgrade = False  # the request that is being parsed
+        self._shutting_down = False
         self._connected_at = 0.0
         self._pace = BodyPace()
         self._discarding = Discarding()
-        self._unread = Unread()
+        self._unread_output = UnreadOutput()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         self.transport = ClosingTransport(transport, self._discard)  # type: ignore[assignment]
         self._last_data = self._connected_at = self.loop.time()
-        if self._limit is not None and not self._limit.opened(self._address()):
-            self._limit = None  # it was not counted
-            self.transport.write(_TOO_MANY)
-            self.hang_up()
+        if self._limit is not None and not self._limit.add(self._address()):
+            self._limit = None  # the connection was not counted
+            self.transport.write(_TOO_MANY_CONNECTIONS)
+            self.disconnect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._limit is not None:
-            self._limit.closed(self._address())
+            self._limit.remove(self._address())
         super().connection_lost(exc)
 
     def _address(self) -> str:
         return self.client[0] if self.client is not None else ""
 
     def shutdown(self) -> None:
-        self._is_shutting_down = True
+        self._shutting_down = True
         if self._phase is _Phase.CLOSING:
-            self.hang_up()
+            self.disconnect()
         else:
             super().shutdown()
 
@@ -147,133 +149,134 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._read_bytes = len(data)
         if self._phase is _Phase.HEAD:
-            self._most_head_bytes += len(data)
-        self._got_on = False
+            self._max_head_bytes += len(data)
+        self._made_progress = False
         self._last_data = self.loop.time()
         self._feed(data)
-        # Of data that ended another request nobody knows how much belongs to this head, until that is complete. Beside
-        # a body stand the lengths of its chunks, with whatever its sender adds to them, and fields after the last one.
-        if self._phase in (_Phase.HEAD, _Phase.BODY) and not self._got_on and not self.transport.is_closing():
+        # If the data also ended another request, the share of this head is unknown until the head is complete. A
+        # chunked body has framing beside its data: chunk lengths, chunk extensions and trailer fields.
+        if self._phase in (_Phase.HEAD, _Phase.BODY) and not self._made_progress and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_TOO_LARGE)
+                self._reject(_TOO_LARGE)
 
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._asks_for_upgrade:
+            if self._wants_upgrade:
                 self._serve_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause.answer if isinstance(cause, _Refused) else _NO_HTTP)
+            self._reject(cause.response if isinstance(cause, _Rejected) else _NOT_HTTP)
 
     def _serve_without_upgrade(self, rest: bytes) -> None:
-        """Parse the request again as one that asks for nothing.
+        """Parse the request again without its Upgrade field.
 
-        The parser takes it to have no body, and whatever follows to be of the other protocol; but such clients (Java's
-        asks for h2c by default) send the body, and go on in HTTP/1.1 when nothing else is offered.
+        The parser assumes that an upgrade request has no body and that the data after it is in the other protocol. But
+        such clients send the body, and go on in HTTP/1.1 if the server does not upgrade. Java's client requests h2c by
+        default.
         """
         method = self.parser.get_method()
         headers = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
         self.parser = httptools.HttpRequestParser(self)
-        self._asks_for_upgrade = False
+        self._wants_upgrade = False
         self._feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self.url, headers, rest))
 
     def on_message_begin(self) -> None:
-        self._unset_keepalive_if_required()  # not before: a client could send empty lines for ever
+        self._unset_keepalive_if_required()  # not earlier: a client could send empty lines forever
         self._phase = _Phase.HEAD
         self._head_bytes = 0
-        self._most_head_bytes = self._read_bytes
+        self._max_head_bytes = self._read_bytes
         self._head_since = self._last_data
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._unset_keepalive_if_required()  # it may have been set since the head began, by the answer before
+        self._unset_keepalive_if_required()  # the previous response may have set it since the head began
         fields = dict(self.headers)
         self._check_head(fields)
-        self._asks_for_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if self._asks_for_upgrade:
+        self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._wants_upgrade:
             return
-        self._get_on(_Phase.BODY)
+        self._enter_phase(_Phase.BODY)
         super().on_headers_complete()
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)
         if (length := int(fields.get(b"content-length", 0))) >= LEAST_BYTES:
             self.cycle.receive = LargeBody(self, self.cycle, length)  # type: ignore[method-assign, assignment]
-        self.headers = []  # the request has its own; fields behind its body come here, and are nobody's
+        self.headers = []  # the request has its own list; trailer fields are appended here and ignored
 
     def _check_head(self, fields: Mapping[bytes, bytes]) -> None:
-        """Raises _Refused."""
-        if self._most_head_bytes > MAX_HEAD_BYTES and head_rules.size(self.url, self.headers) > MAX_HEAD_BYTES:
-            raise _Refused(_TOO_LARGE)
-        fault = head_rules.fault(self.parser.get_http_version(), self.url, self.headers, fields)
-        if fault is not None:
-            raise _Refused(_bad(400, fault))
+        """Raises _Rejected if the head is too large or violates HTTP."""
+        if self._max_head_bytes > MAX_HEAD_BYTES and head_rules.size(self.url, self.headers) > MAX_HEAD_BYTES:
+            raise _Rejected(_TOO_LARGE)
+        violation = head_rules.find_violation(self.parser.get_http_version(), self.url, self.headers, fields)
+        if violation is not None:
+            raise _Rejected(_bad_request(400, violation))
 
     def on_body(self, body: bytes) -> None:
-        self._get_on(_Phase.BODY)
+        self._enter_phase(_Phase.BODY)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._asks_for_upgrade:
+        if self._wants_upgrade:
             return
-        self._get_on(_Phase.BETWEEN)
+        self._enter_phase(_Phase.BETWEEN)
         super().on_message_complete()
 
-    def _get_on(self, phase: _Phase) -> None:
+    def _enter_phase(self, phase: _Phase) -> None:
         self._phase = phase
-        self._got_on = True
+        self._made_progress = True
         self._head_bytes = 0
 
-    def data_came(self, count: int) -> None:
-        """`count` bytes of a body that is read past the parser."""
+    def count_received(self, count: int) -> None:
+        """Count bytes of a body that is read past the parser."""
         self._received += count
 
-    def body_ended(self) -> None:
-        """A body that was read past the parser, which waits for it still: the next request has another."""
+    def body_received(self) -> None:
+        """End a body that was read past the parser. The old parser still waits for it, so create a new one."""
         self.parser = httptools.HttpRequestParser(self)
         self.on_message_complete()
 
     def has_stalled(self, now: float) -> bool:
-        """True when the rest of a request, or the first of one, is overdue. `now` on the loop's clock."""
+        """True if the rest of a request, or the first byte of the first one, is overdue. `now` is the loop's time."""
         is_paused = self.flow.read_paused
         if self._phase is _Phase.HEAD:
             if is_paused:
                 self._head_since = now
             return now - self._head_since > HEAD_S
-        if self._phase is _Phase.BETWEEN:  # the time between two requests is bounded by uvicorn
+        if self._phase is _Phase.BETWEEN:  # uvicorn limits the time between two requests
             return self.cycle is None and now - self._connected_at > FIRST_BYTE_S
         is_answered = self._phase is _Phase.CLOSING or self.cycle.response_complete
         if is_answered and self._discarding.is_over(self.cycle, self._received, now):
             return True
         return self._pace.is_too_slow(self.cycle, self._received, now, is_paused=is_paused)
 
-    def hang_up(self) -> None:
-        """Close at once, whatever the client still sends."""
+    def disconnect(self) -> None:
+        """Close the connection at once, without reading the rest of the request."""
         transport: Any = self.transport
         transport.close_now()
 
     def has_stopped_reading(self, now: float) -> bool:
-        """True when what is written for the client has been waiting for a minute."""
-        here = self.transport.get_write_buffer_size()
-        in_kernel = _bytes_in_kernel(self.transport.get_extra_info("socket").fileno()) if here else 0
-        return self._unread.is_left(here, in_kernel, now)
+        """True if the client has read nothing of the buffered output for a minute."""
+        in_process = self.transport.get_write_buffer_size()
+        in_kernel = _bytes_in_kernel(self.transport.get_extra_info("socket").fileno()) if in_process else 0
+        return self._unread_output.is_stalled(in_process, in_kernel, now)
 
-    def _refuse(self, refusal: bytes) -> None:
-        has_begun = bool(self.pipeline)  # the request that runs, then, is not `cycle`
+    def _reject(self, response: bytes) -> None:
+        response_started = bool(self.pipeline)  # with pipelined requests, `cycle` is not the request that runs
         if self.cycle is not None and not self.cycle.response_complete:
-            has_begun = has_begun or self.cycle.response_started
-            self.cycle.disconnected = True  # an earlier request's answer has nowhere to go
+            response_started = response_started or self.cycle.response_started
+            self.cycle.disconnected = True  # the response of an earlier request can no longer be sent
             self.cycle.message_event.set()
-        if not has_begun:
-            self.transport.write(refusal)
-        self._phase = _Phase.HEAD  # whatever the client takes it for, it may still send
+        if not response_started:
+            self.transport.write(response)
+        self._phase = _Phase.HEAD  # the client may still be sending
         self.transport.close()
 
     def _discard(self) -> bool:
-        """Read on without an answer, unless the request is complete. True when it does."""
-        if self._phase is _Phase.BETWEEN or self._is_shutting_down:
+        """Switch to reading and discarding, unless the request is complete. True if it switched."""
+        if self._phase is _Phase.BETWEEN or self._shutting_down:
             return False
         self._phase = _Phase.CLOSING
         self.pipeline.clear()
@@ -282,39 +285,43 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _close_unless_continued(cycle: Any) -> None:
-    """An answer that comes before "100 Continue" ends the connection: its client may send the body or not, so that
-    nobody knows where the next request begins."""
+    """Close the connection after a response that is sent before "100 Continue".
+
+    The client may or may not send the body then, so the start of the next request is unknown.
+    """
     receive, keep_alive = cycle.receive, cycle.keep_alive
 
-    async def continued() -> MutableMapping[str, Any]:
+    async def receive_body() -> MutableMapping[str, Any]:
         cycle.keep_alive = keep_alive
         message: MutableMapping[str, Any] = await receive()
         return message
 
     cycle.keep_alive = False
-    cycle.receive = continued
+    cycle.receive = receive_body
 
 
 def _bytes_in_kernel(descriptor: int) -> int:
-    """What a socket has taken and its peer has not acknowledged. It may be megabytes, so that a slow reader takes
-    minutes until it takes more; 0 where the kernel does not tell."""
+    """Return the bytes in a socket's send buffer that the peer has not acknowledged; 0 if the kernel cannot report it.
+
+    It may be megabytes, so a slow reader may need minutes before the socket accepts more.
+    """
     try:
-        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError):  # one that is being closed has no descriptor
+        unsent = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # a socket that is being closed has no file descriptor
         return 0
-    return int(struct.unpack("i", answer)[0])
+    return int(struct.unpack("i", unsent)[0])
 
 
 def sweep(connections: Iterable[Any], now: float) -> int:
-    """Hang up on clients that are too slow; returns on how many."""
+    """Disconnect clients that are too slow. Return how many."""
     count = 0
     for connection in connections:
         if not isinstance(connection, GuardedProtocol):
             continue
         if connection.has_stopped_reading(now):
-            connection.transport.abort()  # to close it would wait for what is unread
+            connection.transport.abort()  # closing would wait for the unread data
         elif connection.has_stalled(now):
-            connection.hang_up()
+            connection.disconnect()
         else:
             continue
         count += 1

@@ -1,7 +1,7 @@
-"""An answer's head and its body in one write.
+"""Write the head and the body of a response together.
 
-uvicorn writes the one, then the other: two system calls, two packets, and a client that wakes twice for one answer.
-Here the first of two writes waits for the second, at most until the turn of the loop ends.
+uvicorn writes them separately: two system calls, two packets, and a client that wakes up twice per response. Here the
+first write waits for the second, at most until the current iteration of the event loop ends.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-_COPIED_BYTES: Final = 64 << 10  # larger bodies go as they are, after the head
+_MAX_JOINED_BYTES: Final = 64 << 10  # larger bodies are not copied
 
 
-class JoinedWrites:
-    """A transport; all that is not here is as the one underneath does it."""
+class CoalescingTransport:
+    """A transport that joins consecutive writes. Everything else is delegated to the wrapped transport."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._held: bytes | memoryview = b""
+        self._pending: bytes | memoryview = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes | memoryview) -> None:
-        if not self._held:
-            self._held = data
+        if not self._pending:
+            self._pending = data
             self._loop.call_soon(self._flush)
             return
-        held, self._held = self._held, b""
-        if len(data) <= _COPIED_BYTES:
-            self._transport.write(b"".join((held, data)))
+        pending, self._pending = self._pending, b""
+        if len(data) <= _MAX_JOINED_BYTES:
+            self._transport.write(b"".join((pending, data)))
         else:
-            self._transport.writelines((held, data))
+            self._transport.writelines((pending, data))
 
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        held, self._held = self._held, b""
-        if held and not self._transport.is_closing():
-            self._transport.write(held)
+        pending, self._pending = self._pending, b""
+        if pending and not self._transport.is_closing():
+            self._transport.write(pending)

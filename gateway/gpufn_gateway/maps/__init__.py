@@ -1,1 +1,1 @@
-"""Maps: chunks of items in, outcomes out."""
+"""Maps: accept items in chunks and serve their outcomes."""

@@ -1,7 +1,8 @@
-"""A chunk of a map as it comes: its items, and whether they fit the signature. Pure.
+"""Parse a chunk of a map into its items, and check them against the signature. Pure.
 
-application/x-ndjson          the arguments of one item per line, a JSON object
-application/vnd.gpufn.calls   `gpufn_core.encoding.media.CALLS`, which the worker checks; pickled-calls the same
+application/x-ndjson                  one JSON object with the arguments of an item per line
+application/vnd.gpufn.calls           `gpufn_core.encoding.media.CALLS`; only the worker checks it
+application/vnd.gpufn.pickled-calls   the same with pickled arguments
 """
 
 from __future__ import annotations
@@ -22,64 +23,70 @@ _ENCODINGS: Final = {media.LINES: media.JSON, media.CALLS: media.NATIVE, media.P
 
 
 def encoding_of(content_type: bytes | None) -> str:
-    """The content type of each item. Raises UnsupportedMediaType."""
+    """Return the content type of each item. Raises UnsupportedMediaType."""
     kind = media.media_type((content_type or media.LINES.encode()).decode("latin-1"))
     if kind not in _ENCODINGS:
         raise UnsupportedMediaType(
-            f"Items are sent as {media.LINES}, the arguments of one per line; not as {kind[:80]}."
+            f"Send items as {media.LINES}, with the arguments of one item per line, not as {kind[:80]}."
         )
     return _ENCODINGS[kind]
 
 
 def split(encoding: str, body: bytes | memoryview) -> list[bytes | memoryview]:
-    """The arguments of each item; of a memoryview, parts that are not copied. Raises InvalidInput, or PayloadTooLarge
-    for too many."""
+    """Split a body into the arguments of each item. The parts of a memoryview are not copied.
+
+    Raises InvalidInput, or PayloadTooLarge for too many items.
+    """
     items = _lines(body) if encoding == media.JSON else _calls(body)
     if len(items) > CHUNK_ITEMS:
-        raise PayloadTooLarge(f"These are {len(items):,} items; send at most {CHUNK_ITEMS} at a time.")
+        raise PayloadTooLarge(f"The chunk has {len(items):,} items; send at most {CHUNK_ITEMS} at a time.")
     return items
 
 
 def check(items: Sequence[bytes | memoryview], signature: Signature, first: int) -> None:
-    """JSON arguments, of items `first` and following. Raises InvalidInput with the field, such as `items[17].text`."""
+    """Check JSON arguments of the items from `first` on. Raises InvalidInput with the field: `items[17].text`."""
     for index, item in enumerate(items, first):
         try:
             signature.check(bytes(item))
         except InvalidInput as error:
-            where = f"items[{index}]"
+            item_name = f"items[{index}]"
             if not error.field:
-                raise InvalidInput(f"{where}: {error.message}", field=where) from None
-            field = f"{where}.{error.field}"
+                raise InvalidInput(f"{item_name}: {error.message}", field=item_name) from None
+            field = f"{item_name}.{error.field}"
             raise InvalidInput(f"{field}: {error.message.removeprefix(f'{error.field}: ')}", field=field) from None
 
 
 def check_sizes(
-    items: Sequence[bytes | memoryview], first: int, inline_bytes: int, *, together: int, each: int
+    items: Sequence[bytes | memoryview], first: int, inline_bytes: int, *, max_total_bytes: int, max_item_bytes: int
 ) -> None:
-    """Items of at most `inline_bytes` travel `together` in one batch; a larger one is stored by itself. Raises
-    PayloadTooLarge."""
+    """Check the sizes of items and of the chunk. Raises PayloadTooLarge.
+
+    Items of at most `inline_bytes` travel in one batch of at most `max_total_bytes`. Larger ones are stored separately.
+    """
     for index, item in enumerate(items, first):
-        if len(item) > each:
-            raise PayloadTooLarge(f"items[{index}] has {len(item):,} bytes, more than the {each:,} of one call.")
-    inline = sum(len(item) for item in items if len(item) <= inline_bytes)
-    if inline > together:
+        if len(item) > max_item_bytes:
+            raise PayloadTooLarge(
+                f"items[{index}] has {len(item):,} bytes; the limit for one call is {max_item_bytes:,}."
+            )
+    total_inline_bytes = sum(len(item) for item in items if len(item) <= inline_bytes)
+    if total_inline_bytes > max_total_bytes:
         raise PayloadTooLarge(
-            f"The items of this chunk with at most {inline_bytes:,} bytes each have {inline:,} together, more than the "
-            f"{together:,} of one chunk: send them in several."
+            f"The items of this chunk with at most {inline_bytes:,} bytes each have {total_inline_bytes:,} bytes "
+            f"together; the limit for one chunk is {max_total_bytes:,}. Send several chunks."
         )
 
 
 def _lines(body: bytes | memoryview) -> list[bytes | memoryview]:
-    lines = (body[found.start() : found.end()] for found in _LINE.finditer(body))
+    lines = (body[match.start() : match.end()] for match in _LINE.finditer(body))
     return [line for line in lines if _BLANK.fullmatch(line) is None]
 
 
 def _calls(body: bytes | memoryview) -> list[bytes | memoryview]:
-    items, at = list[bytes | memoryview](), 0
-    while at < len(body):
-        start = at + _LENGTH_BYTES
-        at = start + int.from_bytes(body[at:start], "big")
-        if at > len(body) or start > len(body):
-            raise InvalidInput("the chunk is cut short")
-        items.append(body[start:at])
+    items, end = list[bytes | memoryview](), 0
+    while end < len(body):
+        start = end + _LENGTH_BYTES
+        end = start + int.from_bytes(body[end:start], "big")
+        if end > len(body) or start > len(body):
+            raise InvalidInput("the chunk is truncated")
+        items.append(body[start:end])
     return items

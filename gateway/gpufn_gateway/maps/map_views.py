@@ -1,4 +1,4 @@
-"""What is told of a map. Pure."""
+"""Views of a map. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpufn_core.protocol.records import MapEntry
 
 
 def accepted(entry: MapEntry) -> dict[str, Any]:
-    """The answer to a chunk."""
+    """Return the response to a chunk."""
     return {"id": entry.id, "accepted": entry.accepted, "state": _state(entry, 0), "links": links(entry.id)}
 
 
 def status(entry: MapEntry, ended: int) -> dict[str, Any]:
-    """`ended` is how many of its items have. Their records go in time, and the map stays ended."""
+    """Return the status of a map with `ended` ended items. An ended map stays ended when its records expire."""
     ended = entry.accepted if entry.is_ended else min(ended, entry.accepted)
     return {
         "id": entry.id,
@@ -28,8 +28,8 @@ def status(entry: MapEntry, ended: int) -> dict[str, Any]:
 
 
 def links(map_id: str) -> dict[str, str]:
-    here = f"/v1/maps/{map_id}"
-    return {"self": here, "outcomes": f"{here}/outcomes"}
+    url = f"/v1/maps/{map_id}"
+    return {"self": url, "outcomes": f"{url}/outcomes"}
 
 
 def _state(entry: MapEntry, ended: int) -> str:

@@ -1,9 +1,9 @@
-"""How the ends of a map's items are written, in the order in which they ended.
+"""Encodings of a map's outcomes, in the order in which the items ended.
 
-    application/x-ndjson             a line each: index, cursor, state, and result or error; for people and curl
+    application/x-ndjson             one line per item: index, cursor, state, and result or error; for people and curl
     application/vnd.gpufn.outcomes   `gpufn_core.encoding.media.OUTCOME`, for the SDK
 
-A Cursor is where a reader was: all ends up to there have been read.
+A Cursor is the position of a reader: it has read all outcomes up to there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpufn_gateway.submitted import call_views
 
 
 class Cursor(NamedTuple):
-    """The sequence of the last record that was read, and how many ends of the map came until then."""
+    """The sequence of the last record that was read, and the number of outcomes of the map up to it."""
 
     seq: int = 0
     ended: int = 0
@@ -33,11 +33,11 @@ class Cursor(NamedTuple):
 
     @classmethod
     def read(cls, text: str | None) -> Cursor:
-        """Raises InvalidInput. None and empty are the beginning."""
+        """Parse a cursor. None or empty means the start. Raises InvalidInput."""
         if not text:
             return cls()
         if (match := CURSOR.fullmatch(text)) is None:
-            raise InvalidInput(f"after is the cursor of an outcome, not {text[:40]!r}", field="after")
+            raise InvalidInput(f"after must be the cursor of an outcome, not {text[:40]!r}", field="after")
         return cls(int(match[1]), int(match[2]))
 
 
@@ -45,15 +45,15 @@ class Outcomes(Protocol):
     content_type: str
     heartbeat: bytes
 
-    def outcome(self, index: int, at: Cursor, record: CallRecord, body: bytes) -> bytes: ...
+    def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes: ...
 
 
 class Lines:
     content_type = media.LINES
     heartbeat = b"\n"
 
-    def outcome(self, index: int, at: Cursor, record: CallRecord, body: bytes) -> bytes:
-        line: dict[str, Any] = {"index": index, "cursor": str(at), "state": record.state}
+    def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes:
+        line: dict[str, Any] = {"index": index, "cursor": str(cursor), "state": record.state}
         if record.state is not InvocationState.SUCCEEDED:
             line["error"] = msgspec.Raw(problems.from_state(record.state, record.error).body())
         elif record.content_type == media.JSON and not record.blob:
@@ -67,7 +67,7 @@ class Records:
     content_type = media.OUTCOMES
     heartbeat = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
 
-    def outcome(self, index: int, at: Cursor, record: CallRecord, body: bytes) -> bytes:
+    def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes:
         kind, content_type = media.OutcomeKind.RESULT, record.content_type
         if record.state is not InvocationState.SUCCEEDED:
             kind, content_type = media.OutcomeKind.PROBLEM, media.PROBLEM
@@ -75,8 +75,8 @@ class Records:
         elif record.blob:
             kind, body = media.OutcomeKind.ELSEWHERE, b""
         name = negotiation.clean(content_type).encode() if content_type else b""
-        return b"".join((media.OUTCOME.pack(kind, len(name), len(body), index, *at), name, body))
+        return b"".join((media.OUTCOME.pack(kind, len(name), len(body), index, *cursor), name, body))
 
 
-def wanted(accept: str) -> Outcomes:
+def encoding_for(accept: str) -> Outcomes:
     return Records() if media.OUTCOMES in accept else Lines()

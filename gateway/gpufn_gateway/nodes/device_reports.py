@@ -1,4 +1,4 @@
-"""How the GPUs of all nodes are: the last report of each, for `/v1/nodes`, and as Prometheus metrics."""
+"""GPU reports of all nodes: the latest report of each, for `/v1/nodes` and as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufn_core.domain.device import DeviceType, Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import DeviceReport, NodeReport
-from gpufn_gateway.nodes.latest_reports import Heard
+from gpufn_gateway.nodes.latest_reports import LatestReports
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock
@@ -25,44 +25,44 @@ _LABELS: Final = ["node", "gpu", "kind"]
 
 _GAUGES: Final = {
     "utilisation": "Share of the last second in which any kernel ran",
-    "memory_busy": "Share of time in which its memory was read or written",
-    "encoder": "Share of time in which its video encoder worked",
-    "decoder": "Share of time in which its video decoder worked",
-    "memory_total_bytes": "Its memory",
-    "memory_used_bytes": "What is in use of it",
-    "memory_reserved_bytes": "What its driver keeps of it",
+    "memory_busy": "Share of time in which GPU memory was read or written",
+    "encoder": "Share of time in which the video encoder was busy",
+    "decoder": "Share of time in which the video decoder was busy",
+    "memory_total_bytes": "GPU memory",
+    "memory_used_bytes": "GPU memory in use",
+    "memory_reserved_bytes": "GPU memory reserved by the driver",
     "temperature_c": "Temperature in degrees Celsius",
-    "fan": "Share of the fan's full speed",
+    "fan": "Fan speed as a share of its maximum",
     "power_w": "Power in watts",
-    "power_limit_w": "The most power that it may take, in watts",
-    "sm_clock_mhz": "Clock of its multiprocessors in MHz",
-    "sm_clock_max_mhz": "The highest such clock",
-    "memory_clock_mhz": "Clock of its memory in MHz",
-    "performance_state": "0 is the fastest",
-    "rows_pending": "1 when rows of its memory are remapped at the next reset",
-    "rows_failed": "1 when a row of its memory could not be remapped",
-    "pcie_generation": "Generation of its PCIe link",
-    "pcie_width": "Lanes of its PCIe link",
-    "pcie_sent_bytes_per_s": "What it sends by PCIe",
-    "pcie_received_bytes_per_s": "What it receives by PCIe",
-    "mps_clients": "Processes that share it by MPS",
+    "power_limit_w": "Power limit in watts",
+    "sm_clock_mhz": "Clock of the multiprocessors in MHz",
+    "sm_clock_max_mhz": "Highest clock of the multiprocessors in MHz",
+    "memory_clock_mhz": "Memory clock in MHz",
+    "performance_state": "Performance state; 0 is the fastest",
+    "rows_pending": "1 if memory rows will be remapped at the next reset",
+    "rows_failed": "1 if a memory row could not be remapped",
+    "pcie_generation": "Generation of the PCIe link",
+    "pcie_width": "Lanes of the PCIe link",
+    "pcie_sent_bytes_per_s": "Bytes sent over PCIe per second",
+    "pcie_received_bytes_per_s": "Bytes received over PCIe per second",
+    "mps_clients": "Processes that share the GPU by MPS",
 }
 _COUNTERS: Final = {
     "energy_j": "Energy in joules",
-    "ecc_corrected": "Memory errors that were corrected",
-    "ecc_uncorrected": "Memory errors that were not",
-    "rows_remapped_corrected": "Rows remapped for errors that were corrected",
-    "rows_remapped_uncorrected": "Rows remapped for errors that were not",
-    "pcie_replays": "Transfers by PCIe that had to be repeated",
+    "ecc_corrected": "Corrected memory errors",
+    "ecc_uncorrected": "Uncorrected memory errors",
+    "rows_remapped_corrected": "Rows remapped because of corrected errors",
+    "rows_remapped_uncorrected": "Rows remapped because of uncorrected errors",
+    "pcie_replays": "PCIe transfers that had to be repeated",
 }
 
 
 class DeviceReports(Collector):
-    """`nodes` are those that report now."""
+    """`nodes` returns the reports of the live nodes."""
 
     def __init__(self, nodes: Callable[[], Iterable[NodeReport]], clock: Clock) -> None:
         self._nodes = nodes
-        self._last = Heard[DeviceReport](clock, FRESH_S)
+        self._last = LatestReports[DeviceReport](clock, FRESH_S)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -70,11 +70,11 @@ class DeviceReports(Collector):
         bus.subscribe(subjects.DEVICE_REPORTS, decoded(msgspec.msgpack.Decoder(DeviceReport), self.take))
 
     def take(self, report: DeviceReport) -> None:
-        self._last.take(report.node, report)
+        self._last.put(report.node, report)
 
     def of(self, node: str) -> tuple[DeviceMetrics, ...]:
-        """Empty when the node has no GPUs, or has not told lately."""
-        report = self._last.of(node)
+        """Return the metrics of a node's GPUs. Empty without GPUs, or without a recent report."""
+        report = self._last.get(node)
         return () if report is None else report.devices
 
     def exposition(self) -> bytes:
@@ -85,9 +85,11 @@ class DeviceReports(Collector):
         counters = {
             name: CounterMetricFamily(f"gpufn_gpu_{name}", text, labels=_LABELS) for name, text in _COUNTERS.items()
         }
-        health = GaugeMetricFamily("gpufn_gpu_health", "1 for the state that it is in", labels=[*_LABELS, "state"])
-        limits = GaugeMetricFamily("gpufn_gpu_clock_limited", "1 for what holds its clocks", labels=[*_LABELS, "by"])
-        xids = CounterMetricFamily("gpufn_gpu_xids", "Error events of its driver", labels=[*_LABELS, "xid"])
+        health = GaugeMetricFamily("gpufn_gpu_health", "1 for the current state", labels=[*_LABELS, "state"])
+        limits = GaugeMetricFamily(
+            "gpufn_gpu_clock_limited", "1 for each reason that limits the clocks", labels=[*_LABELS, "by"]
+        )
+        xids = CounterMetricFamily("gpufn_gpu_xids", "Error events of the driver", labels=[*_LABELS, "xid"])
         for node in self._nodes():
             metrics = {each.uuid: each for each in self.of(node.node)}
             for device in node.devices:
@@ -115,7 +117,7 @@ class DeviceReports(Collector):
         busy = GaugeMetricFamily(
             "gpufn_worker_gpus_busy", "GPUs that a worker kept busy in the last second, as measured", labels=labels
         )
-        held = GaugeMetricFamily("gpufn_worker_gpu_bytes", "What a worker holds of a GPU", labels=[*labels, "gpu"])
+        held = GaugeMetricFamily("gpufn_worker_gpu_bytes", "GPU memory that a worker holds", labels=[*labels, "gpu"])
         for node in self._nodes():
             for each in node.processes:
                 worker = [node.node, each.function, str(each.revision), each.worker]

@@ -1,4 +1,4 @@
-"""The last report of each node, for as long as it says how things are now."""
+"""The latest report of each node, while it is fresh."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from gpufn_platform.process.clock import Clock
 T = TypeVar("T")
 
 
-class Heard(Generic[T]):
-    """Times are by our own clock. Hosts come back under new names: with one that is new, those that have gone go."""
+class LatestReports(Generic[T]):
+    """Times are by our own clock. Hosts come back under new names, so a new name triggers the removal of stale ones."""
 
     def __init__(self, clock: Clock, fresh_s: float) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
-        self._last: dict[str, tuple[float, T]] = {}  # heard at
+        self._last: dict[str, tuple[float, T]] = {}  # node -> (received_at, report)
 
-    def take(self, node: str, report: T) -> None:
+    def put(self, node: str, report: T) -> None:
         if node not in self._last:
-            self._last = {name: known for name, known in self._last.items() if self._is_fresh(known[0])}
+            self._last = {name: entry for name, entry in self._last.items() if self._is_fresh(entry[0])}
         self._last[node] = self._clock.monotonic(), report
 
-    def of(self, node: str) -> T | None:
-        """None when it has not told lately."""
-        known = self._last.get(node)
-        return known[1] if known is not None and self._is_fresh(known[0]) else None
+    def get(self, node: str) -> T | None:
+        """Return the report of a node; None without a recent one."""
+        entry = self._last.get(node)
+        return entry[1] if entry is not None and self._is_fresh(entry[0]) else None
 
     def all(self) -> list[T]:
-        """By the nodes' names."""
-        return [report for _, (heard_at, report) in sorted(self._last.items()) if self._is_fresh(heard_at)]
+        """Return the fresh reports, ordered by node name."""
+        return [report for _, (received_at, report) in sorted(self._last.items()) if self._is_fresh(received_at)]
 
-    def _is_fresh(self, heard_at: float) -> bool:
-        return self._clock.monotonic() - heard_at <= self._fresh_s
+    def _is_fresh(self, received_at: float) -> bool:
+        return self._clock.monotonic() - received_at <= self._fresh_s

@@ -1,8 +1,8 @@
-"""Open Inference Protocol, V2: inference with the functions that are models, on the same hot path as invoke.
+"""Open Inference Protocol V2: inference with model functions, on the same hot path as invoke.
 
-A request's body goes to the worker as it came, and its answer back; neither is taken apart here. What is looked at is
-the header that tells where the JSON ends and the tensors begin. A version of a model is the number of its serving
-revision; others do not run.
+The body is passed to the worker unchanged, and so is the response; neither is decoded here. The gateway reads only the
+header that says where the JSON ends and the tensors start. The version of a model is the number of its serving
+revision; other revisions cannot be called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
-from gpufn_gateway.http.responses import OWN
+from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.routes.invoke import Invoke
 
@@ -32,19 +32,19 @@ _INFER: Final = "/infer"
 _VERSIONS: Final = "/versions/"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
-_INLINE_BYTES: Final = 64 << 10  # more than this is unpacked beside the loop, which serves everybody
+_INLINE_BYTES: Final = 64 << 10  # larger bodies are decompressed in a thread, so that the event loop is not blocked
 
 
 class ModelNotReady(CapacityError):
     """The model is being built."""
 
 
-class _Oip:
-    """Errors are `{"error": "..."}`, with the statuses that they have everywhere here."""
+class _OipFormat:
+    """Response format of the protocol: errors are `{"error": "..."}`, with the same statuses as in the gpufn API."""
 
     def result(self, content_type: str, size: int) -> Headers:
         if media.media_type(content_type) != media.TENSORS:
-            return OWN.result(content_type, size)
+            return GPUFN_FORMAT.result(content_type, size)
         length = (b"content-length", b"%d" % size)
         header_bytes = media.header_bytes(content_type)
         if header_bytes is None:
@@ -61,13 +61,13 @@ class _Oip:
         return problem.status, headers, msgspec.json.encode({"error": problem.info.message})
 
 
-OIP: Final = _Oip()
+OIP_FORMAT: Final = _OipFormat()
 
 
-def inference_of(path: str) -> tuple[str, str] | None:
-    """The model and version, which may be empty, that a path asks inference of.
+def parse_inference_path(path: str) -> tuple[str, str] | None:
+    """Parse the path of an inference request into model and version, which may be empty. None for other paths.
 
-    >>> inference_of("/v2/models/resnet/infer"), inference_of("/v2/models/resnet/versions/3/infer")
+    >>> parse_inference_path("/v2/models/resnet/infer"), parse_inference_path("/v2/models/resnet/versions/3/infer")
     (('resnet', ''), ('resnet', '3'))
     """
     if not (path.startswith(_MODELS) and path.endswith(_INFER)):
@@ -79,13 +79,13 @@ def inference_of(path: str) -> tuple[str, str] | None:
 def check_is_model(target: Target, version: str) -> None:
     """Raises FunctionNotFound for a function with code, RevisionNotFound for a version that does not serve."""
     if target.revision.spec.entry.packaging is not Packaging.MODEL:
-        raise FunctionNotFound(f"{target.name} is no model; it is called at /v1/functions/{target.name}/invoke.")
+        raise FunctionNotFound(f"{target.name} is not a model; call it at /v1/functions/{target.name}/invoke.")
     if version and version != str(target.number):
         raise RevisionNotFound(f"{target.name} serves version {target.number}, not {version[:20]}.")
 
 
-def absent(registry: Registry, name: str) -> GpufnError:
-    """Why there is no function of this name."""
+def model_not_found(registry: Registry, name: str) -> GpufnError:
+    """Return the error for a model name without a function."""
     if registry.is_being_built(function_name(name)):
         return ModelNotReady(f"The model {name[:80]!r} is being built.")
     return FunctionNotFound(f"There is no model {name[:80]!r}.")
@@ -98,7 +98,7 @@ class Inference:
         self._bodies = bodies
 
     async def serve(self, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises GpufnError while nothing has been sent."""
+        """Serve an inference request. Raises GpufnError before the response has started."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         read = functools.partial(self._read, version)
         try:
@@ -106,8 +106,8 @@ class Inference:
         except FunctionNotFound as error:
             if function_name(name) in self._calls.registry.functions:
                 raise
-            raise absent(self._calls.registry, name) from error
-        await self._invoke.answer(call, receive, send, OIP)
+            raise model_not_found(self._calls.registry, name) from error
+        await self._invoke.respond(call, receive, send, OIP_FORMAT)
 
     async def _read(
         self, version: str, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive
@@ -115,36 +115,36 @@ class Inference:
         check_is_model(target, version)
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
-            body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=True)
+            body = await self._bodies.receive_body(headers, receive, function=target.name, may_share=True)
         else:
-            packed = await self._bodies.read(headers, receive, may_be_parcel=False)
-            unpacked = await self._unpacked(packed, encoding)
-            body = self._bodies.wrap(unpacked, function=target.name, may_be_parcel=True)
+            compressed = await self._bodies.read(headers, receive, may_share=False)
+            decompressed = await self._decompress_body(compressed, encoding)
+            body = self._bodies.wrap(decompressed, function=target.name, may_share=True)
         length = headers.get(_HEADER_LENGTH)
         if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
             self._bodies.discard(body)
-            raise InvalidInput("Inference-Header-Content-Length is not the length of a part of the body.")
+            raise InvalidInput("Inference-Header-Content-Length must be a length within the body.")
         content_type = media.tensors(None if length is None else int(length))
         return Arguments(content_type, media.TENSORS, body)
 
-    async def _unpacked(self, body: bytes, encoding: bytes) -> bytes:
+    async def _decompress_body(self, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"deflate"):
-            raise InvalidInput("Content-Encoding is gzip or deflate here, or absent.")
+            raise InvalidInput("Content-Encoding must be gzip, deflate or absent.")
         limit_bytes = self._bodies.limit_bytes
         if len(body) <= _INLINE_BYTES:
-            return _unpack(body, limit_bytes)
-        return await asyncio.to_thread(_unpack, body, limit_bytes)
+            return _decompress(body, limit_bytes)
+        return await asyncio.to_thread(_decompress, body, limit_bytes)
 
 
-def _unpack(body: bytes, limit_bytes: int) -> bytes:
-    """Stops at `limit_bytes`, however much the body would come to."""
-    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+def _decompress(body: bytes, limit_bytes: int) -> bytes:
+    """Decompress a body, but not beyond `limit_bytes`. Raises PayloadTooLarge, InvalidInput."""
+    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        unpacked = unpacking.decompress(body, limit_bytes + 1)
+        decompressed = decompressor.decompress(body, limit_bytes + 1)
     except zlib.error as error:
-        raise InvalidInput(f"The body is not what its Content-Encoding says: {error}.") from None
-    if len(unpacked) > limit_bytes:
+        raise InvalidInput(f"The body does not match its Content-Encoding: {error}.") from None
+    if len(decompressed) > limit_bytes:
         raise too_large("a call's arguments", limit_bytes)
-    if not unpacking.eof or unpacking.unused_data:
-        raise InvalidInput("The body is not what its Content-Encoding says: it is not one whole piece.")
-    return unpacked
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidInput("The body does not match its Content-Encoding: it is truncated or has extra data.")
+    return decompressed

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol tells of a model: metadata, configuration in Triton's terms, statistics. Pure."""
+"""Views of a model in the Open Inference Protocol: metadata, Triton model configuration, statistics. Pure."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ def metadata(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
 
 
 def config(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
-    """`max_batch_size` 0 means that the first dimension counts no rows; otherwise `dims` are without it."""
+    """Return the model configuration in Triton's format.
+
+    `max_batch_size` 0 means that the first dimension is not a batch dimension. Otherwise `dims` omits it.
+    """
     platform, backend = _PLATFORMS[manifest.backend]
-    configured: dict[str, Any] = {
+    model_config: dict[str, Any] = {
         "name": revision.function,
         "platform": platform,
         "backend": backend,
@@ -42,11 +45,11 @@ def config(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
         "output": [_tensor(spec, is_batched=manifest.batched) for spec in manifest.outputs],
     }
     if (batch := revision.spec.batch) is not None and manifest.batched:
-        configured["dynamic_batching"] = {
+        model_config["dynamic_batching"] = {
             "preferred_batch_size": [manifest.max_batch],
             "max_queue_delay_microseconds": round(batch.max_wait_ms * 1000),
         }
-    return configured
+    return model_config
 
 
 def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
@@ -61,8 +64,10 @@ def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
 
 
 def statistics(revision: Revision, stats: CallStats) -> dict[str, Any]:
-    """Of calls at this gateway: `compute_infer` is what they ran, in batches or alone. How often the model itself ran
-    is not known here: calls share runs in the worker."""
+    """Return the statistics of calls at this gateway. `compute_infer` is their run time, batched or not.
+
+    The number of model executions is not known here, since calls share runs in the worker.
+    """
     succeeded = stats.outcomes.get(OutcomeKind.SUCCEEDED, 0)
     ended = sum(stats.outcomes.values())
     failed_s = stats.latency.total - stats.succeeded_s

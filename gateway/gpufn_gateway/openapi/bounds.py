@@ -1,7 +1,7 @@
-"""Bounds, patterns and rules between fields of management bodies: JSON Schema beside the types of their structs. Pure.
+"""Bounds, patterns and cross-field rules for management bodies, as JSON Schema that extends the struct types. Pure.
 
-They come from the constants of the checks that run after a body is decoded. Those checks know more than a schema can
-state: what is stored, what time it is, which of two numbers is larger.
+They use the constants of the checks that run after decoding. Those checks also cover what a schema cannot express:
+stored state, the current time, which of two numbers is larger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _number(bounds: Bounds) -> Schema:
 
 
 def _text(pattern: re.Pattern[str]) -> Schema:
-    """Text that matches the whole pattern."""
+    """A string that matches the whole pattern."""
     return {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
 
 
@@ -36,17 +36,17 @@ def _text_or_empty(pattern: re.Pattern[str]) -> Schema:
 
 
 def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
-    """A schema of these fields. An object may have others."""
+    """A schema with these fields. Other fields are allowed."""
     return {"required": list(required), "properties": properties}
 
 
 def _has(**properties: Schema) -> Schema:
-    """As `_object`; all of the fields are required."""
+    """Like `_object`, with all of the fields required."""
     return _object(properties, **properties)
 
 
-def _when(condition: Schema, then: Schema, otherwise: Schema | None = None) -> Schema:
-    return {"if": condition, "then": then} | ({} if otherwise is None else {"else": otherwise})
+def _when(condition: Schema, then: Schema, else_: Schema | None = None) -> Schema:
+    return {"if": condition, "then": then} | ({} if else_ is None else {"else": else_})
 
 
 DIGEST: Final = _text(ids.DIGEST)
@@ -54,7 +54,7 @@ FUNCTION: Final = _text(function_spec.SPELLED_NAME)
 FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{function_spec.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
 FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
-# The operator decides which networks it may be in.
+# The operator configures which networks are allowed.
 WEBHOOK: Final[Schema] = {"format": "uri", "pattern": "^https?://[!-~]+$", "maxLength": urls.LONGEST_URL}
 
 _NULL: Final[Schema] = {"type": "null"}
@@ -67,10 +67,10 @@ _NOT_EMPTY: Final[Schema] = {"minLength": 1}
 _SOME: Final[Schema] = {"minItems": 1}
 _PROCESS_MEMORY: Final[Schema] = {"minimum": LEAST_PROCESS_BYTES, "maximum": LARGEST_INTEGER}
 _SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": model_spec.LARGEST_SIZE}}
-# Five fields. Their syntax is cronsim's.
+# Five fields, in the syntax of cronsim.
 _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
-_CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MOST_CALLS}
-_SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MOST_SECONDS}
+_CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MAX_CALLS}
+_SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
 _SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{subjects.FUNCTION_NAME.pattern}"])
 _RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
 
@@ -81,20 +81,20 @@ _NUMBERS: Final = (
     function_spec.FunctionSpec,
     resources.Resources,
 )
-# By struct and field, beside the field's type.
+# Bounds by struct and field, in addition to the field's type.
 _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "Deploy": {"spec": {"$ref": "#/components/schemas/FunctionSpec"}, "bundle": DIGEST},
     "Scale": {name: _number(function_spec.ScalingPolicy.bounds[name]) for name in ("min_workers", "max_workers")},
     "NewSchedule": {
         "cron": _CRON,
-        "in_s": {"minimum": request_bodies.LEAST_DELAY_S, "maximum": request_bodies.LONGEST_DELAY_S},
+        "in_s": {"minimum": request_bodies.MIN_DELAY_S, "maximum": request_bodies.MAX_DELAY_S},
     },
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
-        "label": {"maxLength": request_bodies.LONGEST_LABEL},
+        "label": {"maxLength": request_bodies.MAX_LABEL_LENGTH},
     },
     "KeyLimits": {
-        "rate": {"minimum": quotas.LEAST_RATE, "maximum": quotas.MOST_CALLS},
+        "rate": {"minimum": quotas.MIN_RATE, "maximum": quotas.MAX_CALLS},
         "burst": _CALLS_OF_A_KEY,
         "concurrency": _CALLS_OF_A_KEY,
         "queued": _CALLS_OF_A_KEY,
@@ -112,7 +112,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "modules": {"maxItems": function_spec.MOST_MODULES, "items": _text(function_spec.MODULE_NAME)},
     },
     "Resources": {"memory_bytes": _PROCESS_MEMORY, "trust_domain": _text_or_empty(resources.DOMAIN)},
-    "Schedule": {"cron": _CRON, "at": _NULL},  # of a function: one that runs once is a NewSchedule
+    "Schedule": {"cron": _CRON, "at": _NULL},  # declared by a function; a one-time schedule is a NewSchedule
     "ImageSpec": {
         "python": _text_or_empty(image_spec.PYTHON),
         "base": _text_or_empty(image_spec.BASE),
@@ -145,7 +145,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     },
 }
 _METHOD_OF_A_CLASS: Final = rf"^(?![0-9])\w{{1,{function_spec.LONGEST_METHOD_NAME}}}$"
-# By struct: rules between fields.
+# Rules between fields, by struct.
 _RULES: Final[Mapping[str, Schema]] = {
     "NewSchedule": {
         "oneOf": [
@@ -190,9 +190,9 @@ _RULES: Final[Mapping[str, Schema]] = {
 
 
 def add_to(schemas: dict[str, dict[str, Any]]) -> None:
-    """`schemas`: of the structs, by name."""
+    """Add the bounds and rules to `schemas`, the struct schemas by name."""
     for struct in _NUMBERS:
-        _add_fields(schemas[struct.__name__], {name: _number(each) for name, each in struct.bounds.items()})
+        _add_fields(schemas[struct.__name__], {name: _number(bounds_) for name, bounds_ in struct.bounds.items()})
     for name, fields in _FIELDS.items():
         _add_fields(schemas[name], fields)
     for name, rules in _RULES.items():

@@ -10,18 +10,18 @@ from gpufn_gateway.openapi import function_paths, management_paths
 
 
 def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
-    """`serving`: each function's serving revision."""
+    """Build the document. `serving` has the serving revision of each function."""
     paths, schemas = function_paths.describe(serving)
-    managed, bodies = management_paths.describe()
-    for path, operations in managed.items():
+    management, bodies = management_paths.describe()
+    for path, operations in management.items():
         paths[path] = {**operations, **paths.get(path, {})}
-    described: dict[str, Any] = {
+    document_: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "gpufn functions", "version": "1"},
         "paths": paths,
         "components": {"schemas": bodies | schemas},
     }
     if needs_key:
-        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        described["security"] = [{"key": []}]
-    return described
+        document_["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document_["security"] = [{"key": []}]
+    return document_

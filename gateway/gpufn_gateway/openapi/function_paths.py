@@ -1,4 +1,4 @@
-"""The calls of the deployed functions in OpenAPI: their signatures, as declared, by path. Pure."""
+"""OpenAPI paths and schemas for calls of the deployed functions, from their declared signatures. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.maps import map_views
 from gpufn_gateway.openapi import bounds
-from gpufn_gateway.openapi.request_bounds import LONGEST_IDEMPOTENCY_KEY, LONGEST_PLACE, LONGEST_WAIT_S
+from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH, MAX_INDEX_DIGITS, MAX_WAIT_S
 from gpufn_gateway.submitted import call_views
 
 _PROBLEM = "#/components/schemas/Problem"
@@ -39,11 +39,11 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
         "node": {"type": "string"},
     },
 }
-_JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # which a result is not: its bytes are all of it
+_JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # a bytes result is sent raw, not as base64
 
 
 def describe(serving: Iterable[Revision]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The paths and the schemas of the calls of each serving revision."""
+    """Return the paths and the schemas for calls of each serving revision."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
     paths: dict[str, Any] = dict(_CALLS)
     for revision in sorted(serving, key=lambda each: each.function):
@@ -64,76 +64,88 @@ def _header(name: str, description: str, kind: str = "string", **schema: Any) ->
 
 
 _ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-_OWN_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
-_KEY = _header("Idempotency-Key", "The same key is the same call", minLength=1, maxLength=LONGEST_IDEMPOTENCY_KEY)
-_LAST_EVENT = _header("Last-Event-ID", "The last item that came: a stream with an Idempotency-Key goes on behind it")
-_WEBHOOK = _header("X-Gpufn-Webhook", "An address to which the end of the call is sent", **bounds.WEBHOOK)
-_OF_CALLS = (
+_CLIENT_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
+_KEY = _header(
+    "Idempotency-Key", "Requests with the same key are one call", minLength=1, maxLength=MAX_IDEMPOTENCY_KEY_LENGTH
+)
+_LAST_EVENT = _header(
+    "Last-Event-ID", "The last item that was received: a stream with an Idempotency-Key continues after it"
+)
+_WEBHOOK = _header("X-Gpufn-Webhook", "The URL that receives the outcome of the call", **bounds.WEBHOOK)
+_CALL_HEADERS = (
     _header(
         "X-Gpufn-Timeout",
-        "End it when it has not ended after so many seconds",
+        "End the call if it has not ended after this many seconds",
         "number",
         exclusiveMinimum=0,
         maximum=LONGEST_TIMEOUT_S,
     ),
-    # Its bounds are relative to the time of the request, which a schema cannot state.
+    # Its bounds depend on the time of the request, which a schema cannot express.
     _header(
         "X-Gpufn-Deadline",
-        f"End it when it has not ended at this time in unix seconds, in the next {LONGEST_TIMEOUT_S / 86_400:g} days",
+        "End the call if it has not ended at this time, in unix seconds, at most "
+        f"{LONGEST_TIMEOUT_S / 86_400:g} days from now",
         "number",
         exclusiveMinimum=0,
     ),
-    _header("X-Gpufn-Priority", "Its class, in place of the function's", enum=[each.value for each in Priority]),
-    _header("traceparent", "Of the W3C's Trace Context"),
+    _header(
+        "X-Gpufn-Priority", "Priority of the call, instead of the function's", enum=[value.value for value in Priority]
+    ),
+    _header("traceparent", "W3C Trace Context"),
 )
-_PLACE: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**LONGEST_PLACE - 1}
+_INDEX: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**MAX_INDEX_DIGITS - 1}
 _WAIT: dict[str, Any] = {
     "name": "wait",
     "in": "query",
-    "description": "Seconds to wait for its end",
-    "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S},
+    "description": "Seconds to wait for the call to end",
+    "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S},
 }
 
 
-def _of_call(verb: str, summary: str, answers: Mapping[str, str], *parameters: dict[str, Any]) -> dict[str, Any]:
-    responses: dict[str, Any] = {code: {"description": text} for code, text in answers.items()}
+def _call_operation(
+    verb: str, summary: str, responses_by_status: Mapping[str, str], *parameters: dict[str, Any]
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {code: {"description": text} for code, text in responses_by_status.items()}
     return {
         "operationId": verb,
         "summary": summary,
         "tags": ["calls"],
         "parameters": [_ID, *parameters],
-        "responses": responses | {"default": PROBLEM_ANSWER},
+        "responses": responses | {"default": PROBLEM_RESPONSE},
     }
 
 
-PROBLEM_ANSWER: dict[str, Any] = {
+PROBLEM_RESPONSE: dict[str, Any] = {
     "description": "A problem",
     "content": {media.PROBLEM: {"schema": {"$ref": _PROBLEM}}},
 }
 _STATUS: Final = {"200": "Its status"}
 _CALLS: dict[str, Any] = {
     "/v1/invocations/{id}": {
-        "get": _of_call("status", "How a submitted call stands, and why it waits", _STATUS),
-        "delete": _of_call("cancel", "Cancel a submitted call, queued or running", _STATUS),
+        "get": _call_operation("status", "Show the status of a submitted call, and why it waits", _STATUS),
+        "delete": _call_operation("cancel", "Cancel a submitted call, queued or running", _STATUS),
     },
     "/v1/invocations/{id}/result": {
-        "get": _of_call(
-            "result", "The result of a submitted call", {"200": "The result", "202": "It has not ended"}, _WAIT
+        "get": _call_operation(
+            "result",
+            "Read the result of a submitted call",
+            {"200": "The result", "202": "The call has not ended"},
+            _WAIT,
         ),
     },
     "/v1/invocations/{id}/events": {
-        "get": _of_call(
+        "get": _call_operation(
             "events",
-            "What happens to a submitted call, as server-sent events",
-            {"200": "Events", "204": "There are no more"},
-            _header("Last-Event-ID", "The last event that came"),
+            "Follow a submitted call with server-sent events",
+            {"200": "Events", "204": "There are no more events"},
+            _header("Last-Event-ID", "The last event that was received"),
         ),
     },
 }
 
 
-def _links(known: Iterable[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: {"type": "string"} for name in known}}
+def _links(names: Iterable[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
 
 
 _SUBMITTED: dict[str, Any] = {
@@ -141,7 +153,7 @@ _SUBMITTED: dict[str, Any] = {
     "required": ["id", "state", "links"],
     "properties": {
         "id": {"type": "string"},
-        "state": {"enum": [each.value for each in InvocationState]},
+        "state": {"enum": [value.value for value in InvocationState]},
         "links": _links(call_views.links("")),
     },
 }
@@ -160,7 +172,7 @@ _ACCEPTED: dict[str, Any] = {
 
 
 def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
-    returns = _hoisted(method.returns, f"{name}.returns", schemas)
+    returns = _hoist(method.returns, f"{name}.returns", schemas)
     content: dict[str, Any] = {media.JSON: {"schema": returns}}
     if returns == _JSON_OF_BYTES:
         content = {media.BYTES: {"schema": {}}}
@@ -173,13 +185,13 @@ def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str
         "description": method.doc,
         "tags": [revision.function],
         "parameters": [
-            *_OF_CALLS,
+            *_CALL_HEADERS,
             _KEY,
             *_query(name, method, schemas),
             *last_event,
         ],
         "requestBody": _body(name, method, schemas),
-        "responses": {"200": {"description": "The result", "content": content}, "default": PROBLEM_ANSWER},
+        "responses": {"200": {"description": "The result", "content": content}, "default": PROBLEM_RESPONSE},
     }
 
 
@@ -187,13 +199,13 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
     accepted = {"schema": {"$ref": "#/components/schemas/Submitted"}}
     return {
         "operationId": f"submit {name}",
-        "summary": f"Queue a call of {name} and come back for its result",
+        "summary": f"Queue a call of {name} and fetch its result later",
         "tags": [name.partition(".")[0]],
-        "parameters": [*_OF_CALLS, _WEBHOOK, _KEY, *_query(name, method, schemas)],
+        "parameters": [*_CALL_HEADERS, _WEBHOOK, _KEY, *_query(name, method, schemas)],
         "requestBody": _body(name, method, schemas),
         "responses": {
             "202": {"description": "Queued", "content": {media.JSON: accepted}},
-            "default": PROBLEM_ANSWER,
+            "default": PROBLEM_RESPONSE,
         },
     }
 
@@ -201,8 +213,8 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
 def _put(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
     return _submit(name, method, schemas) | {
         "operationId": f"put {name}",
-        "summary": f"Queue a call of {name} under an id of your own; again, it is the same call",
-        "parameters": [_OWN_ID, *_OF_CALLS, _WEBHOOK, *_query(name, method, schemas)],
+        "summary": f"Queue a call of {name} under your own id; a repeat is the same call",
+        "parameters": [_CLIENT_ID, *_CALL_HEADERS, _WEBHOOK, *_query(name, method, schemas)],
     }
 
 
@@ -210,24 +222,25 @@ def _map(name: str) -> dict[str, Any]:
     accepted = {"schema": {"$ref": "#/components/schemas/Accepted"}}
     return {
         "operationId": f"map {name}",
-        "summary": f"Submit items of a map of {name}: a line each, the arguments of a call",
+        "summary": f"Submit items of a map of {name}: one line per item, with the arguments of its call",
         "tags": [name.partition(".")[0]],
         "parameters": [
-            _OWN_ID,
-            {"name": "first", "in": "path", "required": True, "schema": _PLACE},
+            _CLIENT_ID,
+            {"name": "first", "in": "path", "required": True, "schema": _INDEX},
             {"name": "last", "in": "query", "schema": bounds.FLAG},
-            *_OF_CALLS,
+            *_CALL_HEADERS,
             _WEBHOOK,
         ],
-        "requestBody": {"content": {media.LINES: {"schema": {"type": "string"}}}},  # none: no items, and `last` counts
+        # Without a body there are no items, but `last` still applies.
+        "requestBody": {"content": {media.LINES: {"schema": {"type": "string"}}}},
         "responses": {
-            "202": {"description": "Accepted, all of them", "content": {media.JSON: accepted}},
-            "default": PROBLEM_ANSWER,
+            "202": {"description": "All items were accepted", "content": {media.JSON: accepted}},
+            "default": PROBLEM_RESPONSE,
         },
     }
 
 
-# Of the Open Inference Protocol; its binary form puts the tensors' bytes after this JSON.
+# Open Inference Protocol. Its binary form appends the bytes of the tensors to this JSON.
 _TENSOR: dict[str, Any] = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
@@ -272,7 +285,7 @@ def _infer(name: str) -> dict[str, Any]:
 
     return {
         "operationId": f"infer {name}",
-        "summary": f"Inference with {name}, by the Open Inference Protocol",
+        "summary": f"Run inference with {name}, in the Open Inference Protocol",
         "tags": [name],
         "requestBody": {"required": True, "content": content("InferenceRequest")},
         "responses": {
@@ -283,19 +296,19 @@ def _infer(name: str) -> dict[str, Any]:
 
 
 def _query(name: str, method: MethodSpec, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments beside a raw body. None is required: a JSON body has all of them."""
+    """Return the query parameters beside a raw body. None is required: a JSON body has all arguments."""
     if method.raw_parameter is None:
         return []
-    parameters = _hoisted(method.parameters, f"{name}.arguments", schemas)
+    parameters = _hoist(method.parameters, f"{name}.arguments", schemas)
     return [
-        {"name": each, "in": "query", "description": "Beside a body of raw bytes only", "schema": schema}
-        for each, schema in parameters.get("properties", {}).items()
-        if each != method.raw_parameter
+        {"name": parameter, "in": "query", "description": "Only with a body of raw bytes", "schema": schema}
+        for parameter, schema in parameters.get("properties", {}).items()
+        if parameter != method.raw_parameter
     ]
 
 
 def _body(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {media.JSON: {"schema": _hoisted(method.parameters, f"{name}.arguments", schemas)}}
+    content: dict[str, Any] = {media.JSON: {"schema": _hoist(method.parameters, f"{name}.arguments", schemas)}}
     if method.raw_parameter:
         content[media.BYTES] = {"schema": {}}
         content[media.FORM] = {"schema": _form(content[media.JSON]["schema"], method)}
@@ -303,18 +316,18 @@ def _body(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, A
 
 
 def _form(arguments: Mapping[str, Any], method: MethodSpec) -> dict[str, Any]:
-    """The schema of the arguments, where bytes are parts as they are."""
-    file = {"type": "string", "contentMediaType": media.BYTES}
-    properties = arguments.get("properties", {}) | dict.fromkeys(Signature.of(method).bytes_names, file)
+    """Return the schema of the arguments as a form, where bytes are raw parts."""
+    binary = {"type": "string", "contentMediaType": media.BYTES}
+    properties = arguments.get("properties", {}) | dict.fromkeys(Signature.of(method).bytes_names, binary)
     return {**arguments, "properties": properties}
 
 
-def _hoisted(schema: Mapping[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its `$defs` moved to the document's components, where its `$ref`s can find them."""
+def _hoist(schema: Mapping[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with its `$defs` moved to the document's components, and its `$ref`s adjusted."""
     for name, definition in (schema.get("$defs") or {}).items():
         schemas[f"{prefix}.{name}"] = _with_refs(definition, prefix)
-    moved: dict[str, Any] = _with_refs({key: value for key, value in schema.items() if key != "$defs"}, prefix)
-    return moved
+    hoisted: dict[str, Any] = _with_refs({key: value for key, value in schema.items() if key != "$defs"}, prefix)
+    return hoisted
 
 
 def _with_refs(node: Any, prefix: str) -> Any:

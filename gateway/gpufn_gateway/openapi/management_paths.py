@@ -1,5 +1,7 @@
-"""The management requests in OpenAPI. Bodies come from the structs that the routes decode, and from the bounds of the
-checks behind them (`openapi_bounds`). Pure."""
+"""OpenAPI paths and schemas of the management requests. Pure.
+
+The bodies come from the structs that the routes decode, and from the bounds of the later checks (`bounds`).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_gateway.auth.access import OPEN_PATHS
 from gpufn_gateway.openapi import bounds, request_bodies
 from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD
-from gpufn_gateway.openapi.function_paths import PROBLEM_ANSWER
-from gpufn_gateway.openapi.request_bounds import LARGEST_CHANGE, LONGEST_WAIT_S, MOST_LISTED, MOST_LOG_LINES
+from gpufn_gateway.openapi.function_paths import PROBLEM_RESPONSE
+from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED, MAX_LOG_LINES, MAX_WAIT_S
 
 _REF: Final = "#/components/schemas/{name}"
 _BODIES: Final = (
@@ -34,13 +36,13 @@ _BODIES: Final = (
 
 
 def describe() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The paths and the schemas."""
+    """Return the paths and the schemas."""
     return _paths(), _schemas()
 
 
 def _schemas() -> dict[str, Any]:
-    _, found = msgspec.json.schema_components(_BODIES, ref_template=_REF)
-    schemas: dict[str, Any] = msgspec.to_builtins(found)
+    _, components = msgspec.json.schema_components(_BODIES, ref_template=_REF)
+    schemas: dict[str, Any] = msgspec.to_builtins(components)
     bounds.add_to(schemas)
     return schemas
 
@@ -49,16 +51,16 @@ def _query(name: str, kind: str, **schema: Any) -> dict[str, Any]:
     return {"name": name, "in": "query", "schema": {"type": kind, **schema}}
 
 
-def _limit(most: int = MOST_LISTED) -> dict[str, Any]:
-    return _query("limit", "number", minimum=1, maximum=most)
+def _limit(maximum: int = MAX_LISTED) -> dict[str, Any]:
+    return _query("limit", "number", minimum=1, maximum=maximum)
 
 
 _AFTER: Final[dict[str, Any]] = {"name": "after", "in": "query", "schema": bounds.CURSOR}
 _FOLLOW: Final[dict[str, Any]] = {"name": "follow", "in": "query", "schema": FLAG}
 _FUNCTION: Final[dict[str, Any]] = {"name": "function", "in": "query", "schema": FUNCTION}
-_WAIT: Final = _query("wait", "number", minimum=0, maximum=LONGEST_WAIT_S)
+_WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
-_STATE: Final = _query("state", "string", enum=[each.value for each in InvocationState])
+_STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _DAY: Final[dict[str, Any]] = {"format": "date"}
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
@@ -83,7 +85,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
         "/v1/functions/{fn}/logs",
         "Read the log lines of a function",
         (200,),
-        (_query("tail", "number", minimum=0, maximum=MOST_LOG_LINES), _FOLLOW),
+        (_query("tail", "number", minimum=0, maximum=MAX_LOG_LINES), _FOLLOW),
         "",
     ),
     ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
@@ -105,20 +107,20 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/dlq/{fn}/{id}/payload", "Read the arguments of a dead letter", (200,), (), ""),
     ("post", "/v1/dlq/{fn}/{id}/replay", "Replay a dead letter", (202,), (), ""),
     ("get", "/v1/builds", "List builds", (200,), (_limit(),), ""),
-    ("post", "/v1/builds", "Begin a build", (202,), (), "NewBuild"),
+    ("post", "/v1/builds", "Start a build", (202,), (), "NewBuild"),
     (
         "get",
         "/v1/builds/{id}",
         "Show a build",
         (200,),
-        (_WAIT, _query("since", "number", minimum=0, maximum=LARGEST_CHANGE)),
+        (_WAIT, _query("since", "number", minimum=0, maximum=MAX_CHANGE)),
         "",
     ),
     ("delete", "/v1/builds/{id}", "Cancel a build", (200,), (), ""),
     ("get", "/v1/builds/{id}/report", "Read the report of a build", (200,), (), ""),
     ("get", "/v1/builds/{id}/report.html", "Read the report of a build as a page", (200,), (), ""),
     ("get", "/v1/engines", "List engines", (200,), (), ""),
-    ("post", "/v1/engines/gc", "Remove engines that nobody uses", (200,), (), "Collect"),
+    ("post", "/v1/engines/gc", "Remove unused engines", (200,), (), "Collect"),
     ("get", "/v1/models", "List models", (200,), (), ""),
     ("get", "/v1/models/{model}", "Show a model", (200,), (), ""),
     ("get", "/v1/schedules", "List schedules", (200,), (_FUNCTION,), ""),
@@ -143,7 +145,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("put", "/v1/keys/{id}/limits", "Replace the limits of an API key", (200,), (), "KeyLimits"),
     ("get", "/v1/keys/{id}/webhook-secret", "Show the secret that signs webhooks", (200,), (), ""),
     ("post", "/v1/keys/{id}/webhook-secret", "Replace the secret that signs webhooks", (201,), (), ""),
-    ("get", "/", "Name the parts of the gateway", (200,), (), ""),
+    ("get", "/", "List the entry points of the API", (200,), (), ""),
     ("get", "/healthz", "Report that the gateway is alive", (200,), (), ""),
     ("get", "/readyz", "Report whether the gateway is ready", (200, 503), (), ""),
     ("get", "/metrics", "Read the metrics", (200,), (), ""),
@@ -160,7 +162,7 @@ def _paths() -> dict[str, Any]:
             "summary": summary,
             "tags": ["management"],
             "parameters": [*_path_parameters(path), *query],
-            "responses": responses | {"default": PROBLEM_ANSWER},
+            "responses": responses | {"default": PROBLEM_RESPONSE},
         }
         if body:
             operation["requestBody"] = _body(body)

@@ -1,4 +1,4 @@
-"""The JSON bodies of management requests. The routes decode them; the OpenAPI document describes them. Pure."""
+"""The JSON bodies of management requests, for the routes that decode them and for the OpenAPI document. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed, Schedule
 
-LEAST_DELAY_S: Final = 0.001  # a smaller one is lost beside the time in unix seconds
-LONGEST_DELAY_S: Final = 366 * 86400.0
-LONGEST_LABEL: Final = 200  # characters
+MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the time in unix seconds
+MAX_DELAY_S: Final = 366 * 86400.0
+MAX_LABEL_LENGTH: Final = 200  # characters
 
 
 class Deploy(msgspec.Struct, forbid_unknown_fields=True):
@@ -38,7 +38,7 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
-    """One of `cron`, `at` (unix seconds) and `in_s`."""
+    """A new schedule, with exactly one of `cron`, `at` (unix seconds) and `in_s`."""
 
     function: str
     cron: str | None = None
@@ -51,22 +51,22 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
     priority: Priority | None = None
 
     def schedule(self, now: float) -> Schedule:
-        """Raises InvalidInput, InvalidSpec."""
-        if sum(each is not None for each in (self.cron, self.at, self.in_s)) != 1:
-            raise InvalidInput("give one of cron, at and in_s", field="cron")
+        """Convert to a Schedule. Raises InvalidInput, InvalidSpec."""
+        if sum(value is not None for value in (self.cron, self.at, self.in_s)) != 1:
+            raise InvalidInput("send exactly one of cron, at and in_s", field="cron")
         at = self.at
         if self.in_s is not None:
-            if not LEAST_DELAY_S <= self.in_s <= LONGEST_DELAY_S:
-                raise InvalidInput(f"a delay is at least {LEAST_DELAY_S} s and at most a year", field="in_s")
+            if not MIN_DELAY_S <= self.in_s <= MAX_DELAY_S:
+                raise InvalidInput(f"in_s must be at least {MIN_DELAY_S} and at most a year", field="in_s")
             at = now + self.in_s
-        elif at is not None and not now < at <= now + LONGEST_DELAY_S:
-            raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
+        elif at is not None and not now < at <= now + MAX_DELAY_S:
+            raise InvalidInput("at must be in unix seconds, between now and a year from now", field="at")
         return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at, self.priority)
 
 
 class NewBuild(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelSpec
-    device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # a part of it is one of a subject
+    device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # limited because part of it goes into a subject
 
 
 class NewKey(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,14 +1,14 @@
-"""Bounds of the values in paths, queries and headers. The routes check them; the OpenAPI document states them. Pure."""
+"""Bounds of values in paths, queries and headers, for the routes that check them and the OpenAPI document. Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
-MOST_LISTED: Final = 1000  # in one answer
-MOST_LOG_LINES: Final = 20_000
-LARGEST_CHANGE: Final = 2**53  # of a build
-CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # where a reader of a map's outcomes is
-LONGEST_PLACE: Final = 12  # digits of an item's index in its map
-LONGEST_IDEMPOTENCY_KEY: Final = 255  # characters
+MAX_WAIT_S: Final = 60.0  # proxies close longer long polls; the client repeats the request
+MAX_LISTED: Final = 1000  # entries per response
+MAX_LOG_LINES: Final = 20_000
+MAX_CHANGE: Final = 2**53  # change number of a build
+CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # position of a reader in a map's outcomes
+MAX_INDEX_DIGITS: Final = 12  # of an item in its map
+MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters

@@ -1,4 +1,4 @@
-"""Uploads for builds: models' files and samples, straight into the object store."""
+"""Routes of artifacts: upload the files and samples of models to the object store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.routing import Route
 
 from gpufn_gateway.auth.access import DEPLOY
 from gpufn_gateway.builds.artifacts import Artifacts
-from gpufn_gateway.http.body_reader import announced_length, parts_of_body
-from gpufn_gateway.routes.requests import digest_in, headers_of, json_answer, principal_of
+from gpufn_gateway.http.body_reader import iter_body, require_content_length
+from gpufn_gateway.routes.requests import digest_in, headers_of, json_response, principal_of
 
 
 class ArtifactRoutes:
-    """A file has at most `limit_bytes`."""
+    """Artifact routes. `limit_bytes` is the largest file."""
 
     def __init__(self, artifacts: Artifacts, limit_bytes: int) -> None:
         self._artifacts = artifacts
@@ -28,14 +28,14 @@ class ArtifactRoutes:
         ]
 
     async def has(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        there = await self._artifacts.has(digest_in(request, "a file"))
-        return Response(status_code=200 if there else 404)
+        principal_of(request).require(DEPLOY)
+        exists = await self._artifacts.has(digest_in(request, "a file"))
+        return Response(status_code=200 if exists else 404)
 
     async def put(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
+        principal_of(request).require(DEPLOY)
         digest = digest_in(request, "a file")
-        size = announced_length(headers_of(request), self._limit_bytes, "a model's file")
-        async with contextlib.aclosing(parts_of_body(request.receive)) as parts:
+        size = require_content_length(headers_of(request), self._limit_bytes, "a model's file")
+        async with contextlib.aclosing(iter_body(request.receive)) as parts:
             await self._artifacts.put(digest, size, parts)
-        return json_answer({"artifact": digest, "size": size}, 201)
+        return json_response({"artifact": digest, "size": size}, 201)

@@ -1,4 +1,4 @@
-"""Builds: begin one without a function, see how it goes, read its report, cancel it."""
+"""Routes of builds: start one without a function, follow it, read its report, cancel it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewBuild
-from gpufn_gateway.openapi.request_bounds import LARGEST_CHANGE, MOST_LISTED
+from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json, seconds_to_wait
+from gpufn_gateway.routes.requests import json_response, number, principal_of, read_json, wait_seconds
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
-# A report quotes names out of somebody's model: its page runs nothing and loads nothing, whatever they say.
+# A report contains names from an uploaded model, so its page must not run or load anything.
 _PAGE_HEADERS: Final = {
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     "x-content-type-options": "nosniff",
@@ -49,29 +49,31 @@ class BuildRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        limit = int(number(request, "limit", 100, 1, MOST_LISTED))
-        return json_answer({"builds": [build_view(self._builds, each) for each in self._builds.newest_first()[:limit]]})
+        principal_of(request).require(READ)
+        limit = int(number(request, "limit", 100, 1, MAX_LISTED))
+        return json_response(
+            {"builds": [build_view(self._builds, build) for build in self._builds.newest_first()[:limit]]}
+        )
 
     async def begin(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, NewBuild, self._bodies)
-        await self._artifacts.check_uploaded([wanted.model])
-        build = await self._builds.begin(wanted.model, wanted.device)
-        return json_answer(build_view(self._builds, build), 202, {"Location": f"/v1/builds/{build.id}"})
+        principal_of(request).require(DEPLOY)
+        body = await read_json(request, NewBuild, self._bodies)
+        await self._artifacts.check_uploaded([body.model])
+        build = await self._builds.begin(body.model, body.device)
+        return json_response(build_view(self._builds, build), 202, {"Location": f"/v1/builds/{build.id}"})
 
     async def show(self, request: Request) -> Response:
-        """`?wait=30`: at the next change, after the one that `since` names (the view's `change`) or else from now."""
-        principal_of(request).need(READ)
+        """Show a build. `?wait=30` waits for a change after number `since` (`change` in the view; default: latest)."""
+        principal_of(request).require(READ)
         build_id = request.path_params["id"]
-        since = int(number(request, "since", self._builds.change(build_id), 0, LARGEST_CHANGE))
-        return json_answer(
-            build_view(self._builds, await self._builds.changed(build_id, since, seconds_to_wait(request)))
+        since = int(number(request, "since", self._builds.change(build_id), 0, MAX_CHANGE))
+        return json_response(
+            build_view(self._builds, await self._builds.changed(build_id, since, wait_seconds(request)))
         )
 
     async def cancel(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        return json_answer(build_view(self._builds, await self._builds.cancel(request.path_params["id"])))
+        principal_of(request).require(DEPLOY)
+        return json_response(build_view(self._builds, await self._builds.cancel(request.path_params["id"])))
 
     async def report(self, request: Request) -> Response:
         return Response(await self._file(request, "report"), media_type=media.JSON)
@@ -79,21 +81,21 @@ class BuildRoutes:
     async def page(self, request: Request) -> Response:
         return Response(await self._file(request, "page"), headers=_PAGE_HEADERS, media_type="text/html")
 
-    async def _file(self, request: Request, which: str) -> bytes:
-        principal_of(request).need(READ)
+    async def _file(self, request: Request, field: str) -> bytes:
+        principal_of(request).require(READ)
         build = self._builds.get(request.path_params["id"])
-        digest: str = getattr(build, which)
+        digest: str = getattr(build, field)
         if not digest:
             raise RouteError(404, f"The build {build.id} has no report: it is {build.state}.")
         return await object_store.get(self._bus, subjects.ENGINE_FILES, digest)
 
 
 def build_view(builds: Builds, build: Build) -> dict[str, Any]:
-    """A Build, where it is, and the number of its last change, which grows."""
-    here = f"/v1/builds/{build.id}"
-    links = {"self": here}
+    """Return a Build with its links and the number of its last change, which grows."""
+    url = f"/v1/builds/{build.id}"
+    links = {"self": url}
     if build.report:
-        links["report"] = f"{here}/report"
+        links["report"] = f"{url}/report"
     if build.page:
-        links["page"] = f"{here}/report.html"
+        links["page"] = f"{url}/report.html"
     return {**msgspec.structs.asdict(build), "change": builds.change(build.id), "links": links}

@@ -1,4 +1,4 @@
-"""Dead letters: list, show, replay, drop; one, or all of a function."""
+"""Routes of dead letters: list, show, replay and drop one, or all of a function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from starlette.routing import Route
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_gateway.auth.access import DEPLOY, READ
 from gpufn_gateway.http import negotiation
-from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import call_id_in, json_answer, number, principal_of
+from gpufn_gateway.routes.invocations import check_function_name
+from gpufn_gateway.routes.requests import call_id_in, json_response, number, principal_of
 from gpufn_gateway.submitted import call_views
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 
@@ -39,17 +39,17 @@ class DeadLetterRoutes:
         return await self._list(request, _name(request))
 
     async def _list(self, request: Request, function: str) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         limit = int(number(request, "limit", 20, 1, DEAD_LETTERS_AT_ONCE))
-        return json_answer({"letters": await self._letters.recent(function, limit)})
+        return json_response({"letters": await self._letters.recent(function, limit)})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         letter, _ = await self._letters.read(_name(request), call_id_in(request))
-        return json_answer(call_views.letter(letter))
+        return json_response(call_views.letter(letter))
 
     async def payload(self, request: Request) -> Response:
-        principal_of(request).need_invoke(_name(request))
+        principal_of(request).require_invoke(_name(request))
         letter, payload = await self._letters.read(_name(request), call_id_in(request))
         headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
         if letter.reference is not None:
@@ -60,25 +60,25 @@ class DeadLetterRoutes:
 
     async def replay(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.need_invoke(_name(request))
+        principal.require_invoke(_name(request))
         record = await self._letters.replay(_name(request), call_id_in(request), principal)
         links = call_views.links(record.id)
-        return json_answer({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
+        return json_response({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
     async def replay_all(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.need_invoke(_name(request))
-        return json_answer({"replayed": await self._letters.replay_all(_name(request), principal)}, 202)
+        principal.require_invoke(_name(request))
+        return json_response({"replayed": await self._letters.replay_all(_name(request), principal)}, 202)
 
     async def drop(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
+        principal_of(request).require(DEPLOY)
         await self._letters.drop(_name(request), call_id_in(request))
         return Response(status_code=204)
 
     async def drop_all(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        return json_answer({"dropped": await self._letters.drop_all(_name(request))})
+        principal_of(request).require(DEPLOY)
+        return json_response({"dropped": await self._letters.drop_all(_name(request))})
 
 
 def _name(request: Request) -> str:
-    return deployed_name(request.path_params["fn"])
+    return check_function_name(request.path_params["fn"])

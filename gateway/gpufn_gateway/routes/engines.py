@@ -1,4 +1,4 @@
-"""Engines and models: what was built, who uses it, and the removal of what nobody uses."""
+"""Routes of engines and models: list them with their users, and remove unused engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpufn_gateway.auth.access import DEPLOY, READ
 from gpufn_gateway.builds.engines import Engines, engine_view
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Collect
-from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, principal_of, read_json
 
 
 class EngineRoutes:
@@ -27,26 +27,26 @@ class EngineRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        return json_answer({"engines": self._engines.listed()})
+        principal_of(request).require(READ)
+        return json_response({"engines": self._engines.listed()})
 
     async def collect(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, Collect, self._bodies)
-        going = await self._engines.collect(dry_run=wanted.dry_run)
-        return json_answer(
+        principal_of(request).require(DEPLOY)
+        body = await read_json(request, Collect, self._bodies)
+        garbage = await self._engines.collect(dry_run=body.dry_run)
+        return json_response(
             {
-                "engines": [engine_view(manifest) for manifest in going.engines],
-                "files": len(going.files),
-                "bytes": going.freed_bytes,
-                "dry_run": wanted.dry_run,
+                "engines": [engine_view(manifest) for manifest in garbage.engines],
+                "files": len(garbage.files),
+                "bytes": garbage.freed_bytes,
+                "dry_run": body.dry_run,
             }
         )
 
     async def models(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        return json_answer({"models": self._engines.models()})
+        principal_of(request).require(READ)
+        return json_response({"models": self._engines.models()})
 
     async def model(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        return json_answer(self._engines.model(request.path_params["model"]))
+        principal_of(request).require(READ)
+        return json_response(self._engines.model(request.path_params["model"]))

@@ -1,4 +1,4 @@
-"""Functions: deploy, look, roll back, scale, delete; why they wait, what they say, what they were asked."""
+"""Routes of functions: deploy, show, roll back, scale, delete; wait reasons, logs and calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.http.sse import pump
 from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
-from gpufn_gateway.openapi.request_bounds import MOST_LOG_LINES
+from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
@@ -35,7 +35,7 @@ from gpufn_gateway.routes.requests import (
     digest_in,
     flag,
     headers_of,
-    json_answer,
+    json_response,
     number,
     principal_of,
     read_json,
@@ -89,58 +89,60 @@ class FunctionRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        has_values = _env_values(request)
+        principal_of(request).require(READ)
+        include_env = _wants_env_values(request)
         functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
-        return json_answer({"functions": [self._view(function, has_values) for function in functions]})
+        return json_response({"functions": [self._view(function, include_env) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.need(DEPLOY)
-        wanted = await read_json(request, Deploy, self._bodies)
-        spec_json = bytes(wanted.spec)
+        principal.require(DEPLOY)
+        body = await read_json(request, Deploy, self._bodies)
+        spec_json = bytes(body.spec)
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
-            principal.need(HI)
-        bundle = checked_digest(wanted.bundle, "the bundle")
-        source = wanted.source and msgspec.structs.replace(wanted.source, key=principal.id)
-        how = How(check=wanted.check, source=source, replace=wanted.replace, code=wanted.code)
+            principal.require(HI)
+        bundle = checked_digest(body.bundle, "the bundle")
+        source = body.source and msgspec.structs.replace(body.source, key=principal.id)
+        how = How(check=body.check, source=source, replace=body.replace, code=body.code)
         if spec.models:
-            return self._building(await self._deploys.build(spec, bundle, how))
+            return self._building_response(await self._deploys.build(spec, bundle, how))
         function = await self._deploys.deploy(spec, bundle, how)
-        return json_answer(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
+        return json_response(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        return json_answer(self._view(self._function(request), _env_values(request)))
+        principal_of(request).require(READ)
+        return json_response(self._view(self._function(request), _wants_env_values(request)))
 
     async def delete(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
+        principal_of(request).require(DEPLOY)
         name = function_name(request.path_params["fn"])
         await self._deploys.delete(name if self._registry.is_being_built(name) else self._function(request).name)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         function = self._function(request)
         revisions = sorted(self._registry.revisions.get(function.name, {}).items())
-        listed = [_revision_view(revision, function) for _, revision in revisions]
-        return json_answer({"revisions": listed})
+        views = [_revision_view(revision, function) for _, revision in revisions]
+        return json_response({"revisions": views})
 
     async def revision(self, request: Request) -> Response:
-        """Also of one whose Function does not exist yet."""
-        principal_of(request).need(READ)
-        asked = whole_number(request.path_params["number"], 9)
-        revision = self._registry.revision(request.path_params["fn"], -1 if asked is None else asked)
-        known = self._builds.known
+        """Show a revision, even if its Function does not exist yet."""
+        principal_of(request).require(READ)
+        requested = whole_number(request.path_params["number"], 9)
+        revision = self._registry.revision(request.path_params["fn"], -1 if requested is None else requested)
+        builds_by_id = self._builds.known
         function = self._registry.functions.get(revision.function)
-        return json_answer(
+        return json_response(
             {
                 **_revision_view(revision, function),
                 "function": revision.function,
-                "builds": [build_view(self._builds, known[build]) for build in revision.builds if build in known],
+                "builds": [
+                    build_view(self._builds, builds_by_id[build]) for build in revision.builds if build in builds_by_id
+                ],
                 "engines": revision.engines,
                 "error": revision.error,
                 "check": revision.check,
@@ -149,27 +151,27 @@ class FunctionRoutes:
         )
 
     async def rollback(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, Rollback, self._bodies)
-        return json_answer(self._view(await self._deploys.rollback(self._function(request).name, wanted.revision)))
+        principal_of(request).require(DEPLOY)
+        body = await read_json(request, Rollback, self._bodies)
+        return json_response(self._view(await self._deploys.rollback(self._function(request).name, body.revision)))
 
     async def scale(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, Scale, self._bodies)
+        principal_of(request).require(DEPLOY)
+        body = await read_json(request, Scale, self._bodies)
         name = self._function(request).name
-        return json_answer(self._view(await self._deploys.scale(name, wanted.min_workers, wanted.max_workers)))
+        return json_response(self._view(await self._deploys.scale(name, body.min_workers, body.max_workers)))
 
     async def why(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         function = self._function(request)
         status = self._status(function)
-        return json_answer(
+        return json_response(
             {
                 "function": function.name,
                 "workers": status.workers,
                 "queued": status.queued,
                 "running": status.running,
-                "classes": await self._classes(function),
+                "classes": await self._queued_by_priority(function),
                 "wanted": status.wanted,
                 "reason": status.reason or "the controller has not reported on it yet",
                 "terms": status.terms,
@@ -179,59 +181,60 @@ class FunctionRoutes:
             }
         )
 
-    async def _classes(self, function: Function) -> dict[Priority, int] | None:
+    async def _queued_by_priority(self, function: Function) -> dict[Priority, int] | None:
         try:
             stored = await queue_position.stored(self._bus, function.name, function.serving)
         except BusUnavailable:
             return None
         return {
-            priority: sum(count for kind, count in stored.items() if kind.priority is priority) for priority in Priority
+            priority: sum(count for queue_key, count in stored.items() if queue_key.priority is priority)
+            for priority in Priority
         }
 
     async def logs(self, request: Request) -> _Logs:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         function = self._function(request)
-        tail = int(number(request, "tail", 100, 0, MOST_LOG_LINES))
+        tail = int(number(request, "tail", 100, 0, MAX_LOG_LINES))
         return _Logs(self._bus, function.name, tail, follows=flag(request, "follow"))
 
     async def calls(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         return await list_calls(request, self._submissions, self._function(request).name)
 
     async def has_bundle(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
-        there = await self._deploys.has_bundle(digest_in(request, "the bundle"))
-        return Response(status_code=200 if there else 404)
+        principal_of(request).require(DEPLOY)
+        exists = await self._deploys.has_bundle(digest_in(request, "the bundle"))
+        return Response(status_code=200 if exists else 404)
 
     async def put_bundle(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
+        principal_of(request).require(DEPLOY)
         digest = digest_in(request, "the bundle")
         content_type = request.headers.get("content-type", "application/zip")
         if content_type.partition(";")[0].strip().lower() != "application/zip":
-            raise UnsupportedMediaType("A bundle is sent as application/zip.")
+            raise UnsupportedMediaType("Send a bundle as application/zip.")
         await self._deploys.put_bundle(digest, await self._bundle_bodies.read(headers_of(request), request.receive))
-        return json_answer({"bundle": digest}, 201)
+        return json_response({"bundle": digest}, 201)
 
-    def _building(self, revision: Revision) -> Response:
-        building = {
+    def _building_response(self, revision: Revision) -> Response:
+        body = {
             "function": revision.function,
             "revision": revision.number,
             "state": revision.state,
             "builds": revision.builds,
         }
-        here = f"/v1/functions/{revision.function}/revisions/{revision.number}"
-        return json_answer(building, 202, {"Location": here})
+        url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
+        return json_response(body, 202, {"Location": url})
 
     def _function(self, request: Request) -> Function:
         return self._registry.function(request.path_params["fn"].partition(".")[0])
 
     def _status(self, function: Function) -> FunctionStatus:
-        """What the controller has told of it, which may be nothing."""
-        told = self._registry.status(function.name)
-        return told or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
+        """Return the controller's status of a function, or an empty one if it has not reported yet."""
+        status = self._registry.status(function.name)
+        return status or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
-    def _view(self, function: Function, has_env_values: bool = False) -> dict[str, Any]:
-        """A FunctionView (docs/http.md). What the controller has not told is null."""
+    def _view(self, function: Function, include_env: bool = False) -> dict[str, Any]:
+        """Return a FunctionView (docs/http.md). Values that the controller has not reported are null."""
         status = self._status(function)
         revision = self._registry.revisions.get(function.name, {}).get(function.active)
         return {
@@ -242,7 +245,7 @@ class FunctionRoutes:
             "updated_at": function.updated_at,
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
-            "spec": _spec_view(revision.spec, has_env_values) if revision else {},
+            "spec": _spec_view(revision.spec, include_env) if revision else {},
             "env": list(revision.spec.env) if revision else [],
             "workers": status.workers,
             "queued": status.queued,
@@ -260,20 +263,20 @@ class FunctionRoutes:
         }
 
 
-def _env_values(request: Request) -> bool:
-    """True for `?env=values`. Raises InvalidInput, and Forbidden for a key that may only read."""
-    asked = request.query_params.get("env", "names")
-    if asked not in ("names", "values"):
-        raise InvalidInput(f"env is names or values, not {asked[:40]!r}", field="env")
-    if asked == "values":
-        principal_of(request).need(DEPLOY)
-    return asked == "values"
+def _wants_env_values(request: Request) -> bool:
+    """True for `?env=values`. Raises InvalidInput, or Forbidden for a key without the scope `deploy`."""
+    requested = request.query_params.get("env", "names")
+    if requested not in ("names", "values"):
+        raise InvalidInput(f"env must be names or values, not {requested[:40]!r}", field="env")
+    if requested == "values":
+        principal_of(request).require(DEPLOY)
+    return requested == "values"
 
 
-def _spec_view(spec: FunctionSpec, has_env_values: bool) -> dict[str, Any]:
-    """Without `env` unless its values were requested: they may be secrets."""
+def _spec_view(spec: FunctionSpec, include_env: bool) -> dict[str, Any]:
+    """Return a spec as JSON types, without `env` unless requested: its values may be secrets."""
     view: dict[str, Any] = msgspec.to_builtins(spec)
-    if not has_env_values:
+    if not include_env:
         del view["env"]
     return view
 
@@ -291,7 +294,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
 
 
 class _Logs:
-    """The last lines of a function and, when it `follows`, those that come, until the client leaves."""
+    """Response with the last log lines of a function; `follows` sends new ones until the client disconnects."""
 
     def __init__(self, bus: Bus, function: str, tail: int, *, follows: bool) -> None:
         self._bus = bus
@@ -300,7 +303,7 @@ class _Logs:
         self._follows = follows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Before the history is read, so that no line falls between it and what follows.
+        # Get the last sequence before the history is read, so that no line between the two is missed.
         info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
         headers = [(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")]
         lines = self._lines(int(info["state"]["last_seq"]))

@@ -1,4 +1,4 @@
-"""Submitted invocations: queue one, see how it is, follow it, fetch its result, cancel it, list them."""
+"""Routes of submitted invocations: submit, show, follow, read the result, cancel, list."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpufn_core.protocol.subjects import is_function_name
 from gpufn_core.spec.function_spec import function_name
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events, pump
-from gpufn_gateway.openapi.request_bounds import MOST_LISTED
+from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.routes.requests import (
     call_id_in,
     headers_of,
-    json_answer,
+    json_response,
     number,
     principal_of,
-    seconds_to_wait,
+    wait_seconds,
     whole_number,
 )
 from gpufn_gateway.submitted.submit import Submissions
@@ -49,30 +49,30 @@ class InvocationRoutes:
         return _Submit(self._submissions, request)
 
     async def show(self, request: Request) -> Response:
-        return json_answer(await self._submissions.status(call_id_in(request), principal_of(request)))
+        return json_response(await self._submissions.status(call_id_in(request), principal_of(request)))
 
     async def cancel(self, request: Request) -> Response:
         record, cancelled = await self._submissions.cancel(call_id_in(request), principal_of(request))
-        return json_answer({**await self._submissions.view(record), "cancelled": cancelled})
+        return json_response({**await self._submissions.view(record), "cancelled": cancelled})
 
     async def result(self, request: Request) -> Response | _Result:
-        wait_s = seconds_to_wait(request)
+        wait_s = wait_seconds(request)
         record, body = await self._submissions.result(call_id_in(request), principal_of(request), wait_s)
         if record.state.ended:
             return _Result(self._submissions, record, body)
-        return json_answer(await self._submissions.view(record), 202)
+        return json_response(await self._submissions.view(record), 202)
 
     async def events(self, request: Request) -> Response | _Events:
-        seen = whole_number(request.headers.get("last-event-id", ""), 9)
+        last_seen = whole_number(request.headers.get("last-event-id", ""), 9)
         events = await self._submissions.events(
-            call_id_in(request), principal_of(request), -1 if seen is None else seen
+            call_id_in(request), principal_of(request), -1 if last_seen is None else last_seen
         )
-        return Response(status_code=204) if events is None else _Events(events)  # 204: do not come again
+        return Response(status_code=204) if events is None else _Events(events)  # 204: EventSource does not reconnect
 
     async def calls(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         name = request.query_params.get("function")
-        return await list_calls(request, self._submissions, "*" if name is None else deployed_name(name))
+        return await list_calls(request, self._submissions, "*" if name is None else check_function_name(name))
 
 
 class _Submit:
@@ -108,19 +108,19 @@ class _Events:
 
 
 async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:
-    """The submitted calls of `function` (``*``: of all) that the query asks for."""
-    limit = int(number(request, "limit", 20, 1, MOST_LISTED))
+    """List the submitted calls of `function` (``*`` for all), filtered by the query."""
+    limit = int(number(request, "limit", 20, 1, MAX_LISTED))
     since = number(request, "since", 0.0, 0.0, math.inf)
     text = request.query_params.get("state")
     if text is not None and text not in tuple(InvocationState):
-        raise InvalidInput(f"state is {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
+        raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     state = None if text is None else InvocationState(text)
-    return json_answer({"calls": await submissions.recent(function, limit, state, since)})
+    return json_response({"calls": await submissions.recent(function, limit, state, since)})
 
 
-def deployed_name(name: str) -> str:
-    """Also of a function that was deleted: its calls are kept. Raises InvalidInput."""
-    spelled = function_name(name)
-    if not is_function_name(spelled):
-        raise InvalidInput(f"{name[:80]!r} is not the name of a function", field="function")
-    return spelled
+def check_function_name(name: str) -> str:
+    """Return the normalized name of a function, which may have been deleted. Raises InvalidInput."""
+    normalized = function_name(name)
+    if not is_function_name(normalized):
+        raise InvalidInput(f"{name[:80]!r} is not a valid function name", field="function")
+    return normalized

@@ -1,7 +1,7 @@
-"""The hot path: `POST /v1/functions/{fn}/invoke`, and `.../submit`: raw ASGI in front of the router.
+"""The hot path: `POST /v1/functions/{fn}/invoke` and `.../submit`, as raw ASGI in front of the router.
 
-No request object, no middleware, no task per call: one await on the reply. A client that leaves is noticed by `tick`,
-which looks only at calls that have waited for a while. Measured on top of uvicorn: 17 µs per call.
+There is no request object, no middleware and no task per call, only one await of the reply. `tick` detects clients that
+disconnect, and it watches only calls that have waited for a while. Measured overhead over uvicorn: 17 µs per call.
 """
 
 from __future__ import annotations
@@ -13,22 +13,30 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.calls.prepare import Calls, PreparedCall, leave
-from gpufn_gateway.http.body_reader import Receive, Scope, Send, left
-from gpufn_gateway.http.responses import OWN, Wording, call_headers, send_parts, send_problem, send_result, timing
+from gpufn_gateway.calls.prepare import Calls, PreparedCall, cancel_unless_ended
+from gpufn_gateway.http.body_reader import Receive, Scope, Send, wait_for_disconnect
+from gpufn_gateway.http.responses import (
+    GPUFN_FORMAT,
+    ResponseFormat,
+    call_headers,
+    send_parts,
+    send_problem,
+    send_result,
+    timing,
+)
 from gpufn_gateway.http.sse import CallStream
 from gpufn_gateway.problems import Headers
-from gpufn_gateway.submitted.resumable_streams import KeptStreams
+from gpufn_gateway.submitted.resumable_streams import ResumableStreams
 from gpufn_gateway.submitted.submit import WEBHOOK, Submissions, id_of_key
 from gpufn_platform.queue.pending import PendingCall
 
-# Sooner than this most calls are over, and a watcher would cost more than it saves.
+# Most calls end earlier than this, and a watcher would cost more than it saves.
 _WATCH_AFTER_S: Final = 0.2
-_LONGEST_NUMBER: Final = 18
+_MAX_DIGITS: Final = 18
 
 
-class _Flight:
-    """A call whose client waits. `watcher` reads the connection for its end, once the call is slow."""
+class _CallInFlight:
+    """A call whose client waits. Once the call is slow, `watcher` waits for the client to disconnect."""
 
     __slots__ = ("call", "receive", "watcher")
 
@@ -38,7 +46,7 @@ class _Flight:
         self.watcher: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
-        await left(self.receive)
+        await wait_for_disconnect(self.receive)
         self.call.cancel()
 
 
@@ -46,11 +54,11 @@ class Invoke:
     def __init__(self, calls: Calls, submissions: Submissions) -> None:
         self._calls = calls
         self._submissions = submissions
-        self._flights: set[_Flight] = set()
-        self._kept = KeptStreams(calls.clock)
+        self._in_flight: set[_CallInFlight] = set()
+        self._streams = ResumableStreams(calls.clock)
 
     async def serve(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises GpufnError while nothing has been sent."""
+        """Serve an invoke request. Raises GpufnError before the response has started."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         prefer = headers.get(b"prefer")
         if prefer is not None and b"respond-async" in prefer:
@@ -58,7 +66,7 @@ class Invoke:
             return
         if WEBHOOK in headers:
             raise InvalidInput(
-                "a webhook is for a call that nobody waits for: add 'Prefer: respond-async', or POST to .../submit",
+                "a webhook works only with submitted calls: add 'Prefer: respond-async', or POST to .../submit",
                 field="X-Gpufn-Webhook",
             )
         accept = headers.get(b"accept")
@@ -69,103 +77,111 @@ class Invoke:
         if b"idempotency-key" in headers:
             await self._submissions.invoke(name, headers, receive, send, scope["query_string"])
             return
-        call = await self._calls.prepare(name, headers, receive, may_be_parcel=True, query=scope["query_string"])
-        await self.answer(call, receive, send, OWN)
+        call = await self._calls.prepare(name, headers, receive, may_share=True, query=scope["query_string"])
+        await self.respond(call, receive, send, GPUFN_FORMAT)
 
     async def _stream(
         self, call: PreparedCall, headers: dict[bytes, bytes], accept: bytes, receive: Receive, send: Send
     ) -> None:
         stream = CallStream(self._calls, call, accept)
-        id_ = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
-        if id_ is None:
+        key = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
+        if key is None:
             try:
                 await stream.run(receive, send)
             finally:
                 self._calls.discard(call)
         elif call.target.method.kind.streams:
-            await stream.run_kept(self._kept, id_, _last_event(headers.get(b"last-event-id")), receive, send)
+            await stream.run_resumable(self._streams, key, _last_event_id(headers.get(b"last-event-id")), receive, send)
         else:
-            what = (
-                f"{call.target.name} is no generator, whose stream could be taken up again: leave out Idempotency-Key"
-            )
-            raise InvalidInput(what, field="Idempotency-Key")
+            message = f"{call.target.name} is not a generator, so its stream cannot be resumed: omit Idempotency-Key"
+            raise InvalidInput(message, field="Idempotency-Key")
 
     async def submit(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         await self._submissions.submit(name, headers, receive, send, query=scope["query_string"])
 
-    async def answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
-        """Start a call and tell its end to the client, who may leave before."""
+    async def respond(self, call: PreparedCall, receive: Receive, send: Send, response_format: ResponseFormat) -> None:
+        """Start a call and send its outcome to the client. A disconnect cancels the call."""
         try:
-            await self._answer(call, receive, send, wording)
+            await self._respond(call, receive, send, response_format)
         finally:
             self._calls.discard(call)
 
-    async def _answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
+    async def _respond(self, call: PreparedCall, receive: Receive, send: Send, response_format: ResponseFormat) -> None:
         pending = self._calls.start(call)
-        flight = _Flight(pending, receive)
-        self._flights.add(flight)
+        in_flight = _CallInFlight(pending, receive)
+        self._in_flight.add(in_flight)
         try:
             reply, body = await pending.future
         except GpufnError as error:
-            await self._failed(call, pending, error, send, wording)
+            await self._send_error(call, pending, error, send, response_format)
             return
         finally:
-            self._flights.discard(flight)
-            if flight.watcher is not None:
-                flight.watcher.cancel()
-            leave(pending)
-        await self._ended(call, reply, body, send, wording)
+            self._in_flight.discard(in_flight)
+            if in_flight.watcher is not None:
+                in_flight.watcher.cancel()
+            cancel_unless_ended(pending)
+        await self._send_reply(call, reply, body, send, response_format)
 
     def tick(self, now: float) -> None:
-        """Watch the clients of slow calls, and those of streams that may come again. `now` is monotonic; call it about
-        ten times a second."""
-        self._kept.sweep(now)
-        for flight in self._flights:
-            if flight.watcher is None and now - flight.call.since > _WATCH_AFTER_S:
-                flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
+        """Watch the clients of slow calls, and close idle resumable streams.
 
-    async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
-        took_s = self._calls.clock.time() - call.now
-        about = [
+        `now` is monotonic. Call it about ten times a second.
+        """
+        self._streams.sweep(now)
+        for in_flight in self._in_flight:
+            if in_flight.watcher is None and now - in_flight.call.since > _WATCH_AFTER_S:
+                in_flight.watcher = asyncio.get_running_loop().create_task(
+                    in_flight.watch(), name="client of a slow call"
+                )
+
+    async def _send_reply(
+        self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, response_format: ResponseFormat
+    ) -> None:
+        duration_s = self._calls.clock.time() - call.now
+        headers = [
             *call_headers(reply.invocation, call.target.revision_header),
             *timing(reply.queue_s, reply.gather_s, reply.run_s, reply.gpu_s, reply.cold_start),
             *self._calls.limits(call),
         ]
         try:
             if reply.kind is OutcomeKind.SUCCEEDED and reply.reference is not None:
-                await self._send_stored(reply, send, wording, about)
+                await self._send_stored(reply, send, response_format, headers)
             elif reply.kind is OutcomeKind.SUCCEEDED:
                 result = self._calls.result(reply, body)
-                await send_result(send, wording, reply.content_type, result, about)
+                await send_result(send, response_format, reply.content_type, result, headers)
             else:
-                await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
-        finally:  # counted behind the answer, which somebody waits for
-            self._calls.telemetry.of(call.target.name).ended(reply, took_s)
+                await send_problem(send, response_format, problems.from_outcome(reply.kind, reply.error), headers)
+        finally:  # counted after the response, so that it is not delayed
+            self._calls.telemetry.of(call.target.name).ended(reply, duration_s)
 
-    async def _send_stored(self, reply: ResultReply, send: Send, wording: Wording, about: Headers) -> None:
-        """A result that was too large for the reply: its runner is on another host."""
+    async def _send_stored(
+        self, reply: ResultReply, send: Send, response_format: ResponseFormat, headers: Headers
+    ) -> None:
+        """Send a result that was too large for the reply. Its runner is on another host."""
         parts, reference = self._calls.stored_result(reply), reply.reference
         assert parts is not None
         assert reference is not None
         try:
-            await send_parts(send, wording, reply.content_type, parts, about, size=reference.size)
+            await send_parts(send, response_format, reply.content_type, parts, headers, size=reference.size)
         finally:
             self._calls.discard_result(reply)
 
-    async def _failed(
-        self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording
+    async def _send_error(
+        self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, response_format: ResponseFormat
     ) -> None:
-        error = self._calls.explained(call.target, error)
+        error = self._calls.explain(call.target, error)
         self._calls.telemetry.of(call.target.name).failed(error.code)
-        about = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
-        await send_problem(send, wording, problems.problem_of(error), about)
+        headers = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
+        await send_problem(send, response_format, problems.problem_of(error), headers)
 
 
-def _last_event(header: bytes | None) -> int | None:
-    """The number of the last item that a reader has. Raises InvalidInput."""
+def _last_event_id(header: bytes | None) -> int | None:
+    """Parse Last-Event-ID: the number of the last item that the client received. Raises InvalidInput."""
     if header is None:
         return None
-    if not header.isdigit() or len(header) > _LONGEST_NUMBER:
-        raise InvalidInput("Last-Event-ID is the id of the last item that came, a whole number", field="Last-Event-ID")
+    if not header.isdigit() or len(header) > _MAX_DIGITS:
+        raise InvalidInput(
+            "Last-Event-ID must be the id of the last item that was received, an integer", field="Last-Event-ID"
+        )
     return int(header)

@@ -1,4 +1,4 @@
-"""Maps: send items, see how far they are, follow their ends, cancel what is left, list."""
+"""Routes of maps: send items, show progress, follow outcomes, cancel, list."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from gpufn_gateway.http.sse import pump
 from gpufn_gateway.maps import outcomes
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
-from gpufn_gateway.openapi.request_bounds import LONGEST_PLACE, MOST_LISTED
-from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of, whole_number
+from gpufn_gateway.openapi.request_bounds import MAX_INDEX_DIGITS, MAX_LISTED
+from gpufn_gateway.routes.invocations import check_function_name
+from gpufn_gateway.routes.requests import (
+    call_id_in,
+    flag,
+    headers_of,
+    json_response,
+    number,
+    principal_of,
+    whole_number,
+)
 
 
 class MapRoutes:
@@ -37,44 +45,44 @@ class MapRoutes:
     async def accept(self, request: Request) -> Response:
         params = request.path_params
         text = params["first"]
-        first = whole_number(text, LONGEST_PLACE)
+        first = whole_number(text, MAX_INDEX_DIGITS)
         if first is None:
-            raise InvalidInput(f"the place of the first item is a number from 0 on, not {text[:40]!r}", field="first")
-        closes = flag(request, "last")
+            raise InvalidInput(f"the index of the first item must be 0 or more, not {text[:40]!r}", field="first")
+        is_last = flag(request, "last")
         headers = headers_of(request)
         view, limits = await self._maps.accept(
-            params["fn"], call_id_in(request), first, headers, request.receive, closes=closes
+            params["fn"], call_id_in(request), first, headers, request.receive, is_last=is_last
         )
-        told = {name.decode(): value.decode() for name, value in limits}
-        return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}", **told})
+        limit_headers = {name.decode(): value.decode() for name, value in limits}
+        return json_response(view, 202, {"Location": f"/v1/maps/{view['id']}", **limit_headers})
 
     async def show(self, request: Request) -> Response:
-        return json_answer(await self._maps.status(call_id_in(request), principal_of(request)))
+        return json_response(await self._maps.status(call_id_in(request), principal_of(request)))
 
     async def cancel(self, request: Request) -> Response:
         status, cancelled = await self._maps.cancel(call_id_in(request), principal_of(request))
-        return json_answer({**status, "cancelled": cancelled})
+        return json_response({**status, "cancelled": cancelled})
 
     async def outcomes(self, request: Request) -> _Outcomes:
         after = Cursor.read(request.query_params.get("after"))
-        encoding = outcomes.wanted(request.headers.get("accept", ""))
-        ends = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
-        return _Outcomes(ends, encoding)
+        encoding = outcomes.encoding_for(request.headers.get("accept", ""))
+        outcomes_ = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
+        return _Outcomes(outcomes_, encoding)
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         name = request.query_params.get("function")
-        limit = int(number(request, "limit", 20, 1, MOST_LISTED))
-        found = await self._maps.recent("*" if name is None else deployed_name(name), limit)
-        return json_answer({"maps": found})
+        limit = int(number(request, "limit", 20, 1, MAX_LISTED))
+        maps = await self._maps.recent("*" if name is None else check_function_name(name), limit)
+        return json_response({"maps": maps})
 
 
 class _Outcomes:
-    def __init__(self, ends: AsyncIterator[bytes], encoding: Outcomes) -> None:
-        self._ends = ends
+    def __init__(self, outcomes_: AsyncIterator[bytes], encoding: Outcomes) -> None:
+        self._outcomes = outcomes_
         self._encoding = encoding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", self._encoding.content_type.encode()), (b"cache-control", b"no-store")]
         heartbeat = self._encoding.heartbeat
-        await pump(receive, send, headers, self._ends, heartbeat=heartbeat, is_head=scope["method"] == "HEAD")
+        await pump(receive, send, headers, self._outcomes, heartbeat=heartbeat, is_head=scope["method"] == "HEAD")

@@ -1,4 +1,4 @@
-"""Open Inference Protocol, V2: the server, and what the models are. Inference is `gpufn_gateway.oip.inference`."""
+"""Routes of the Open Inference Protocol V2: server, models and health. Inference is `gpufn_gateway.oip.inference`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpufn_gateway.auth.access import READ, Principal
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
-from gpufn_gateway.oip.inference import ModelNotReady, absent, check_is_model
+from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, model_not_found
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_gateway.routes.requests import json_response, principal_of
 from gpufn_gateway.telemetry import Telemetry
 
-# Extensions of Triton that its clients call. `/v2/repository/models` has a refusal of its own.
+# Triton extensions that its clients call. `/v2/repository/models` has its own error.
 _UNSUPPORTED = (
     "/v2/logging",
     "/v2/trace/{rest:path}",
@@ -40,7 +40,7 @@ _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", 
 
 
 class OipRoutes:
-    """`why_not_ready` says what is missing until a call would be served, or None."""
+    """Routes of the protocol. `why_not_ready` returns the reason why calls cannot be served yet, or None."""
 
     def __init__(self, registry: Registry, counters: Telemetry, why_not_ready: Callable[[], str | None]) -> None:
         self._registry = registry
@@ -66,57 +66,57 @@ class OipRoutes:
         return routes + [Route(path, self.unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED]
 
     async def server(self, request: Request) -> Response:
-        return json_answer({"name": "gpufn", "version": gpufn.__version__, "extensions": _EXTENSIONS})
+        return json_response({"name": "gpufn", "version": gpufn.__version__, "extensions": _EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        return json_answer({"live": True})
+        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         reason = self._why_not_ready()
         if reason is not None:
             raise CapacityError(f"Not ready: {reason}.")
-        return json_answer({"ready": True})
+        return json_response({"ready": True})
 
     async def metadata(self, request: Request) -> Response:
-        return json_answer(views.metadata(*self._model(request)))
+        return json_response(views.metadata(*self._model(request)))
 
     async def config(self, request: Request) -> Response:
-        return json_answer(views.config(*self._model(request)))
+        return json_response(views.config(*self._model(request)))
 
     async def model_ready(self, request: Request) -> Response:
         target = self._target(request)
-        if (refused := self._refusal(target)) is not None:
-            raise refused
-        return json_answer({"name": target.name, "ready": True})
+        if (refusal := self._refusal(target)) is not None:
+            raise refusal
+        return json_response({"name": target.name, "ready": True})
 
     async def statistics(self, request: Request) -> Response:
-        return json_answer({"model_stats": [self._statistics(self._target(request))]})
+        return json_response({"model_stats": [self._statistics(self._target(request))]})
 
     async def all_statistics(self, request: Request) -> Response:
         targets = self._visible(principal_of(request))
-        return json_answer({"model_stats": [self._statistics(target) for target in targets]})
+        return json_response({"model_stats": [self._statistics(target) for target in targets]})
 
     async def index(self, request: Request) -> Response:
-        """The models that the sender may call: what serves, and what is being built."""
+        """List the serving models and the models being built that the client may see."""
         principal = principal_of(request)
-        listed: list[dict[str, Any]] = []
+        models: list[dict[str, Any]] = []
         for target in self._visible(principal):
-            refused = self._refusal(target)
+            refusal = self._refusal(target)
             state = {"state": "READY", "reason": ""}
-            if refused is not None:
-                state = {"state": "UNAVAILABLE", "reason": refused.message}
-            listed.append({"name": target.name, "version": str(target.number), **state})
+            if refusal is not None:
+                state = {"state": "UNAVAILABLE", "reason": refusal.message}
+            models.append({"name": target.name, "version": str(target.number), **state})
         for name in sorted(self._registry.revisions):
             for number in self._registry.numbers(name):
                 revision = self._registry.revisions[name][number]
                 is_model = revision.spec.entry.packaging is Packaging.MODEL
                 if is_model and revision.state is RevisionState.BUILDING and _may_see(principal, name):
-                    building = {"state": "LOADING", "reason": "its engines are being built"}
-                    listed.append({"name": name, "version": str(number), **building})
-        return json_answer(listed)
+                    state = {"state": "LOADING", "reason": "its engines are being built"}
+                    models.append({"name": name, "version": str(number), **state})
+        return json_response(models)
 
     async def change(self, request: Request) -> Response:
-        raise RouteError(400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
+        raise RouteError(400, "Models cannot be loaded or unloaded; deploy and delete them with gpufn.")
 
     async def unsupported(self, request: Request) -> Response:
         extension = request.url.path.split("/")[-1 if "model" in request.path_params else 2]
@@ -125,15 +125,15 @@ class OipRoutes:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _target(self, request: Request) -> Target:
-        """The model that the path names. Raises FunctionNotFound, RevisionNotFound, ModelNotReady, Forbidden."""
+        """Resolve the model in the path. Raises FunctionNotFound, RevisionNotFound, ModelNotReady, Forbidden."""
         name = request.path_params["model"]
         principal = principal_of(request)
         try:
             target = self._registry.resolve(name)
         except FunctionNotFound as error:
-            raise absent(self._registry, name) from error
-        if not principal.may(READ):
-            principal.need_invoke(target.name)
+            raise model_not_found(self._registry, name) from error
+        if not principal.has_scope(READ):
+            principal.require_invoke(target.name)
         check_is_model(target, request.path_params.get("version", ""))
         return target
 
@@ -141,7 +141,7 @@ class OipRoutes:
         revision = self._target(request).revision
         manifest = self._registry.manifest(revision, revision.spec.models[0])
         if manifest is None:
-            raise ModelNotReady(f"The engines of {revision} are not known here yet; try again.")
+            raise ModelNotReady(f"The engines of {revision} are not known to this gateway yet; retry.")
         return revision, manifest
 
     def _visible(self, principal: Principal) -> Iterator[Target]:
@@ -160,4 +160,4 @@ class OipRoutes:
 
 
 def _may_see(principal: Principal, function: str) -> bool:
-    return principal.may(READ) or principal.may_invoke(function)
+    return principal.has_scope(READ) or principal.may_invoke(function)

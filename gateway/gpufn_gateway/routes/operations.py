@@ -1,4 +1,4 @@
-"""What operators ask: alive, ready, numbers, nodes, keys, and the description of it all."""
+"""Routes for operators: health, readiness, metrics, nodes, API keys, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import NewKey
-from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -32,13 +32,13 @@ _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.js
 
 
 class _Node(NodeReport, frozen=True):
-    """With how its GPUs are."""
+    """A NodeReport with the metrics of its GPUs."""
 
     metrics: tuple[DeviceMetrics, ...] = ()
 
 
 class OperationRoutes:
-    """`why_not_ready` says what is missing until a call would be served, or None."""
+    """Operator routes. `why_not_ready` returns the reason why calls cannot be served yet, or None."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OperationRoutes:
         self._bodies = bodies
         self._clock = clock
         self._why_not_ready = why_not_ready
-        self._removing = asyncio.Lock()  # of two who remove the last two keys, the second is refused
+        self._removal_lock = asyncio.Lock()  # if two requests remove the last two keys, the second is rejected
 
     def routes(self) -> list[Route]:
         return [
@@ -71,97 +71,96 @@ class OperationRoutes:
             Route("/v1/keys", self.list_keys, methods=["GET"]),
             Route("/v1/keys", self.create_key, methods=["POST"]),
             Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
-            Route("/v1/keys/{id}/limits", self.limit_key, methods=["PUT"]),
+            Route("/v1/keys/{id}/limits", self.replace_limits, methods=["PUT"]),
         ]
 
     async def about(self, request: Request) -> Response:
-        return json_answer({"name": "gpufn", "links": _LINKS})
+        return json_response({"name": "gpufn", "links": _LINKS})
 
     async def alive(self, request: Request) -> Response:
-        return json_answer({"status": "alive"})
+        return json_response({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
         reason = self._why_not_ready()
         if reason is None:
-            return json_answer({"status": "ready"})
-        return json_answer({"status": "not ready", "reason": reason}, 503)
+            return json_response({"status": "ready"})
+        return json_response({"status": "not ready", "reason": reason}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         text = self._telemetry.exposition() + self._registry.device_reports.exposition()
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        known = self._registry.revisions
-        serving = [known.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
+        principal_of(request).require(READ)
+        revisions = self._registry.revisions
+        serving = [revisions.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
         present = [revision for revision in serving if revision is not None]
-        return json_answer(document.document(present, needs_key=bool(self._access.keys)))
+        return json_response(document.document(present, needs_key=bool(self._access.keys)))
 
     async def nodes(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         nodes = [
             _Node(**msgspec.structs.asdict(report), metrics=self._registry.device_reports.of(report.node))
             for report in self._registry.live_nodes()
         ]
-        return json_answer({"nodes": nodes})
+        return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
-        principal_of(request).need(ADMIN)
-        return json_answer({"keys": [_shown(key) for key in self._access.keys]})
+        principal_of(request).require(ADMIN)
+        return json_response({"keys": [_key_view(key) for key in self._access.keys]})
 
     async def create_key(self, request: Request) -> Response:
-        principal_of(request).need(ADMIN)
-        wanted = await read_json(request, NewKey, self._bodies)
-        key, secret = new_key(wanted.label, wanted.scopes, self._clock.time(), wanted.limits)
+        principal_of(request).require(ADMIN)
+        body = await read_json(request, NewKey, self._bodies)
+        key, secret = new_key(body.label, body.scopes, self._clock.time(), body.limits)
         if not self._access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
-                "the first key needs the scope admin: without one nobody could make another", field="scopes"
+                "the first key needs the scope admin: without it no other key could be created", field="scopes"
             )
         await self._keys.create(key.id, encode(key))
-        return json_answer(_shown(key) | {"key": secret}, 201)
+        return json_response(_key_view(key) | {"key": secret}, 201)
 
-    async def limit_key(self, request: Request) -> Response:
-        """In place of the limits that it has."""
-        principal_of(request).need(ADMIN)
+    async def replace_limits(self, request: Request) -> Response:
+        """Replace all limits of a key."""
+        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
         limits = await read_json(request, KeyLimits, self._bodies)
         check_limits(limits)
         if all(key.id != key_id for key in self._access.keys):
             raise no_such_key()
 
-        def limited(stored: Entry | None) -> bytes:
+        def with_limits(stored: Entry | None) -> bytes:
             if stored is None:
                 raise no_such_key()
             return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
 
-        entry = await self._keys.change(key_id, limited)
-        return json_answer(_shown(_api_key.decode(entry.value)))
+        entry = await self._keys.change(key_id, with_limits)
+        return json_response(_key_view(_api_key.decode(entry.value)))
 
     async def delete_key(self, request: Request) -> Response:
-        principal_of(request).need(ADMIN)
+        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
-        async with self._removing:
+        async with self._removal_lock:
             if all(key.id != key_id for key in self._access.keys):
                 raise no_such_key()
             self._access.check_removal(key_id)
             stored = await self._keys.get(key_id)
             await self._keys.delete(key_id)
-            await self._check_left(stored)
+            await self._check_remaining(stored)
         return Response(status_code=204)
 
-    async def _check_left(self, deleted: Entry | None) -> None:
-        """At another gateway somebody may have deleted the others in this moment: whoever sees it takes his word back.
-        Raises Conflict."""
+    async def _check_remaining(self, deleted: Entry | None) -> None:
+        """Restore the deleted key if another gateway deleted the remaining keys at the same time. Raises Conflict."""
         try:
-            self._access.check_left([_api_key.decode(entry.value) for entry in await self._keys.entries()])
+            self._access.check_remaining_keys([_api_key.decode(entry.value) for entry in await self._keys.entries()])
         except Conflict:
             if deleted is not None:
                 await self._keys.create(deleted.key, deleted.value)
             raise
 
 
-def _shown(key: ApiKey) -> dict[str, object]:
+def _key_view(key: ApiKey) -> dict[str, object]:
     return {
         "id": key.id,
         "label": key.label,

@@ -1,4 +1,4 @@
-"""What the management routes read from a request, and how they answer."""
+"""Helpers of the management routes: read values from a request, build a JSON response."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.http.body_reader import BodyReader
-from gpufn_gateway.openapi.request_bounds import LONGEST_WAIT_S
+from gpufn_gateway.openapi.request_bounds import MAX_WAIT_S
 from gpufn_gateway.problems import RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, media.JSON)
 
 
 def principal_of(request: Request) -> Principal:
-    """Set by the edge, which authenticates every request before it is routed."""
+    """Return the principal, which the application sets before it routes a request."""
     principal: Principal = request.scope["gpufn.principal"]
     return principal
 
@@ -36,56 +36,58 @@ def headers_of(request: Request) -> dict[bytes, bytes]:
 
 
 def call_id_in(request: Request) -> str:
-    """The path's `{id}`, of a call or a map, as it is kept: a client that chose it may write a ULID in capitals."""
+    """Return the path's `{id}` of a call or map in lower case: a client may send its own ULID in upper case."""
     return str(request.path_params["id"]).lower()
 
 
 def digest_in(request: Request, what: str) -> str:
-    """The path's `{digest}`, of `what`. Raises InvalidInput."""
+    """Return the path's `{digest}` of `what`. Raises InvalidInput."""
     return checked_digest(request.path_params["digest"], what)
 
 
 def checked_digest(text: str, what: str) -> str:
     if not is_digest(text):
-        raise InvalidInput(f"a digest is the sha256 of {what}: 64 hexadecimal digits", field="digest")
+        raise InvalidInput(f"a digest must be the sha256 of {what}: 64 hexadecimal digits", field="digest")
     return text
 
 
 def no_such_key() -> RouteError:
-    return RouteError(404, "There is no key with this id.")
+    return RouteError(404, "There is no API key with this id.")
 
 
 async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
-    """The body as `kind`; no body is an empty object. Raises InvalidInput with the field."""
+    """Decode the body as `kind`; no body counts as an empty object. Raises InvalidInput with the field."""
     body = await bodies.read(headers_of(request), request.receive)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise _refusal(str(error), kind) from None
+        raise _invalid_input(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}") from None
 
 
-def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
-    """msgspec's words, as an invoke tells them."""
-    found = misfit(text)
-    path = found.path
-    if found.is_missing:
+def _invalid_input(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
+    """Convert msgspec's message to the form that invoke uses."""
+    error = misfit(text)
+    path = error.path
+    if error.is_missing:
         return InvalidInput(f"{path}: missing", field=path)
-    if found.is_unknown:
+    if error.is_unknown:
         names = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
-        return InvalidInput(f"{path}: there is no such field{'' if found.at else f'; it takes {names}'}", field=path)
-    return InvalidInput(f"{path or 'the body is a JSON object'}: {found.text}", field=path or None)
+        return InvalidInput(f"{path}: there is no such field{'' if error.at else f'; it takes {names}'}", field=path)
+    return InvalidInput(f"{path or 'the body is a JSON object'}: {error.text}", field=path or None)
 
 
-def whole_number(text: str, most_digits: int) -> int | None:
-    """Of a path or a header: digits from 0 to 9, not those of other scripts, which `int` would read as well. None when
-    it is none, or has more digits than that."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= most_digits else None
+def whole_number(text: str, max_digits: int) -> int | None:
+    """Parse an integer of at most `max_digits` digits, else None.
+
+    Only the digits 0 to 9 count: `int` would also accept the digits of other scripts.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= max_digits else None
 
 
 def number(request: Request, name: str, default: float, low: float, high: float) -> float:
-    """A number from the query, within bounds. Raises InvalidInput."""
+    """Return a number from the query, within bounds. Raises InvalidInput."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -94,18 +96,18 @@ def number(request: Request, name: str, default: float, low: float, high: float)
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        bounds = f"from {low:g} on" if high == math.inf else f"from {low:g} to {high:g}"
-        raise InvalidInput(f"{name} is a number {bounds}, not {text[:40]!r}", field=name)
+        bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise InvalidInput(f"{name} must be a number {bounds}, not {text[:40]!r}", field=name)
     return value
 
 
-def seconds_to_wait(request: Request) -> float:
-    """`?wait=30`, of a request for what is not there yet. Raises InvalidInput."""
-    return number(request, "wait", 0.0, 0.0, LONGEST_WAIT_S)
+def wait_seconds(request: Request) -> float:
+    """Return the seconds of a long poll (`?wait=30`). Raises InvalidInput."""
+    return number(request, "wait", 0.0, 0.0, MAX_WAIT_S)
 
 
 def flag(request: Request, name: str) -> bool:
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "false", "1", "0"):
-        raise InvalidInput(f"{name} is true or false, not {text[:40]!r}", field=name)
+        raise InvalidInput(f"{name} must be true or false, not {text[:40]!r}", field=name)
     return text in ("true", "1")

@@ -1,4 +1,4 @@
-"""Schedules: list, add, remove, pause, run now."""
+"""Routes of schedules: list, add, remove, pause, run now."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.function_spec import function_name
 from gpufn_core.spec.schedule import next_time
 from gpufn_gateway.auth.access import READ
-from gpufn_gateway.calls.prepare import Calls, check_class
+from gpufn_gateway.calls.prepare import Calls, check_priority
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSchedule
-from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, principal_of, read_json
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.submitted import call_views
 
@@ -41,50 +41,52 @@ class ScheduleRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).need(READ)
+        principal_of(request).require(READ)
         function = request.query_params.get("function")
         name = None if function is None else self._registry.function(function).name
-        found = [record for record in self._schedules.known.values() if name in (None, record.function)]
-        return json_answer({"schedules": [self._view(each) for each in sorted(found, key=lambda each: each.id)]})
+        records = [record for record in self._schedules.known.values() if name in (None, record.function)]
+        return json_response(
+            {"schedules": [self._view(record) for record in sorted(records, key=lambda record: record.id)]}
+        )
 
     async def add(self, request: Request) -> Response:
-        wanted = await read_json(request, NewSchedule, self._bodies)
+        body = await read_json(request, NewSchedule, self._bodies)
         principal = principal_of(request)
-        principal.need_invoke(function_name(wanted.function.partition(".")[0]))
-        target = self._schedules.target(wanted.function, wanted.method)
-        check_class(wanted.priority, target.revision.spec, principal)
+        principal.require_invoke(function_name(body.function.partition(".")[0]))
+        target = self._schedules.target(body.function, body.method)
+        check_priority(body.priority, target.revision.spec, principal)
         now = self._clock.time()
-        record = await self._schedules.add(wanted.function, wanted.schedule(now), now)
-        return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
+        record = await self._schedules.add(body.function, body.schedule(now), now)
+        return json_response(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        return json_answer(self._view(self._schedules.get(request.path_params["id"])))
+        principal_of(request).require(READ)
+        return json_response(self._view(self._schedules.get(request.path_params["id"])))
 
     async def remove(self, request: Request) -> Response:
-        await self._schedules.remove(self._allowed(request).id)
+        await self._schedules.remove(self._authorized_record(request).id)
         return Response(status_code=204)
 
     async def pause(self, request: Request) -> Response:
-        return json_answer(self._view(await self._schedules.pause(self._allowed(request).id, paused=True)))
+        return json_response(self._view(await self._schedules.pause(self._authorized_record(request).id, paused=True)))
 
     async def resume(self, request: Request) -> Response:
-        return json_answer(self._view(await self._schedules.pause(self._allowed(request).id, paused=False)))
+        return json_response(self._view(await self._schedules.pause(self._authorized_record(request).id, paused=False)))
 
     async def run(self, request: Request) -> Response:
-        """One call more, now; what the schedule would do by itself does not change."""
-        record = self._allowed(request)
+        """Submit one call now. The schedule itself does not change."""
+        record = self._authorized_record(request)
         principal, schedule = principal_of(request), record.schedule
         target = self._schedules.target(record.function, schedule.method)
-        async with self._calls.making(principal, target, schedule.priority):
+        async with self._calls.admitting(principal, target, schedule.priority):
             call = await self._schedules.submit(record, owner=principal.owner)
         links = call_views.links(call.id)
-        return json_answer({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
+        return json_response({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
 
-    def _allowed(self, request: Request) -> ScheduleRecord:
-        """A schedule is changed by who may make the calls that it makes."""
+    def _authorized_record(self, request: Request) -> ScheduleRecord:
+        """Return a schedule that the client may change. Raises Forbidden unless it may invoke the function."""
         record = self._schedules.get(request.path_params["id"])
-        principal_of(request).need_invoke(record.function)
+        principal_of(request).require_invoke(record.function)
         return record
 
     def _view(self, record: ScheduleRecord) -> dict[str, Any]:

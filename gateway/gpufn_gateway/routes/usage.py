@@ -1,4 +1,4 @@
-"""What calls took, per function, API key and day."""
+"""Route of usage: calls, run time and GPU seconds per function, API key and day."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpufn_core.domain.metering import Usage, UsageKey, day_of, days
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_gateway.routes.invocations import check_function_name
+from gpufn_gateway.routes.requests import json_response, principal_of
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
 
-_SHOWN_DAYS: Final = 7
-_MOST_DAYS: Final = 366
+_DEFAULT_DAYS: Final = 7
+_MAX_DAYS: Final = 366
 _DAY_S: Final = 86_400.0
 
 _usage = msgspec.msgpack.Decoder(Usage)
@@ -36,28 +36,28 @@ class UsageRoutes:
         return [Route("/v1/usage", self.show, methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).need(READ)
-        asked, key = request.query_params.get("function"), request.query_params.get("key")
-        function = None if asked is None else deployed_name(asked)
-        found: dict[UsageKey, Usage] = {}
+        principal_of(request).require(READ)
+        requested, key = request.query_params.get("function"), request.query_params.get("key")
+        function = None if requested is None else check_function_name(requested)
+        usage_by_key: dict[UsageKey, Usage] = {}
         for day in self._days(request):
             for entry in await self._records.entries(f"{day}."):
-                which = UsageKey.of_record(entry.key)
-                if function in (None, which.function) and key in (None, which.key):
-                    found[which] = found.get(which, Usage()) + _usage.decode(entry.value)
-        if function is not None and not found:
-            self._registry.function(function)  # raises FunctionNotFound; a deleted one's usage was found
-        rows = [{**which._asdict(), "usage": found[which]} for which in sorted(found)]
-        return json_answer({"usage": rows})
+                usage_key = UsageKey.of_record(entry.key)
+                if function in (None, usage_key.function) and key in (None, usage_key.key):
+                    usage_by_key[usage_key] = usage_by_key.get(usage_key, Usage()) + _usage.decode(entry.value)
+        if function is not None and not usage_by_key:
+            self._registry.function(function)  # raises FunctionNotFound, unless a deleted function has usage
+        rows = [{**usage_key._asdict(), "usage": usage_by_key[usage_key]} for usage_key in sorted(usage_by_key)]
+        return json_response({"usage": rows})
 
     def _days(self, request: Request) -> list[str]:
         now = self._clock.time()
         until = request.query_params.get("until", day_of(now))
-        since = request.query_params.get("since", day_of(now - (_SHOWN_DAYS - 1) * _DAY_S))
+        since = request.query_params.get("since", day_of(now - (_DEFAULT_DAYS - 1) * _DAY_S))
         try:
-            wanted = list(itertools.islice(days(since, until), _MOST_DAYS + 1))
+            requested_days = list(itertools.islice(days(since, until), _MAX_DAYS + 1))
         except ValueError:
-            raise InvalidInput("since and until are days, as 2026-11-21", field="since") from None
-        if len(wanted) > _MOST_DAYS:
-            raise InvalidInput(f"since and until are at most {_MOST_DAYS} days apart", field="since")
-        return wanted
+            raise InvalidInput("since and until must be days, such as 2026-11-21", field="since") from None
+        if len(requested_days) > _MAX_DAYS:
+            raise InvalidInput(f"since and until may be at most {_MAX_DAYS} days apart", field="since")
+        return requested_days

@@ -1,4 +1,4 @@
-"""What webhooks are signed with, for those who receive them."""
+"""Routes of webhook secrets, which receivers use to verify signatures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from gpufn_core.protocol.records import Webhook
 from gpufn_gateway.auth.access import ADMIN, Access
-from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of
+from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 
@@ -22,16 +22,16 @@ class WebhookRoutes:
         return [Route(one, self.show, methods=["GET"]), Route(one, self.change, methods=["POST"])]
 
     async def show(self, request: Request) -> Response:
-        return json_answer({"secret": (await self._secrets.of(self._owner(request)))[0]})
+        return json_response({"secret": (await self._secrets.of(self._owner(request)))[0]})
 
     async def change(self, request: Request) -> Response:
-        return json_answer({"secret": (await self._secrets.change(self._owner(request)))[0]}, 201)
+        return json_response({"secret": (await self._secrets.change(self._owner(request)))[0]}, 201)
 
     def _owner(self, request: Request) -> str:
-        """A key may see its own; the platform's, and those of others, are for admins."""
+        """Return the owner in the path. Only admins may access secrets other than their own."""
         principal, owner = principal_of(request), request.path_params["id"]
         if owner != principal.id:
-            principal.need(ADMIN)
+            principal.require(ADMIN)
         if owner != Webhook.PLATFORM and all(key.id != owner for key in self._access.keys):
             raise no_such_key()
         return str(owner)

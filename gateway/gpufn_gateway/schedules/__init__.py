@@ -1,6 +1,6 @@
-"""Schedules: functions that are called by themselves.
+"""Schedules: functions that are called at set times.
 
-store      the records of schedules: added, paused, removed; and the call that one makes
-declared   what functions say of themselves, made into records
-runs       the leader's loop: what is due is submitted, under an id that its time decides
+store      the schedule records: add, pause, remove; and submit the call of a schedule
+declared   schedules that functions declare, turned into records
+runs       the leader's loop: submit what is due, under an id derived from the schedule and its time
 """

@@ -1,4 +1,4 @@
-"""The schedules that functions declare, as changes to the records."""
+"""Schedules that functions declare, as changes to the schedule records. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufn_core.spec.schedule import Schedule
 
 
 class Changes(NamedTuple):
-    """`put` are new or different, `removed` ids of records that nobody wants."""
+    """`put` are new or changed records, `removed` the ids of records that are no longer wanted."""
 
     put: list[ScheduleRecord]
     removed: list[str]
@@ -21,9 +21,10 @@ class Changes(NamedTuple):
 def changes(
     wanted: Mapping[str, Schedule | None], known: Iterable[ScheduleRecord], now: float, settled_before: float
 ) -> Changes:
-    """`wanted`: every function, and its own schedule. One that is new or different begins now, and stays paused.
+    """`wanted` maps every function to its declared schedule. A new or changed schedule starts now; a paused one stays
+    paused.
 
-    Records made at `settled_before` or later are left when their function is not known: it may be as new.
+    Records made at `settled_before` or later are kept if their function is unknown: the function may be new too.
     """
     records = {record.id: record for record in known}
     put = []

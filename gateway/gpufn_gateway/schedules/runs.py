@@ -1,11 +1,11 @@
-"""The loop that submits what schedules are due. Every gateway has one, and the controller's leader acts.
+"""The loop that submits due schedules. Every gateway has one, and the controller's leader acts.
 
-Each second, just after it has begun:
-1. the records are brought in line with what the functions declare
-2. each that is due, and that nobody has paused since it was heard of, is submitted; its invocation's id follows from
-   the schedule and the time, so that a leader that takes over, or two that think they lead, submit it once
-3. with `GPUFN_SYNC=always`, what was submitted is synced to the disk
-4. then its record says so; one that runs once is removed
+At the start of each second:
+1. align the records with the schedules that functions declare
+2. submit each schedule that is due, unless it was paused since the watch last reported it. The invocation's id is
+   derived from the schedule and the time, so that a new leader, or two that both believe to lead, submit it once
+3. with `GPUFN_SYNC=always`, sync the submitted calls to disk
+4. record the run; remove a schedule that runs once
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
 _NEVER: Final = float("inf")
-_SETTLED_S: Final = 60.0  # a function that is not known so long after its schedule was made is gone
-_APART_S: Final = 60.0  # clocks of two leaders; what is done until later than this was done by a clock that was wrong
+_SETTLED_S: Final = 60.0  # a function that is still unknown this long after its schedule was made was deleted
+_APART_S: Final = 60.0  # clock skew between leaders; a later `done_until` was written by a wrong clock
 
 
 class ScheduleRuns:
-    """`leads` tells whether the controller of this process leads now."""
+    """`leads` returns whether the controller of this process leads now."""
 
     def __init__(
         self, schedules: Schedules, registry: Registry, clock: Clock, disk: StoreSync, *, leads: Callable[[], bool]
@@ -47,13 +47,13 @@ class ScheduleRuns:
         self._clock = clock
         self._disk = disk
         self._leads = leads
-        self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; worked out once per change
-        self._said: dict[str, str] = {}  # why one waits, as it was logged
+        self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; computed once per change
+        self._logged: dict[str, str] = {}  # schedule -> the last logged reason why it waits
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
-            with tried_again("submitting what is due"):
+            with tried_again("submitting due schedules"):
                 if self._leads():
                     await self.step()
             await asyncio.sleep(_TICK_S - self._clock.time() % _TICK_S)
@@ -66,15 +66,15 @@ class ScheduleRuns:
             if record.paused or (record.done_until <= now + _APART_S and self._due_at(record) > now):
                 continue
             try:
-                with contextlib.suppress(ScheduleNotFound):  # removed meanwhile
+                with contextlib.suppress(ScheduleNotFound):  # removed in the meantime
                     await self._run(record.id, now)
-                self._said.pop(record.id, None)
+                self._logged.pop(record.id, None)
             except GpufnError as error:
-                if self._said.get(record.id) != error.message:
-                    log.warning("schedule %s waits, and is tried again each second: %s", record.id, error)
-                self._said[record.id] = error.message
+                if self._logged.get(record.id) != error.message:
+                    log.warning("schedule %s could not be submitted and is retried each second: %s", record.id, error)
+                self._logged[record.id] = error.message
         self._next = {id_: each for id_, each in self._next.items() if id_ in known}
-        self._said = {id_: each for id_, each in self._said.items() if id_ in known}
+        self._logged = {id_: each for id_, each in self._logged.items() if id_ in known}
 
     async def _declare(self, now: float) -> None:
         wanted = {name: self._declared(name) for name in list(self._registry.functions)}
@@ -88,31 +88,31 @@ class ScheduleRuns:
         revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
         if revision is not None:
             return revision.spec.schedule
-        record = self._schedules.known.get(name)  # not known yet: as it was
+        record = self._schedules.known.get(name)  # the revision is not loaded yet: no change
         return None if record is None else record.schedule
 
     def _due_at(self, record: ScheduleRecord) -> float:
-        found = self._next.get(record.id)
-        if found is None or found[0] is not record:
+        entry = self._next.get(record.id)
+        if entry is None or entry[0] is not record:
             at = next_time(record.schedule, record.done_until)
-            if at is None:  # one that runs once, and whose time fell into a pause, is seen to, and goes
+            if at is None:  # a one-time schedule whose time fell into a pause: run it now, which removes it
                 at = _NEVER if record.schedule.at is None else record.done_until
-            found = self._next[record.id] = record, at
-        return found[1]
+            entry = self._next[record.id] = record, at
+        return entry[1]
 
     async def _run(self, id_: str, now: float) -> None:
-        """What is due of it, by its record as it is stored. Raises ScheduleNotFound."""
+        """Submit what is due of a schedule, by its stored record. Raises ScheduleNotFound."""
         record = await self._schedules.stored(id_)
         if record is None or record.paused:
             return
         if record.done_until > now + _APART_S:
-            log.warning("schedule %s was run by a clock that was far ahead; it goes on from now", id_)
+            log.warning("schedule %s was run by a clock that was far ahead; it continues from now", id_)
             await self._schedules.change(id_, lambda stored: msgspec.structs.replace(stored, done_until=now))
             return
         invocation = record.invocation
         times = due(record.schedule, record.done_until, now)
         for at in times:
-            with contextlib.suppress(IdempotencyMismatch):  # called for that time already, as the schedule was then
+            with contextlib.suppress(IdempotencyMismatch):  # submitted already, with the schedule as it was then
                 invocation = (await self._schedules.submit(record, at)).id
         if times:
             await self._disk.accepted()

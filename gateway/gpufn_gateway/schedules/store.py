@@ -1,4 +1,4 @@
-"""The records of schedules, in memory as well (a watch keeps them), and the calls that they make."""
+"""The schedule records, kept in memory by a watch, and the calls that they make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import call_records
 from gpufn_platform.queue.call_request import CallRequest
 
-_MOST: Final = 10_000  # the leader looks at all of them each second
+_MAX_SCHEDULES: Final = 10_000  # the leader checks all of them each second
 
 _record = msgspec.msgpack.Decoder(ScheduleRecord)
 _encode = msgspec.msgpack.Encoder().encode
@@ -36,7 +36,7 @@ class Schedules:
         self.known: dict[str, ScheduleRecord] = {}
 
     async def start(self) -> None:
-        """Returns when everything there is has been read."""
+        """Start the watch. Returns when all existing records have been read."""
         self._watch = await self._bucket.watch(self._on_change)
 
     def stop(self) -> None:
@@ -45,33 +45,35 @@ class Schedules:
 
     def get(self, id: str) -> ScheduleRecord:  # noqa: A002
         """Raises ScheduleNotFound."""
-        found = self.known.get(id)
-        if found is None:
+        record = self.known.get(id)
+        if record is None:
             raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
-        return found
+        return record
 
     def target(self, function: str, method: str) -> Target:
-        """What a schedule calls; `function` may name the method as well. Raises FunctionNotFound."""
+        """Return the target of a schedule; `function` may include the method. Raises FunctionNotFound."""
         return self._registry.resolve(f"{function}.{method}" if method else function)
 
     async def add(self, function: str, schedule: Schedule, now: float | None = None) -> ScheduleRecord:
-        """Its runs begin after `now`, None: the time of this call. Raises FunctionNotFound, InvalidInput when its
-        arguments do not fit or its time has passed, CapacityError."""
+        """Add a schedule whose runs begin after `now`, by default the time of this call. Raises FunctionNotFound;
+        InvalidInput if its arguments do not fit or its time has passed; CapacityError."""
         now = self._clock.time() if now is None else now
         target = self.target(function, schedule.method)
         schedule = msgspec.structs.replace(schedule, method=target.method.name)
         target.signature.check(msgspec.json.encode(schedule.arguments))
         if next_time(schedule, now) is None:
-            raise InvalidInput("the time of this schedule has passed already", field="at")
-        if len(self.known) >= _MOST:
-            raise CapacityError(f"There are {_MOST:,} schedules already: remove some with `gpufn schedules rm`.")
+            raise InvalidInput("the time of this schedule has already passed", field="at")
+        if len(self.known) >= _MAX_SCHEDULES:
+            raise CapacityError(
+                f"There are {_MAX_SCHEDULES:,} schedules already: remove some with `gpufn schedules rm`."
+            )
         id_ = f"{target.name}.{new_ulid()[-8:]}"
         record = ScheduleRecord(id=id_, function=target.name, schedule=schedule, done_until=now, created_at=now)
         await self._bucket.create(id_, _encode(record))
         return record
 
     async def pause(self, id: str, paused: bool) -> ScheduleRecord:  # noqa: A002
-        """What would have run while it was paused is not made up for. Raises ScheduleNotFound."""
+        """Pause or resume a schedule. Missed runs are not made up for. Raises ScheduleNotFound."""
         now = self._clock.time()
 
         def change(record: ScheduleRecord) -> ScheduleRecord:
@@ -83,19 +85,19 @@ class Schedules:
         return await self.change(id, change)
 
     async def remove(self, id: str) -> None:  # noqa: A002
-        """Raises ScheduleNotFound; Conflict for a function's own."""
+        """Remove a schedule. Raises ScheduleNotFound; Conflict for one that a function declares."""
         if self.get(id).declared:
-            raise Conflict(f"{id} declares its schedule itself: deploy it without, or pause the schedule.")
+            raise Conflict(f"{id} declares its schedule in code: deploy it without one, or pause the schedule.")
         await self.delete(id)
 
     async def stored(self, id: str) -> ScheduleRecord | None:  # noqa: A002
-        """As it is on the bus: what is known here may be older."""
+        """Return the stored record: the one in memory may be older."""
         entry = await self._bucket.get(id)
         return None if entry is None else _record.decode(entry.value)
 
     async def declare(self, record: ScheduleRecord) -> None:
-        """A function's own, made; or its line changed, which then begins at `done_until`. One that somebody has paused
-        meanwhile stays so."""
+        """Store a function's declared schedule. A changed one starts at `done_until`. A schedule that was paused in the
+        meantime stays paused."""
 
         def changed(entry: Entry | None) -> bytes:
             if entry is None:
@@ -108,12 +110,12 @@ class Schedules:
         await self._bucket.change(record.id, changed)
 
     async def delete(self, id: str) -> None:  # noqa: A002
-        """Absent is fine."""
+        """Delete a schedule, if it exists."""
         if await self._bucket.get(id) is not None:
             await self._bucket.delete(id)
 
     async def change(self, id: str, change: Callable[[ScheduleRecord], ScheduleRecord]) -> ScheduleRecord:  # noqa: A002
-        """By compare-and-set, on the record as it is stored. Raises ScheduleNotFound."""
+        """Change the stored record by compare-and-set. Raises ScheduleNotFound."""
 
         def changed(entry: Entry | None) -> bytes:
             if entry is None:
@@ -126,8 +128,8 @@ class Schedules:
     async def submit(
         self, record: ScheduleRecord, at: float | None = None, *, owner: str = subjects.PLATFORM
     ) -> CallRecord:
-        """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one.
-        `owner` is the id of the API key that asks for it, if one does."""
+        """Submit the call for the time `at`: always the same invocation, however often it is submitted. Without `at`,
+        submit a new one. `owner` is the id of the API key that requests it, if any."""
         schedule = record.schedule
         target = self.target(record.function, schedule.method)
         now = self._clock.time()

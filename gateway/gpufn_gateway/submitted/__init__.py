@@ -1,1 +1,1 @@
-"""Submitted calls: storage, status, events, dead letters, and the end of calls that no runner will run."""
+"""Submitted calls: storage, status, events, resumable streams, dead letters, and reaping of calls that cannot run."""

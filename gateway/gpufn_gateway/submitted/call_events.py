@@ -1,10 +1,10 @@
-"""The life of one submitted call as server-sent events, from any gateway.
+"""The state changes of one submitted call as server-sent events, from any gateway.
 
-1. listen for its record, its start and its progress   2. look at its status   3. tell a state that is newer than what
-the client has seen   4. at each sign: again, until it has ended
+1. subscribe to the call's record, start and progress   2. read its status   3. send a state that is newer than the last
+one that the client received   4. repeat at each message, until the call has ended
 
-`event: state` carries the status and an `id:`, which a client that comes again sends as `Last-Event-ID`: it gets the
-state as it is then, if it has not seen that, and what follows. `event: progress` has no id: the next status has it too.
+`event: state` carries the status and an `id:`. A client that reconnects sends that id as `Last-Event-ID` and gets the
+current state, if it is newer, and all later ones. `event: progress` has no id: the next status contains the progress.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from gpufn_platform.bus.storage.change_wait import Signs
 
 
 async def follow(
-    bus: Bus, invocation: str, seen: int, look: Callable[[], Awaitable[dict[str, Any]]]
+    bus: Bus, invocation: str, last_seen: int, read_status: Callable[[], Awaitable[dict[str, Any]]]
 ) -> AsyncIterator[bytes]:
-    """Events after number `seen`; `look` gets the status."""
+    """Yield events with a number above `last_seen`; `read_status` reads the status."""
     progress = None
-    about = (subjects.any_result(invocation), subjects.call_started(invocation), subjects.progress(invocation))
-    async with Signs(bus, *about) as signs:
+    sources = (subjects.any_result(invocation), subjects.call_started(invocation), subjects.progress(invocation))
+    async with Signs(bus, *sources) as signs:
         while True:
             try:
-                status = await look()
+                status = await read_status()
             except GpufnError as error:
                 yield b"event: error\ndata: %b\n\n" % problems.problem_of(error).body()
                 return
             number = event_number(status["state"], status["attempt"])
-            if number > seen:
-                seen, progress = number, status["progress"]
+            if number > last_seen:
+                last_seen, progress = number, status["progress"]
                 yield b"event: state\nid: %d\ndata: %b\n\n" % (number, msgspec.json.encode(status))
-            elif status["progress"] not in (None, progress):  # None: its runner is slow to say
+            elif status["progress"] not in (None, progress):  # None: the runner has not reported yet
                 progress = status["progress"]
                 yield b"event: progress\ndata: %b\n\n" % msgspec.json.encode(progress)
             if status["state"].ended:

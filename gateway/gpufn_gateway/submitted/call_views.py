@@ -1,4 +1,4 @@
-"""What is told of a submitted call: its status, why it waits, until when, and the number of its last event. Pure."""
+"""Views of a submitted call: its status, why it waits, its estimated start, and its event number. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from gpufn_core.protocol.records import CallRecord, DeadLetter
 from gpufn_core.protocol.reports import FunctionStatus, Waiting, WaitReason
 from gpufn_core.spec.function_spec import FunctionSpec
 
-# Without room or with workers that crash, nobody knows when a call will start.
+# With other reasons, such as no capacity or crashing workers, the start of a call cannot be estimated.
 _KNOWN_WAITS = (None, WaitReason.STARTING)
 
 
-def running(record: CallRecord, held: HeldBy | None) -> CallRecord:
-    """The record of a call that has not ended, with what the runner that has it says."""
-    if held is None or held.waits_on or record.state.ended:
+def running(record: CallRecord, holder: HeldBy | None) -> CallRecord:
+    """Update the record of a call that has not ended with the report of the runner that holds it."""
+    if holder is None or holder.waits_on or record.state.ended:
         return record
     return msgspec.structs.replace(
         record,
         state=InvocationState.RUNNING,
-        started_at=held.started_at,
-        attempt=held.attempt,
-        worker=held.worker,
-        queue_s=max(held.started_at - record.submitted_at, 0.0),
+        started_at=holder.started_at,
+        attempt=holder.attempt,
+        worker=holder.worker,
+        queue_s=max(holder.started_at - record.submitted_at, 0.0),
     )
 
 
-def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
-    """Without why it waits (`waits`), which takes more than the record to know."""
-    record = running(record, held)
+def status(record: CallRecord, holder: HeldBy | None = None) -> dict[str, Any]:
+    """Return the status of a call, without the reason why it waits: `wait_fields` needs more than the record."""
+    record = running(record, holder)
     return {
         "id": record.id,
         "function": f"{record.function}.{record.method}" if record.method else record.function,
@@ -47,7 +47,7 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
         "attempt": record.attempt,
         "attempts": record.attempts,
         "worker": record.worker,
-        "progress": None if held is None else held.progress,
+        "progress": None if holder is None else holder.progress,
         "queue_s": record.queue_s,
         "run_s": record.run_s,
         "gpu_s": record.gpu_s,
@@ -61,17 +61,17 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
     }
 
 
-def waits(
+def wait_fields(
     record: CallRecord,
     place: int | None,
     spec: FunctionSpec | None,
     function: FunctionStatus | None,
     now: float,
     *,
-    held: HeldBy | None = None,
+    holder: HeldBy | None = None,
 ) -> dict[str, Any]:
-    """`waiting`, `place` and `eta_s` of a call that is queued; `place` None means unknown."""
-    waiting = why_it_waits(record, function, now, held=held) or _in_line(place, function)
+    """Return `waiting`, `place` and `eta_s` of a queued call; `place` None means unknown."""
+    waiting = wait_reason(record, function, now, holder=holder) or _queue_position(place, function)
     eta_s = None
     if waiting.reason in (WaitReason.TURN, WaitReason.RETRY):
         place, eta_s = None, waiting.eta_s
@@ -80,22 +80,24 @@ def waits(
     return {"waiting": waiting, "place": place, "eta_s": eta_s}
 
 
-def why_it_waits(
-    record: CallRecord, function: FunctionStatus | None, now: float, *, held: HeldBy | None = None
+def wait_reason(
+    record: CallRecord, function: FunctionStatus | None, now: float, *, holder: HeldBy | None = None
 ) -> Waiting | None:
-    """Of a call that is queued, as far as that is known without its place there."""
-    if held is not None and held.waits_on:
-        return Waiting(WaitReason.TURN, f"it waits for its turn on {held.waits_on}")
+    """Return why a queued call waits, if that is known without its place in the queue."""
+    if holder is not None and holder.waits_on:
+        return Waiting(WaitReason.TURN, f"it waits for its turn on {holder.waits_on}")
     if record.not_before > now:
-        left_s = record.not_before - now
-        return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {left_s:.1f} s", left_s)
+        remaining_s = record.not_before - now
+        return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {remaining_s:.1f} s", remaining_s)
     if function is None:
         return None
     return function.waiting if record.revision == function.serving else function.waiting_of.get(record.revision)
 
 
 def event_number(state: InvocationState, attempt: int) -> int:
-    """Grows with each change of state: queued, running, ended, per attempt. So any gateway knows what was missed.
+    """Return a number that grows with each state change (queued, running, ended) and each attempt.
+
+    With it, any gateway can tell which events a client has missed.
 
     >>> event_number(InvocationState.RUNNING, 1) < event_number(InvocationState.QUEUED, 2)
     True
@@ -105,54 +107,57 @@ def event_number(state: InvocationState, attempt: int) -> int:
 
 
 def links(invocation: str) -> dict[str, str]:
-    here = f"/v1/invocations/{invocation}"
-    return {"self": here, "result": f"{here}/result", "events": f"{here}/events"}
+    url = f"/v1/invocations/{invocation}"
+    return {"self": url, "result": f"{url}/result", "events": f"{url}/events"}
 
 
-def letter(found: DeadLetter) -> dict[str, Any]:
-    here = f"/v1/dlq/{found.function}/{found.id}"
-    told = msgspec.structs.asdict(found)
-    del told["webhook"]  # an address may hold a secret, and whoever may read sees this
-    return {**told, "links": {"self": here, "payload": f"{here}/payload"}}
+def letter(dead_letter: DeadLetter) -> dict[str, Any]:
+    url = f"/v1/dlq/{dead_letter.function}/{dead_letter.id}"
+    fields = msgspec.structs.asdict(dead_letter)
+    del fields["webhook"]  # the URL may contain a secret, and every reader sees this view
+    return {**fields, "links": {"self": url, "payload": f"{url}/payload"}}
 
 
-def _in_line(place: int | None, function: FunctionStatus | None) -> Waiting:
+def _queue_position(place: int | None, function: FunctionStatus | None) -> Waiting:
     if function is None:
         return Waiting(WaitReason.UNKNOWN, "the controller has not reported on its function yet")
     if place is None:
-        return Waiting(WaitReason.UNKNOWN, "it is about to be taken, or to be told of")
-    before = place - 1
-    if not before:
+        return Waiting(WaitReason.UNKNOWN, "a runner is about to take it or to report it")
+    ahead = place - 1
+    if not ahead:
         return Waiting(WaitReason.OTHERS, "it is next: it waits for a free slot")
-    return Waiting(WaitReason.OTHERS, f"{before:,} {'call is' if before == 1 else 'calls are'} before it")
+    return Waiting(WaitReason.OTHERS, f"{ahead:,} {'call is' if ahead == 1 else 'calls are'} before it")
 
 
 def _eta_s(place: int, spec: FunctionSpec, function: FunctionStatus) -> float | None:
-    """Until it starts, by what is known of workers and service time. `place` counts the calls that no worker has, so
-    those that gather in workers, which the status counts as queued, go before it as well."""
+    """Estimate the seconds until a call starts, from the workers and the service time.
+
+    `place` counts only calls that no worker has. Calls that gather in workers, which the status counts as queued, are
+    ahead of it as well.
+    """
     waiting = function.waiting
     if not function.workers.ready and (waiting.reason if waiting is not None else None) not in _KNOWN_WAITS:
         return None
-    start_s, held = 0.0, 0
+    start_s, occupied = 0.0, 0
     workers = max(1, function.workers.ready or function.wanted)
     slots = workers * spec.parallel_calls
     if function.workers.ready:
-        held = slots if function.running is None else min(function.running, slots)
+        occupied = slots if function.running is None else min(function.running, slots)
         gathering = workers * spec.slots - slots
-        held += gathering if function.queued is None else min(gathering, max(0, function.queued - place))
+        occupied += gathering if function.queued is None else min(gathering, max(0, function.queued - place))
     else:
-        known = function.cold_start_s if waiting is None or waiting.eta_s is None else waiting.eta_s
-        if known is None:
+        cold_start_s = function.cold_start_s if waiting is None or waiting.eta_s is None else waiting.eta_s
+        if cold_start_s is None:
             return None
-        start_s = known
-    before = max(0, place + held - slots)  # so many have to end
-    if before and function.service_s is None:
+        start_s = cold_start_s
+    ahead = max(0, place + occupied - slots)  # calls that have to end first
+    if ahead and function.service_s is None:
         return None
-    return start_s + before / slots * (function.service_s or 0.0)
+    return start_s + ahead / slots * (function.service_s or 0.0)
 
 
 def _timings(record: CallRecord) -> dict[str, float]:
-    """Seconds by phase, as far as they are known."""
+    """Return the seconds of each known phase."""
     phases = {"queue_s": record.queue_s}
     if (cold := record.cold_start) is not None:
         phases |= {f"{phase}_s": seconds for phase, seconds in cold.phases.items()}

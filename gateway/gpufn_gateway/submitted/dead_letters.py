@@ -1,4 +1,4 @@
-"""Calls that failed for good: to be looked at, run again as new calls, or dropped."""
+"""Dead letters: calls that failed for good. They can be listed, replayed as new calls, or dropped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpufn_platform.queue.call_request import CallRequest
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A dead letter, and the call that was made of it."""
+    """The id of a dead letter and of the new call that replays it."""
 
     letter: str
     invocation: str
@@ -35,34 +35,36 @@ class DeadLetters:
         self._registry = calls.registry
 
     async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
-        """Of one function, or of all (``*``); newest first. Raises FunctionNotFound."""
-        found = await dead_letters.recent(self._bus, function, limit)
-        if not found and function != "*":
+        """List the letters of one function or of all (``*``), newest first. Raises FunctionNotFound."""
+        letters = await dead_letters.recent(self._bus, function, limit)
+        if not letters and function != "*":
             self._registry.function(function)
-        return [call_views.letter(letter) for letter in found]
+        return [call_views.letter(letter) for letter in letters]
 
     async def read(self, function: str, invocation: str) -> tuple[DeadLetter, bytes]:
-        """The letter and its payload. Raises DeadLetterNotFound."""
-        found = await dead_letters.read(self._bus, function, invocation) if names_invocation(invocation) else None
-        if found is None:
+        """Return a letter and its payload. Raises DeadLetterNotFound."""
+        entry = await dead_letters.read(self._bus, function, invocation) if names_invocation(invocation) else None
+        if entry is None:
             raise DeadLetterNotFound
-        return found
+        return entry
 
     async def replay(
         self, function: str, invocation: str, principal: Principal, *, is_counted: bool = True
     ) -> CallRecord:
-        """Submit it again, in its class, to the revision that serves now, and drop the letter; a repeat meets the same
-        new call. It is one of `principal`'s calls, and counts against the rate of its key unless it is one of many.
-        Raises Forbidden, Limited, QueueFull."""
+        """Submit the call again with its priority to the serving revision, and drop the letter.
+
+        A repeated replay returns the same new call. The call belongs to `principal`. It counts against the rate of the
+        key if `is_counted`. Raises Forbidden, KeyLimitExceeded, QueueFull.
+        """
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
         if letter.content_type == media.PICKLED:
             check_pickles(target, principal)
-        again = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
-        async with self._calls.making(principal, target, letter.priority, is_counted=is_counted):
+        new_id = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
+        async with self._calls.admitting(principal, target, letter.priority, is_counted=is_counted):
             reference = letter.reference
-            if reference is not None:  # the letter's goes with the letter
-                reference = await large_bodies.copy_arguments(self._bus, reference, again)
+            if reference is not None:  # the original is removed together with the letter
+                reference = await large_bodies.copy_arguments(self._bus, reference, new_id)
             record = await call_records.submit(
                 self._bus,
                 CallRequest(
@@ -77,40 +79,42 @@ class DeadLetters:
                     reference=reference,
                 ),
                 now=self._calls.clock.time(),
-                invocation=again,
+                invocation=new_id,
                 webhook=self._webhook(letter),
             )
         await self._drop(letter)
         return record
 
     async def _drop(self, letter: DeadLetter) -> int:
-        """The letter, and its payload; returns how many there were."""
+        """Drop a letter and its payload. Return the number of dropped letters."""
         dropped = await dead_letters.drop(self._bus, letter.function, letter.id)
         if letter.reference is not None:
             await large_bodies.remove(self._bus, subjects.ARGUMENT_FILES, letter.reference)
         return dropped
 
     def payload_parts(self, reference: BodyReference) -> AsyncGenerator[bytes, None]:
-        """A payload that is too large to be beside its letter. Raises ArtifactUnavailable."""
+        """Read a payload that is stored outside its letter. Raises ArtifactUnavailable."""
         return large_bodies.read(self._bus, subjects.ARGUMENT_FILES, reference)
 
     def _webhook(self, letter: DeadLetter) -> Webhook | None:
-        """The call's own. None for its function's, which may be another one by now."""
+        """Return the webhook if the call set it. None if it came from the function, whose webhook may have changed."""
         revision = self._registry.revisions.get(letter.function, {}).get(letter.revision)
-        is_functions = revision is not None and letter.webhook == Webhook(revision.spec.webhook or "")
-        return None if is_functions else letter.webhook
+        is_default = revision is not None and letter.webhook == Webhook(revision.spec.webhook or "")
+        return None if is_default else letter.webhook
 
     async def replay_all(self, function: str, principal: Principal) -> list[Replayed]:
-        """The oldest first; of very many, the newest thousand, or as many as there is room for. Those of a method that
-        is gone stay, and those of a class that is not for `principal`. Against the rate of its key it counts as one
-        call. Raises FunctionNotFound; Limited and QueueFull when there is no room for any."""
+        """Replay the letters of a function, oldest first: at most the newest thousand, or as many as the queue takes.
+
+        Letters stay if their method no longer exists or `principal` may not use their priority. All together count as
+        one call against the rate. Raises FunctionNotFound; KeyLimitExceeded and QueueFull if not even one was replayed.
+        """
         self._registry.function(function)
         replayed: list[Replayed] = []
         for letter in reversed(await dead_letters.recent(self._bus, function, DEAD_LETTERS_AT_ONCE)):
             try:
                 call = await self.replay(function, letter.id, principal, is_counted=not replayed)
             except (DeadLetterNotFound, FunctionNotFound, Forbidden, UnsupportedMediaType):
-                continue  # somebody else has taken it; nobody can call it; nor who asks, in its class
+                continue  # another client replayed it, its method is gone, or `principal` may not make this call
             except CapacityError:
                 if not replayed:
                     raise
@@ -119,14 +123,17 @@ class DeadLetters:
         return replayed
 
     async def drop(self, function: str, invocation: str) -> None:
-        """Raises DeadLetterNotFound."""
+        """Drop one letter. Raises DeadLetterNotFound."""
         letter, _ = await self.read(function, invocation)
         if not await self._drop(letter):
             raise DeadLetterNotFound
 
     async def drop_all(self, function: str) -> int:
-        """Their large payloads are collected later. Raises FunctionNotFound."""
+        """Drop all letters of a function; return how many. Garbage collection removes their large payloads.
+
+        Raises FunctionNotFound.
+        """
         dropped = await dead_letters.drop(self._bus, function)
-        if not dropped:  # those of a deleted function are dropped as well
+        if not dropped:  # checked afterwards, so that the letters of a deleted function can be dropped
             self._registry.function(function)
         return dropped

@@ -1,4 +1,4 @@
-"""Whether a submitted call that waits in its queue will ever be ended by a runner, and how it ends if not. Pure."""
+"""Whether a runner will ever end a queued submitted call, and its outcome if not. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from gpufn_core.errors import InvocationExpired
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.spec.function_spec import FunctionSpec
 
-_DEPLOYED_S: Final = 60.0  # sooner it may not be known here yet
-_OLDEST_S: Final = 13 * 86400.0  # a day later the queue would drop it without a word
+_DEPLOY_LAG_S: Final = 60.0  # a new revision may be unknown here for this long
+_MAX_AGE_S: Final = 13 * 86400.0  # the queue silently drops messages one day later
 
 
 def verdict(
     invocation: InvocationMessage, spec: FunctionSpec | None, now: float, *, delivered: int = 1
 ) -> Outcome | None:
-    """How it ends; None while it may wait. `spec` None: its function or revision is gone. `now` in unix seconds.
-    `delivered` counts with the delivery to come (`InvocationMessage.expires_at`)."""
+    """Return the outcome of a call that must end; None while it may wait. `spec` None: its revision was deleted.
+
+    `now` is in unix seconds. `delivered` includes the next delivery (`InvocationMessage.expires_at`).
+    """
     waited_s = now - invocation.submitted_at
     if spec is None:
-        if waited_s < _DEPLOYED_S:
+        if waited_s < _DEPLOY_LAG_S:
             return None
-        gone = was_deleted(f"{invocation.function}@{invocation.revision}")
-        return Outcome(OutcomeKind.CANCELLED, gone.info())
-    queued_at = invocation.attempts[-1].ended_at if invocation.attempts else invocation.submitted_at  # in its place
-    if now - queued_at > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
-        late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
-        return Outcome(OutcomeKind.EXPIRED, late.info())
+        deleted = was_deleted(f"{invocation.function}@{invocation.revision}")
+        return Outcome(OutcomeKind.CANCELLED, deleted.info())
+    queued_at = invocation.attempts[-1].ended_at if invocation.attempts else invocation.submitted_at
+    if now - queued_at > _MAX_AGE_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
+        expired = InvocationExpired(f"the call expired after {waited_s:.1f} s in the queue; no worker took it")
+        return Outcome(OutcomeKind.EXPIRED, expired.info())
     return None

@@ -1,12 +1,13 @@
-"""Streams that can be taken up again: a generator's items, kept for a reader that lost its connection.
+"""Resumable streams: buffer a generator's items so that a client can reconnect and continue.
 
-1. the first request under an Idempotency-Key starts the call; its items are taken here, not by the connection
-2. a reader gets those behind its `Last-Event-ID`, then each as it comes; the generator runs a window ahead of them
-3. what was read is kept as well, for what was sent may never have arrived: the newest 16 MiB, and nothing while all
-   streams together keep more than 256 MiB
-4. a minute without a reader ends the call, and forgets one that has ended
+1. The first request with an Idempotency-Key starts the call. Its items are received here, not by the connection.
+2. A reader gets the items after its `Last-Event-ID`, then new ones as they arrive. The generator may run one window
+   ahead of the readers.
+3. Items that were read are kept as well, since sent data may not have arrived: the newest 16 MiB, and none while all
+   streams together hold more than 256 MiB.
+4. After a minute without a reader the call is cancelled, or forgotten if it has ended.
 
-They are in this process's memory: another gateway does not have them.
+The items are in this process's memory: other gateways do not have them.
 """
 
 from __future__ import annotations
@@ -23,113 +24,115 @@ from gpufn_core.protocol.messages import ItemReply, ResultReply
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue.pending import PendingStream
 
-_KEPT_S: Final = 60.0
-_KEPT_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
-_ITEM_BYTES: Final = 400  # what an item takes beside its body: all there is of a token's
-_MOST: Final = 1000
-_MOST_BYTES: Final = 256 << 20  # of all: beyond it none begins, and those that there are keep what nobody has read
+_IDLE_TIMEOUT_S: Final = 60.0
+_STREAM_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
+_ITEM_OVERHEAD_BYTES: Final = 400  # memory per item in addition to its body; most of the cost of a token stream
+_MAX_STREAMS: Final = 1000
+_MAX_TOTAL_BYTES: Final = 256 << 20  # all streams; beyond it none starts, and existing ones keep only unread items
 
 
-class ItemsGone(Conflict):
-    """The stream cannot go on from there: begin a new one."""
+class ItemsNotAvailable(Conflict):
+    """The stream cannot continue from there: start a new one."""
 
     retryable = False
 
 
-class Kept:
-    """What all streams keep together."""
+class KeptBytes:
+    """The bytes that all streams hold together."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
-class KeptStream:
-    """One invocation's items, `of_all` that are kept. `digest` tells a repeat of its request from another one."""
+class ResumableStream:
+    """The buffered items of one invocation. `digest` identifies its request; `total` is the size of all streams."""
 
-    def __init__(self, pending: PendingStream, digest: str, of_all: Kept) -> None:
+    def __init__(self, pending: PendingStream, digest: str, total: KeptBytes) -> None:
         self.pending = pending
         self.digest = digest
         self.readers = 0
-        self.left_at = 0.0  # when the last reader left; monotonic
-        self._kept: deque[tuple[ItemReply, bytes]] = deque()
-        self._kept_bytes = 0
-        self._of_all = of_all
-        self._first = 0  # number of the first that is kept
-        self._read = 0  # so many have been read by somebody
-        self._is_over = False
+        self.idle_since = 0.0  # when the last reader disconnected; monotonic
+        self._items: deque[tuple[ItemReply, bytes]] = deque()
+        self._bytes = 0
+        self._total = total
+        self._first = 0  # number of the first buffered item
+        self._read_until = 0  # number of items that at least one reader has read
+        self._finished = False
         self._changed = asyncio.Condition()
-        self._taking = asyncio.create_task(self._take(), name=f"items of {pending.id}")
+        self._receiver = asyncio.create_task(self._receive_items(), name=f"items of {pending.id}")
 
-    async def _take(self) -> None:
+    async def _receive_items(self) -> None:
         try:
             async for item, body in self.pending.items():
-                self._kept.append((item, body))
-                self._count(_ITEM_BYTES + len(body))
+                self._items.append((item, body))
+                self._add_bytes(_ITEM_OVERHEAD_BYTES + len(body))
                 async with self._changed:
                     self._changed.notify_all()
-                    await self._changed.wait_for(lambda: self._end - self._read < STREAM_WINDOW)
+                    await self._changed.wait_for(lambda: self._end - self._read_until < STREAM_WINDOW)
         finally:
             async with self._changed:
-                self._is_over = True
+                self._finished = True
                 self._changed.notify_all()
 
     async def items(self, first: int) -> AsyncIterator[tuple[ItemReply, bytes]]:
-        """From number `first` on. Raises ItemsGone for a reader that others have left far behind."""
+        """Yield the items from number `first` on. Raises ItemsNotAvailable if other readers are too far ahead."""
         number = first
-        while (item := await self._at(number)) is not None:
+        while (item := await self._item(number)) is not None:
             yield item
             number += 1
 
-    async def _at(self, number: int) -> tuple[ItemReply, bytes] | None:
-        """None behind the last one."""
+    async def _item(self, number: int) -> tuple[ItemReply, bytes] | None:
+        """Wait for an item; None after the last one."""
         async with self._changed:
-            await self._changed.wait_for(lambda: number < self._end or self._is_over)
+            await self._changed.wait_for(lambda: number < self._end or self._finished)
             if number >= self._end:
                 return None
             self.check(number)
-            item = self._kept[number - self._first]
-            self._read = max(self._read, number + 1)
+            item = self._items[number - self._first]
+            self._read_until = max(self._read_until, number + 1)
             self._drop_old()
             self._changed.notify_all()
         return item
 
     def check(self, first: int) -> None:
-        """Raises ItemsGone when it cannot be read from there."""
+        """Raises ItemsNotAvailable if the stream cannot be read from number `first` on."""
         if first < self._first:
-            raise ItemsGone(f"items before {self._first} are not kept any more: use a new key for a new stream")
+            raise ItemsNotAvailable(
+                f"items before {self._first} are no longer available: use a new key for a new stream"
+            )
         if first > self._end:
-            raise ItemsGone(f"item {first - 1} is not one of the {self._end} that there are so far")
+            raise ItemsNotAvailable(f"item {first - 1} does not exist: the stream has {self._end} items so far")
 
     def close(self) -> None:
-        self._taking.cancel()
-        self._count(-self._kept_bytes)
+        self._receiver.cancel()
+        self._add_bytes(-self._bytes)
         if not self.pending.future.done():
             self.pending.cancel()
         elif not self.pending.future.cancelled():
-            self.pending.future.exception()  # nobody may have come back for it
+            self.pending.future.exception()  # mark it as retrieved: there may have been no reader
 
     @property
     def _end(self) -> int:
-        return self._first + len(self._kept)
+        return self._first + len(self._items)
 
     def _drop_old(self) -> None:
-        while self._keeps_too_much and self._first < self._read:
-            self._count(-_ITEM_BYTES - len(self._kept.popleft()[1]))
+        while self._is_over_limit and self._first < self._read_until:
+            self._add_bytes(-_ITEM_OVERHEAD_BYTES - len(self._items.popleft()[1]))
             self._first += 1
 
     @property
-    def _keeps_too_much(self) -> bool:
-        return self._kept_bytes > _KEPT_BYTES or self._of_all.bytes > _MOST_BYTES
+    def _is_over_limit(self) -> bool:
+        return self._bytes > _STREAM_BYTES or self._total.bytes > _MAX_TOTAL_BYTES
 
-    def _count(self, more_bytes: int) -> None:
-        self._kept_bytes += more_bytes
-        self._of_all.bytes += more_bytes
+    def _add_bytes(self, size: int) -> None:
+        self._bytes += size
+        self._total.bytes += size
 
 
-class Reader:
-    """One connection's way through a KeptStream, in place of the PendingStream itself."""
+class StreamReader:
+    """One connection's view of a ResumableStream, with the interface of a PendingStream."""
 
-    def __init__(self, stream: KeptStream, first: int) -> None:
+    def __init__(self, stream: ResumableStream, first: int) -> None:
         self.id = stream.pending.id
         self.future: asyncio.Future[tuple[ResultReply, bytes]] = asyncio.shield(stream.pending.future)
         self._stream = stream
@@ -139,11 +142,13 @@ class Reader:
         return self._stream.items(self._first)
 
 
-class KeptStreams:
+class ResumableStreams:
+    """The resumable streams of a gateway, by key."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._streams: dict[str, KeptStream] = {}
-        self._of_all = Kept()
+        self._streams: dict[str, ResumableStream] = {}
+        self._total = KeptBytes()
 
     @contextlib.contextmanager
     def reading(
@@ -151,43 +156,44 @@ class KeptStreams:
         key: str,
         digest: str,
         after: int | None,
-        begin: Callable[[], PendingStream],
-    ) -> Iterator[Reader]:
-        """Read the stream under this key behind item `after`; it is begun when there is none, and `after` is None.
+        start: Callable[[], PendingStream],
+    ) -> Iterator[StreamReader]:
+        """Read the stream of this key after item `after`. Starts the stream if there is none and `after` is None.
 
-        Raises IdempotencyMismatch when it is another request's, InvocationNotFound, ItemsGone, CapacityError.
+        Raises IdempotencyMismatch if the key belongs to another request, InvocationNotFound, ItemsNotAvailable,
+        CapacityError.
         """
-        stream = self._stream(key, digest, after, begin)
+        stream = self._stream(key, digest, after, start)
         first = 0 if after is None else after + 1
         stream.check(first)
-        reader = Reader(stream, first)
+        reader = StreamReader(stream, first)
         stream.readers += 1
         try:
             yield reader
         finally:
             stream.readers -= 1
-            stream.left_at = self._clock.monotonic()
+            stream.idle_since = self._clock.monotonic()
             if not reader.future.cancel() and not reader.future.cancelled():
-                reader.future.exception()  # the client left before it could be told
+                reader.future.exception()  # mark it as retrieved: the client disconnected before it was sent
 
-    def _stream(self, key: str, digest: str, after: int | None, begin: Callable[[], PendingStream]) -> KeptStream:
+    def _stream(self, key: str, digest: str, after: int | None, start: Callable[[], PendingStream]) -> ResumableStream:
         stream = self._streams.get(key)
         if stream is None:
             if after is not None:
                 raise InvocationNotFound(
-                    "The stream of this Idempotency-Key is not here, or not any more: leave out Last-Event-ID to begin "
-                    "a new one."
+                    "This gateway has no stream for this Idempotency-Key; it may have expired. Omit Last-Event-ID to "
+                    "start a new one."
                 )
-            if len(self._streams) >= _MOST or self._of_all.bytes > _MOST_BYTES:
-                raise CapacityError("This gateway keeps as many streams as it can: try again, or without a key.")
-            stream = self._streams[key] = KeptStream(begin(), digest, self._of_all)
+            if len(self._streams) >= _MAX_STREAMS or self._total.bytes > _MAX_TOTAL_BYTES:
+                raise CapacityError("This gateway has too many resumable streams: retry later, or send no key.")
+            stream = self._streams[key] = ResumableStream(start(), digest, self._total)
         elif stream.digest != digest:
             raise IdempotencyMismatch
         return stream
 
     def sweep(self, now: float) -> None:
-        """End and forget what nobody has read for a while. `now` is monotonic."""
+        """Close the streams that had no reader for a minute. `now` is monotonic."""
         for key, stream in list(self._streams.items()):
-            if not stream.readers and now - stream.left_at > _KEPT_S:
+            if not stream.readers and now - stream.idle_since > _IDLE_TIMEOUT_S:
                 del self._streams[key]
                 stream.close()

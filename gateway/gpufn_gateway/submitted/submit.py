@@ -1,4 +1,4 @@
-"""Calls that nobody waits for: stored, then 202; later their status, their result, or their end."""
+"""Submitted calls: store a call and respond with 202; later serve its status, events and result, or cancel it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import READ, Principal
 from gpufn_gateway.calls.prepare import Calls, PreparedCall
-from gpufn_gateway.http.body_reader import Receive, Send, left
-from gpufn_gateway.http.responses import OWN, call_headers, send_parts, send_problem, send_result, timing
-from gpufn_gateway.openapi.request_bounds import LONGEST_IDEMPOTENCY_KEY
-from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
+from gpufn_gateway.http.responses import GPUFN_FORMAT, call_headers, send_parts, send_problem, send_result, timing
+from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH
+from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted import call_events, call_views
 from gpufn_gateway.submitted.call_views import event_number
@@ -38,7 +38,7 @@ class Submissions:
         self._calls = calls
         self._disk = disk
         self._addresses = addresses or Addresses()
-        self._ringer = Ringer(bus)
+        self._wakeup = Ringer(bus)
 
     async def submit(
         self,
@@ -50,27 +50,27 @@ class Submissions:
         invocation: str | None = None,
         query: bytes = b"",
     ) -> None:
-        """Answer 202 once the call is stored. `invocation` is the client's own id: known already, it is that call."""
+        """Respond with 202 once the call is stored. `invocation` is the client's own id; a repeat is the same call."""
         if invocation is not None and not is_invocation_id(invocation):
-            raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
-        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True, query=query)
+            raise InvalidInput("an invocation id must be a ULID: 26 characters of 0-9 and a-z", field="id")
+        call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
-            own = invocation or id_of_key(call.target.name, call.principal, key)
+            client_id = invocation or id_of_key(call.target.name, call.principal, key)
             webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
-            record = await self._submit(call, own, call.submit_deadline, webhook)
+            record = await self._submit(call, client_id, call.submit_deadline, webhook)
         finally:
             self._calls.discard(call)
         await self._disk.accepted()
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
-        answer = [
+        response_headers = [
             (b"content-type", media.JSON.encode()),
             (b"content-length", b"%d" % len(body)),
             (b"location", f"/v1/invocations/{record.id}".encode()),
-            *_headers_of(record),
+            *_call_headers(record),
             *self._calls.limits(call),
         ]
-        await send({"type": "http.response.start", "status": 202, "headers": answer})
+        await send({"type": "http.response.start", "status": 202, "headers": response_headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _submit(
@@ -80,18 +80,18 @@ class Submissions:
         try:
             async with self._calls.queueing(call):
                 return await self._store(call, invocation, deadline, webhook)
-        except Limited as error:
+        except KeyLimitExceeded as error:
             if invocation is not None and await call_records.read(self._bus, invocation) is not None:
-                return await self._store(call, invocation, deadline, webhook)  # it is there, and takes no place more
+                return await self._store(call, invocation, deadline, webhook)  # a repeat: it is already in the queue
             self._calls.telemetry.of(call.target.name).refused(error.code)
             raise
 
     async def _store(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
-        if call.by_reference:
-            invocation = invocation or new_invocation_id()  # it owns the body, so it must be known before
-            call = await self._calls.stored_for(call, invocation)
+        if call.exceeds_message:
+            invocation = invocation or new_invocation_id()  # needed first: the stored body belongs to this id
+            call = await self._calls.store_body_for(call, invocation)
         try:
             return await call_records.submit(
                 self._bus,
@@ -99,7 +99,7 @@ class Submissions:
                 now=call.now,
                 invocation=invocation,
                 webhook=webhook,
-                ringer=self._ringer,
+                ringer=self._wakeup,
             )
         except QueueFull:
             raise self._calls.queue_full(call.target) from None
@@ -107,25 +107,28 @@ class Submissions:
     async def invoke(
         self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, query: bytes = b""
     ) -> None:
-        """Answer as an invoke would, of a call that is kept: it goes on when its client leaves, who may come again with
-        the same Idempotency-Key, or fetch its outcome by id."""
-        # It may have an outcome already.
-        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True, query=query)
+        """Invoke with an Idempotency-Key: store the call, wait for it, and respond like a plain invoke.
+
+        The call goes on if the client disconnects. The client can repeat the request with the same key, or read the
+        result by id.
+        """
+        # `waiting` is False because a repeated call may already have its outcome.
+        call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
             record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)
         finally:
             self._calls.discard(call)
-        client = asyncio.ensure_future(left(receive))
-        waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + WORD_WITHIN_S))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
+        outcome = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + WORD_WITHIN_S))
         try:
-            await asyncio.wait({client, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                await self.send_outcome(*waiting.result(), send, self._calls.limits(call))
+            await asyncio.wait({disconnect, outcome}, return_when=asyncio.FIRST_COMPLETED)
+            if outcome.done():
+                await self.send_outcome(*outcome.result(), send, self._calls.limits(call))
         finally:
-            for task in (client, waiting):
+            for task in (disconnect, outcome):
                 task.cancel()
-            await asyncio.gather(client, waiting, return_exceptions=True)
+            await asyncio.gather(disconnect, outcome, return_exceptions=True)
 
     async def _outcome(self, invocation: str, wait_s: float) -> tuple[CallRecord, bytes]:
         record, body = await call_records.wait(self._bus, invocation, wait_s)
@@ -134,113 +137,133 @@ class Submissions:
         return record, body
 
     async def send_outcome(
-        self, record: CallRecord, body: bytes, send: Send, about: Headers | None = None, *, is_head: bool = False
+        self,
+        record: CallRecord,
+        body: bytes,
+        send: Send,
+        extra_headers: Headers | None = None,
+        *,
+        is_head: bool = False,
     ) -> None:
-        """The answer that an invoke would have given, of a call that has ended; with the fields `about` it."""
-        headers: Headers = [*(about or ()), *_headers_of(record)]
+        """Send the outcome of an ended call as an invoke would; `extra_headers` are added to it."""
+        headers: Headers = [*(extra_headers or ()), *_call_headers(record)]
         if record.queue_s is not None and record.run_s is not None:
             headers += timing(record.queue_s, record.gather_s, record.run_s, record.gpu_s, record.cold_start)
         if record.state is not InvocationState.SUCCEEDED:
-            await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
+            await send_problem(send, GPUFN_FORMAT, problems.from_state(record.state, record.error), headers)
         elif record.blob:
             parts = call_records.blob_parts(self._bus, record)
-            await send_parts(send, OWN, record.content_type, parts, headers, size=record.size, is_head=is_head)
+            await send_parts(send, GPUFN_FORMAT, record.content_type, parts, headers, size=record.size, is_head=is_head)
         else:
-            await send_result(send, OWN, record.content_type, body, headers)
+            await send_result(send, GPUFN_FORMAT, record.content_type, body, headers)
 
     async def status(self, invocation: str, principal: Principal) -> dict[str, Any]:
-        record, _ = await self._read(invocation, principal, may_read=True)
+        record, _ = await self._read(invocation, principal, allow_read_scope=True)
         return await self.view(record)
 
-    async def events(self, invocation: str, principal: Principal, seen: int) -> AsyncIterator[bytes] | None:
-        """What happens to it from now on, as server-sent events; None when it has ended and that was `seen`."""
-        record, _ = await self._read(invocation, principal, may_read=True)
-        if record.state.ended and event_number(record.state, record.attempt) <= seen:
+    async def events(self, invocation: str, principal: Principal, last_seen: int) -> AsyncIterator[bytes] | None:
+        """Return the events after `last_seen` as server-sent events; None if the call has ended and there are none."""
+        record, _ = await self._read(invocation, principal, allow_read_scope=True)
+        if record.state.ended and event_number(record.state, record.attempt) <= last_seen:
             return None
-        return call_events.follow(self._bus, invocation, seen, lambda: self.status(invocation, principal))
+        return call_events.follow(self._bus, invocation, last_seen, lambda: self.status(invocation, principal))
 
     async def result(self, invocation: str, principal: Principal, wait_s: float) -> tuple[CallRecord, bytes]:
-        """The record, ended or, after `wait_s`, not; and its result."""
+        """Wait up to `wait_s` for the call to end. Return its record, which may not have ended, and its result."""
         record, body = await self._read(invocation, principal)
         if record.state.ended or not wait_s:
             return record, body
         return await call_records.wait(self._bus, invocation, wait_s)
 
     async def cancel(self, invocation: str, principal: Principal) -> tuple[CallRecord, bool]:
-        """The record as it is then; False when it had ended already. Asked for again, it does what is left to do."""
+        """Cancel a call. Return its record, and False if it had already ended.
+
+        Repeating the request completes a cancellation that was interrupted.
+        """
         record, _ = await self._read(invocation, principal)
         cancelled = False
         if record.state is InvocationState.CANCELLED:
             await call_records.cancel(self._bus, record, self._calls.clock.time())
         elif not record.state.ended:
-            _, held = await self._whereabouts(record)
-            ran = call_views.running(record, held)
-            cancelled = await call_records.cancel(self._bus, ran, self._calls.clock.time())
-        found = await call_records.read(self._bus, invocation)
-        return (found[0] if found is not None else record), cancelled
+            _, holder = await self._locate(record)
+            running_record = call_views.running(record, holder)
+            cancelled = await call_records.cancel(self._bus, running_record, self._calls.clock.time())
+        updated = await call_records.read(self._bus, invocation)
+        return (updated[0] if updated is not None else record), cancelled
 
     async def recent(
         self, function: str, limit: int, state: InvocationState | None = None, since: float = 0.0
     ) -> list[dict[str, Any]]:
-        """The last submitted calls of a function (``*``: of all) that are in `state`, newest first. `since` in unix
-        seconds."""
+        """List the latest submitted calls of a function (``*`` for all) in `state`, newest first.
+
+        `since` is in unix seconds.
+        """
         ended_only = state is not None and state.ended
-        held = {} if ended_only else await call_records.held(self._bus)
+        holders = {} if ended_only else await call_records.held(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            return state in (None, call_views.running(record, held.get(record.id)).state)
+            return state in (None, call_views.running(record, holders.get(record.id)).state)
 
-        found = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
-        return [self._listed(record, held.get(record.id)) for record in found]
+        records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
+        return [self._list_view(record, holders.get(record.id)) for record in records]
 
-    def _listed(self, record: CallRecord, held: HeldBy | None) -> dict[str, Any]:
-        """As `view`, without its place in the queue, which takes a look of its own for each."""
-        view = call_views.status(record, held)
+    def _list_view(self, record: CallRecord, holder: HeldBy | None) -> dict[str, Any]:
+        """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
+        view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
             function = self._calls.registry.status(record.function)
-            view["waiting"] = call_views.why_it_waits(record, function, self._calls.clock.time(), held=held)
+            view["waiting"] = call_views.wait_reason(record, function, self._calls.clock.time(), holder=holder)
         return view
 
     async def view(self, record: CallRecord) -> dict[str, Any]:
-        """The status. A record is written when a call is queued, tried again, and ends; in between the runners say who
-        runs it."""
+        """Return the status of a call.
+
+        The record is written when a call is queued, retried and ended. In between, the runner that holds it reports.
+        """
         if record.state.ended:
             return call_views.status(record)
-        place, held = await self._whereabouts(record)
-        view = call_views.status(record, held)
+        place, holder = await self._locate(record)
+        view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
             registry = self._calls.registry
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
-            view |= call_views.waits(record, place, spec, registry.status(record.function), now, held=held)
+            view |= call_views.wait_fields(record, place, spec, registry.status(record.function), now, holder=holder)
         return view
 
-    async def _whereabouts(self, record: CallRecord) -> tuple[int | None, HeldBy | None]:
-        """Its place in the queue, or who has it. Who asks for one that nobody has waits for an answer in vain."""
+    async def _locate(self, record: CallRecord) -> tuple[int | None, HeldBy | None]:
+        """Return the call's place in the queue, or its holder.
+
+        It asks the runners only if the call is not in the queue: without a holder the request would time out.
+        """
         place = await queue_position.place(self._bus, record)
         return place, None if place is not None else await call_records.where(self._bus, record.id)
 
-    async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
+    async def _read(
+        self, invocation: str, principal: Principal, *, allow_read_scope: bool = False
+    ) -> tuple[CallRecord, bytes]:
         if not names_invocation(invocation):
-            raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation's id, which has 26 letters and digits.")
-        found = await call_records.read(self._bus, invocation)
-        if found is None:
-            missing = f"There is no invocation {invocation}; it may have been removed after its retention."
-            raise InvocationNotFound(missing)
-        if not (may_read and principal.may(READ)):
-            principal.need_invoke(found[0].function)
-        return found
+            raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation id: an id has 26 letters and digits.")
+        stored = await call_records.read(self._bus, invocation)
+        if stored is None:
+            message = f"There is no invocation {invocation}; it may have been removed after its retention."
+            raise InvocationNotFound(message)
+        if not (allow_read_scope and principal.has_scope(READ)):
+            principal.require_invoke(stored[0].function)
+        return stored
 
 
-def _headers_of(record: CallRecord) -> Headers:
+def _call_headers(record: CallRecord) -> Headers:
     return call_headers(record.id, f"{record.function}@{record.revision}".encode())
 
 
 def id_of_key(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId | None:
-    """None without a key."""
+    """Derive the invocation id from an Idempotency-Key; None without a key."""
     if idempotency_key is None:
         return None
-    if not 0 < len(idempotency_key) <= LONGEST_IDEMPOTENCY_KEY:
-        raise InvalidInput(f"an Idempotency-Key has 1 to {LONGEST_IDEMPOTENCY_KEY} characters", field="Idempotency-Key")
+    if not 0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
+        raise InvalidInput(
+            f"an Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} characters", field="Idempotency-Key"
+        )
     return invocation_id_for(function, principal.id, idempotency_key.decode("latin-1"))

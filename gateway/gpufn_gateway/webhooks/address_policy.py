@@ -1,8 +1,8 @@
-"""Which addresses a webhook may go to: the internet's, and what the operator allows.
+"""Address policy of webhooks: the public internet, and networks that the operator allows.
 
-A user of the platform chooses where the gateway connects to, and the gateway stands inside: without this it would be
-everybody's way to what only insiders can reach, such as a cloud's metadata or the bus itself. Names are judged by what
-they resolve to at the moment of the connection (`post`), so that a name which changes its mind gains nothing.
+Users choose where the gateway connects to, and the gateway is inside the network. Without this policy any user could
+reach internal addresses, such as a cloud's metadata service or the bus itself. Names are checked by the addresses that
+they resolve to at connect time (`sender`), so that a later DNS change has no effect.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpufn_core.protocol.records import Webhook
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")  # what ends with it is no name: 2130706433 and 0x7f.1 are 127.0.0.1
+_NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")  # a host ending with it is no name: 2130706433 and 0x7f.1 are 127.0.0.1
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_SPECIAL: tuple[Network, ...] = (  # what `is_global` does not know in every Python
-    ipaddress.IPv4Network("192.0.0.0/24"),  # of protocols
-    ipaddress.IPv6Network("3fff::/20"),  # of documentation
-    ipaddress.IPv6Network("fec0::/10"),  # site-local: deprecated, and routed inside all the same
+_SPECIAL: tuple[Network, ...] = (  # networks that `is_global` does not exclude in every Python
+    ipaddress.IPv4Network("192.0.0.0/24"),  # IETF protocol assignments
+    ipaddress.IPv6Network("3fff::/20"),  # documentation
+    ipaddress.IPv6Network("fec0::/10"),  # site-local: deprecated, but still routed internally
 )
 
 
 class Addresses:
-    """`allowed`: networks beyond the internet, such as 10.0.0.0/8. Raises ValueError for what is no network."""
+    """`allowed` are networks beyond the internet, such as 10.0.0.0/8. Raises ValueError for an invalid network."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._allowed: tuple[Network, ...] = tuple(ipaddress.ip_network(each) for each in allowed)
 
     def refusal(self, address: str) -> str | None:
-        """Why a webhook may not go to this IP address; None when it may."""
+        """Return why a webhook may not go to this IP address; None if it may."""
         ip = _inner(ipaddress.ip_address(address.partition("%")[0]))
         if any(ip in network for network in self._allowed if network.version == ip.version):
             return None
@@ -44,25 +44,25 @@ class Addresses:
         return f"{ip} is {_kind(ip)} address; GPUFN_WEBHOOK_NETWORKS can allow it"
 
     def check(self, url: str) -> None:
-        """Raises InvalidInput for what can be seen without asking the DNS."""
+        """Raises InvalidInput for a URL that is invalid without a DNS lookup."""
         check_webhook(url)
         host = urlsplit(url).hostname or ""
         if host == "localhost" or host.endswith(".localhost"):
             host = "127.0.0.1"
         try:
-            why = self.refusal(host)
+            reason = self.refusal(host)
         except ValueError:
             if _NUMBER.fullmatch(host.rpartition(".")[2]):
                 raise InvalidInput(
                     f"no webhook is sent to {host}: write the address as 192.0.2.1", field="webhook"
                 ) from None
             return  # a name
-        if why is not None:
-            raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {why}", field="webhook")
+        if reason is not None:
+            raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {reason}", field="webhook")
 
 
 def webhook_of(header: bytes | None, owner: str, addresses: Addresses) -> Webhook | None:
-    """Where a request asks for the end of its calls to be told; `owner` is whose they are. Raises InvalidInput."""
+    """Return the webhook that a request asks for; `owner` owns the calls. Raises InvalidInput."""
     if header is None:
         return None
     url = header.decode("latin-1")
@@ -71,7 +71,7 @@ def webhook_of(header: bytes | None, owner: str, addresses: Addresses) -> Webhoo
 
 
 def _inner(ip: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, if it does: packets go there."""
+    """Return the IPv4 address that an IPv6 address embeds, if any, because packets go there."""
     if isinstance(ip, ipaddress.IPv6Address):
         if ip in _NAT64:
             return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)

@@ -1,17 +1,17 @@
-"""How many tries at a time a receiver gets, so that one that does not answer leaves the gateway's hands to the others.
+"""Concurrent deliveries per webhook receiver, limited so that a hanging receiver does not block the others. Pure.
 
-One that answers soon gets as many as there are. When `MOST` of its tries have waited for `SLOW_S`, it is slow, and gets
-no more than those until one is answered sooner. What comes for it meanwhile comes back later, each a moment after the
-one before: so also a long queue for it costs little, and finds it busy all the time.
+A fast receiver has no limit. When `MOST` of its deliveries have waited for `SLOW_S`, the receiver is slow. Then it is
+limited to `MOST` until a delivery is answered sooner. Further deliveries are postponed, each by a moment more than the
+previous one. So a long queue for a slow receiver costs little and keeps it busy.
 
-Pure: `now` is seconds of any one clock.
+`now` is in seconds of any monotonic clock.
 
 >>> receivers = Receivers()
 >>> any(receivers.begin("a.example", now=0.0) for _ in range(MOST + 1))
 False
 >>> receivers.begin("a.example", now=SLOW_S), receivers.begin("a.example", now=SLOW_S)
 (5.0, 5.01)
->>> receivers.end("a.example", began=0.0, now=SLOW_S); receivers.end("a.example", began=0.0, now=SLOW_S)
+>>> receivers.end("a.example", started_at=0.0, now=SLOW_S); receivers.end("a.example", started_at=0.0, now=SLOW_S)
 >>> receivers.begin("a.example", now=SLOW_S)
 0.0
 """
@@ -27,32 +27,32 @@ APART_S: Final = 0.01
 
 
 class _Receiver:
-    __slots__ = ("again_at", "began", "is_slow")
+    __slots__ = ("is_slow", "retry_at", "started")
 
     def __init__(self) -> None:
-        self.began: list[float] = []  # the tries under way
+        self.started: list[float] = []  # start times of the deliveries in flight
         self.is_slow = False
-        self.again_at = 0.0  # of the last one that was put off
+        self.retry_at = 0.0  # of the last postponed delivery
 
 
 class Receivers:
     def __init__(self) -> None:
-        self._receivers: dict[str, _Receiver] = {}  # those with tries under way
+        self._receivers: dict[str, _Receiver] = {}  # with deliveries in flight
 
     def begin(self, receiver: str, now: float) -> float:
-        """0: try, and say `end`. Otherwise seconds after which to ask again."""
-        found = self._receivers.setdefault(receiver, _Receiver())
-        found.is_slow |= sum(now - began >= SLOW_S for began in found.began) >= MOST
-        if found.is_slow and len(found.began) >= MOST:
-            found.again_at = max(now + AGAIN_AFTER_S, found.again_at + APART_S)
-            return found.again_at - now
-        found.began.append(now)
+        """Return 0 if the delivery may start; then call `end`. Otherwise return the seconds to wait before retrying."""
+        state = self._receivers.setdefault(receiver, _Receiver())
+        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= MOST
+        if state.is_slow and len(state.started) >= MOST:
+            state.retry_at = max(now + AGAIN_AFTER_S, state.retry_at + APART_S)
+            return state.retry_at - now
+        state.started.append(now)
         return 0.0
 
-    def end(self, receiver: str, began: float, now: float) -> None:
-        """Answered, or given up."""
-        found = self._receivers[receiver]
-        found.began.remove(began)
-        found.is_slow = now - began >= SLOW_S
-        if not found.began:
+    def end(self, receiver: str, started_at: float, now: float) -> None:
+        """Record that a delivery was answered or failed."""
+        state = self._receivers[receiver]
+        state.started.remove(started_at)
+        state.is_slow = now - started_at >= SLOW_S
+        if not state.started:
             del self._receivers[receiver]

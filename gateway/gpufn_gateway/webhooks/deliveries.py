@@ -1,8 +1,8 @@
-"""Takes the jobs of webhooks from their queue and sees each to its end. Every gateway has one; the queue shares out.
+"""Take webhook jobs from their queue and settle each of them. Every gateway runs this and shares the queue.
 
-A job is the id of a call. It is stored before the call's end, so it may come first: then it waits for that. What is
-under way is touched; what a gateway that died was about to send comes again after `ack_wait`: receivers know a repeat
-by its webhook-id.
+A job is the id of a call. It is stored before the call's end, so it may arrive first and then waits for the end. Jobs
+in flight are touched. After a gateway dies, its jobs are redelivered after `ack_wait`: receivers recognize a repeat by
+its webhook-id.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks import retry_policy
 from gpufn_gateway.webhooks.concurrency import Receivers
-from gpufn_gateway.webhooks.payload import letter
+from gpufn_gateway.webhooks.payload import encode_payload
 from gpufn_gateway.webhooks.retry_policy import Verdict
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import AddressRefused, NotReached, Post
+from gpufn_gateway.webhooks.sender import AddressRefused, Post, ReceiverUnreachable
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
@@ -38,10 +38,10 @@ from gpufn_platform.queue.puller import Pull
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
-_TICK_S: Final = 1.0  # what is under way is touched as often
+_TICK_S: Final = 1.0  # interval at which jobs in flight are touched
 _ACK_WAIT_S: Final = 8.0
-_UNBOUNDED: Final = -1  # those that wait for their next try count as well
-_PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the job
+_UNBOUNDED: Final = -1  # jobs that wait for their next attempt count as pending too
+_PATIENCE_S: Final = 10.0  # for a call's end, which is stored right after the job
 
 
 class Deliveries:
@@ -52,19 +52,19 @@ class Deliveries:
         self._clock = clock
         self._telemetry = telemetry
         self._tasks = Tasks("webhook")
-        self._under_way: set[Delivery] = set()
+        self._in_flight: set[Delivery] = set()
         self._receivers = Receivers()
 
     async def run(self) -> None:
-        """Until cancelled; what is under way then comes again, here or elsewhere."""
+        """Run until cancelled; jobs in flight are then redelivered, here or elsewhere."""
         pull = Pull(self._bus, subjects.WEBHOOKS, subjects.WEBHOOK_CONSUMER, self._take, on_missing=self._on_missing)
         self._pull = pull
         pull.grant(_AT_ONCE)
         try:
             while True:
                 pull.tick(self._clock.monotonic())
-                with contextlib.suppress(GpufnError):  # without the bus nobody else gets it either
-                    for delivery in self._under_way:
+                with contextlib.suppress(GpufnError):  # without the bus no other gateway gets it either
+                    for delivery in self._in_flight:
                         delivery.touch()
                 await asyncio.sleep(_TICK_S)
         finally:
@@ -76,52 +76,52 @@ class Deliveries:
         self._tasks.start(self._settle(delivery))
 
     async def _settle(self, delivery: Delivery) -> None:
-        self._under_way.add(delivery)
-        again_after_s: float | None = 0.0  # when this is cancelled: somewhere else
+        self._in_flight.add(delivery)
+        retry_after_s: float | None = 0.0  # on cancellation: another gateway takes it at once
         try:
             failure = await self._deliver(delivery)
             if failure is None:
                 self._telemetry.of(_function(delivery)).told("delivered")
-            again_after_s = None if failure is None else self._again_after_s(delivery, failure)
+            retry_after_s = None if failure is None else self._retry_after_s(delivery, failure)
         except _Later as later:
-            again_after_s = later.after_s
+            retry_after_s = later.after_s
         except GpufnError as error:
-            log.warning("the webhook of %s waits: %s", delivery.payload.decode(), error)
-            again_after_s = _TICK_S
+            log.warning("the webhook of %s is delayed: %s", delivery.payload.decode(), error)
+            retry_after_s = _TICK_S
         except Exception:
             log.exception("the webhook of %s failed", delivery.payload.decode())
-            again_after_s = self._again_after_s(delivery, _Failure("the gateway failed at it"))
+            retry_after_s = self._retry_after_s(delivery, _Failure("the gateway failed to send it"))
         finally:
-            self._under_way.discard(delivery)
-            with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
-                if again_after_s is None:
+            self._in_flight.discard(delivery)
+            with contextlib.suppress(GpufnError):  # without the bus it is redelivered anyway
+                if retry_after_s is None:
                     delivery.ack()
                 else:
-                    delivery.nak(again_after_s)
+                    delivery.nak(retry_after_s)
             self._pull.grant(1)
 
     async def _deliver(self, delivery: Delivery) -> _Failure | None:
-        """One try. Raises _Later when its receiver has enough of them."""
+        """Make one attempt. Raises _Later if its receiver has too many in flight."""
         try:
             record, result = await call_records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
         except InvocationNotFound:
-            return _Failure("the call is not kept any more")
+            return _Failure("the call's record has expired")
         if not record.state.ended:
             return _Failure("the call has not ended")
         if record.webhook is None:
             return None
-        receiver, began = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
-        if after_s := self._receivers.begin(receiver, began):
+        receiver, started_at = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
+        if after_s := self._receivers.begin(receiver, started_at):
             raise _Later(after_s)
         try:
-            return await self._try(record, record.webhook, letter(record, result))
+            return await self._post_once(record, record.webhook, encode_payload(record, result))
         finally:
-            self._receivers.end(receiver, began, self._clock.monotonic())
+            self._receivers.end(receiver, started_at, self._clock.monotonic())
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock.time() - delivery.stored_at
 
-    async def _try(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
+    async def _post_once(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
         at = int(self._clock.time())
         headers = {
             "content-type": media.JSON,
@@ -134,20 +134,20 @@ class Deliveries:
             status = await self._post.send(webhook.url, headers, body)
         except AddressRefused as error:
             return _Failure(error.message, record, is_final=True)
-        except NotReached as error:
+        except ReceiverUnreachable as error:
             return _Failure(error.message, record)
         match retry_policy.verdict(status):
             case Verdict.DELIVERED:
                 return None
             case verdict:
-                return _Failure(f"it answered {status}", record, is_final=verdict is Verdict.GIVE_UP)
+                return _Failure(f"the receiver answered {status}", record, is_final=verdict is Verdict.GIVE_UP)
 
-    def _again_after_s(self, delivery: Delivery, failure: _Failure) -> float | None:
-        """Seconds until the next try; None: there is none, which is told where the function's owner looks."""
+    def _retry_after_s(self, delivery: Delivery, failure: _Failure) -> float | None:
+        """Return the seconds until the next attempt; None after the last one, which is logged for the function."""
         age_s = self._age_s(delivery)
-        again_after_s = None if failure.is_final else retry_policy.delay_after(age_s)
-        if again_after_s is not None:
-            return again_after_s
+        retry_after_s = None if failure.is_final else retry_policy.delay_after(age_s)
+        if retry_after_s is not None:
+            return retry_after_s
         function, invocation, record = _function(delivery), delivery.payload.decode(), failure.record
         which = f"to {record.webhook.url}" if record is not None and record.webhook is not None else f"of {invocation}"
         after = "" if failure.is_final else f" after {age_s / 3600:.1f} hours"
@@ -172,19 +172,19 @@ class Deliveries:
             )  # fmt: skip
         except GpufnError as error:
             log.warning("webhooks cannot be pulled yet: %s", error)
-            return  # each tick of the Pull comes back here
+            return  # the next tick of the Pull retries
         self._pull.retry()
 
 
 class _Later(Exception):
-    """Not tried."""
+    """The attempt was postponed."""
 
     def __init__(self, after_s: float) -> None:
         self.after_s = after_s
 
 
 class _Failure(NamedTuple):
-    """`record` is the call's, where there is one."""
+    """`record` is the call's record, if there is one."""
 
     text: str
     record: CallRecord | None = None
@@ -192,5 +192,5 @@ class _Failure(NamedTuple):
 
 
 def _function(delivery: Delivery) -> str:
-    """`subjects.webhook` ends with it."""
+    """Return the function's name, the last token of the subject."""
     return delivery.subject.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What a webhook says: how a call ended, and its result where that is small and JSON."""
+"""Webhook payload: how a call ended, and its result if it is small JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpufn_core.encoding import media
 from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway.submitted import call_views
 
-MOST_RESULT_BYTES: Final = 256 << 10
+MAX_RESULT_BYTES: Final = 256 << 10
 
 
-def letter(record: CallRecord, result: bytes) -> bytes:
-    """JSON: `type` is ``invocation.<state>``; `data.result` is there for JSON up to 256 KiB, else `data.links.result`
-    leads to it."""
+def encode_payload(record: CallRecord, result: bytes) -> bytes:
+    """Return the JSON. `type` is ``invocation.<state>``. `data.result` is present for JSON up to 256 KiB, otherwise
+    `data.links.result` points to it."""
     ended_at = datetime.datetime.fromtimestamp(record.ended_at or 0.0, datetime.UTC)
     error = record.error
     data: dict[str, Any] = {
@@ -31,11 +31,11 @@ def letter(record: CallRecord, result: bytes) -> bytes:
         "error": None if error is None else msgspec.structs.replace(error, traceback=None),
         "links": call_views.links(record.id),
     }
-    if record.content_type == media.JSON and 0 < len(result) <= MOST_RESULT_BYTES:
+    if record.content_type == media.JSON and 0 < len(result) <= MAX_RESULT_BYTES:
         data["result"] = msgspec.Raw(result)
-    told = {
+    payload = {
         "type": f"invocation.{record.state}",
         "timestamp": ended_at.isoformat().replace("+00:00", "Z"),
         "data": data,
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(payload)

@@ -1,4 +1,4 @@
-"""The secrets that webhooks are signed with: one per API key, and the platform's own."""
+"""Signing secrets of webhooks: one per API key, and the platform's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    secrets: tuple[str, ...]  # the newest first; after a change the one before it still signs
+    secrets: tuple[str, ...]  # newest first; after a rotation the previous one still signs
 
 
 _stored = msgspec.msgpack.Decoder(_Stored)
@@ -23,14 +23,14 @@ class WebhookSecrets:
         self._bucket = bucket
 
     async def of(self, owner: str) -> tuple[str, ...]:
-        """Made when they are first asked for."""
+        """Return the secrets of an owner, creating one on first use."""
         stored = await self._bucket.change(
             owner, lambda entry: entry.value if entry is not None else _encode(_Stored((new_secret(),)))
         )
         return _secrets(stored)
 
     async def change(self, owner: str) -> tuple[str, ...]:
-        """A new one; until the next change, the one before it signs as well."""
+        """Rotate the secret. The previous one still signs until the next rotation."""
         stored = await self._bucket.change(owner, lambda entry: _encode(_Stored((new_secret(), *_secrets(entry)[:1]))))
         return _secrets(stored)
 

@@ -1,4 +1,4 @@
-"""One POST to an address that a user chose: where it may connect to, how long it may take, how much it may answer."""
+"""Sending one webhook POST to an address that a user chose, with limits on addresses, time and response size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpufn_core.errors import Forbidden, GpufnError, InvalidInput
 from gpufn_gateway.webhooks.address_policy import Addresses
 
 _TIMEOUT_S: Final = 15.0
-_MOST_ANSWER_BYTES: Final = 64 << 10
-_MOST_REDIRECTS: Final = 3
-_REDIRECTS: Final = frozenset({307, 308})  # those that keep the method; the others would drop what is told
+_MAX_RESPONSE_BYTES: Final = 64 << 10
+_MAX_REDIRECTS: Final = 3
+_REDIRECTS: Final = frozenset({307, 308})  # redirects that keep the method; others would drop the body
 _IDLE_S: Final = 5.0
-_TRY_S: Final = 3.0  # to connect, while there is another address to try
+_TRY_S: Final = 3.0  # connect timeout while there is another address to try
 _CONNECTIONS: Final = 128
 
 
-class NotReached(GpufnError):
+class ReceiverUnreachable(GpufnError):
     """The receiver of a webhook could not be reached, or did not answer in time."""
 
     code = "webhook_not_reached"
@@ -40,50 +40,50 @@ class AddressRefused(Forbidden):
 class Post:
     def __init__(self, addresses: Addresses) -> None:
         self._pool = httpcore.AsyncConnectionPool(
-            network_backend=_Checked(addresses), max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
+            network_backend=_CheckedBackend(addresses), max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
         )
 
     async def send(self, url: str, headers: dict[str, str], body: bytes) -> int:
-        """The status of the answer. Raises NotReached, AddressRefused."""
+        """Return the response status. Raises ReceiverUnreachable, AddressRefused."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._send(url, headers, body)
         except GpufnError:
             raise
         except TimeoutError:
-            raise NotReached(f"no answer within {_TIMEOUT_S:g} s") from None
+            raise ReceiverUnreachable(f"no answer within {_TIMEOUT_S:g} s") from None
         except (OSError, ssl.SSLError, *_FAILURES) as error:
-            raise NotReached(str(error) or type(error).__name__) from error
+            raise ReceiverUnreachable(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
         await self._pool.aclose()
 
     async def _send(self, url: str, headers: dict[str, str], body: bytes) -> int:
-        for _ in range(_MOST_REDIRECTS):
+        for _ in range(_MAX_REDIRECTS):
             status, location = await self._send_once(url, headers, body)
             if status not in _REDIRECTS or not location:
                 return status
-            there = _redirected(url, location)
-            if there is None:
+            target = _redirected(url, location)
+            if target is None:
                 return status
-            url = there
+            url = target
         return status
 
     async def _send_once(self, url: str, headers: dict[str, str], body: bytes) -> tuple[int, str]:
-        """Status and `Location`. Of the answer's body a little is read, so that the receiver can end in peace."""
+        """Return the status and `Location`. A little of the body is read, so that the receiver can finish cleanly."""
         async with self._pool.stream("POST", url, headers=list(headers.items()), content=body) as response:
             read = 0
             async for part in response.aiter_stream():
                 read += len(part)
-                if read > _MOST_ANSWER_BYTES:
+                if read > _MAX_RESPONSE_BYTES:
                     break
             location = next((value for name, value in response.headers if name.lower() == b"location"), b"")
             return response.status, location.decode("latin-1")
 
 
-class _Checked(httpcore.AsyncNetworkBackend):
-    """Resolves a name, and connects to the first of its addresses that is allowed and answers: to that address, not to
-    the name again."""
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Resolve a name and connect to the first of its addresses that is allowed and answers. The connection goes to that
+    address, and the name is not resolved again."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
@@ -121,14 +121,14 @@ class _Checked(httpcore.AsyncNetworkBackend):
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """Raises NotReached for a name without an address, and OSError when nobody knows."""
+    """Return the addresses of a name. Raises ReceiverUnreachable if it has none, OSError if the lookup fails."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:  # a part that is empty, or longer than 63 characters
-        raise NotReached(f"{host[:100]} is no name") from None
-    if not found:
-        raise NotReached(f"{host} has no address")
-    return [str(info[4][0]) for info in found]
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # a label that is empty, or longer than 63 characters
+        raise ReceiverUnreachable(f"{host[:100]} is not a valid host name") from None
+    if not infos:
+        raise ReceiverUnreachable(f"{host} has no address")
+    return [str(info[4][0]) for info in infos]
 
 
 _FAILURES: Final = (
@@ -141,13 +141,13 @@ _FAILURES: Final = (
 
 
 def _redirected(url: str, location: str) -> str | None:
-    """Where a redirect leads to; None for another host, and for what no webhook can be sent to."""
+    """Return the target of a redirect; None for another host, and for a URL that webhooks may not go to."""
     try:
-        there = urljoin(url, location)
-        check_webhook(there)
+        target = urljoin(url, location)
+        check_webhook(target)
     except (ValueError, InvalidInput):
         return None
-    return there if _origin(there) == _origin(url) else None
+    return target if _origin(target) == _origin(url) else None
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -1,1 +1,1 @@
-"""Calling functions: `.remote`, `.spawn` and `.stream`, graphs of calls, and the context inside a call."""
+"""Remote calls: `.remote`, `.spawn` and `.stream`, graphs of calls, and the context inside a call."""

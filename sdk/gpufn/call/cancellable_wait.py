@@ -1,7 +1,7 @@
-"""Waits that another thread ends: nobody reads the answer of a call whose task was cancelled, so it shall not run on.
+"""Waits that another thread can cancel, so that a call ends when its asyncio task is cancelled.
 
-1. who may leave        wait = Wait(); wait.run(f, x) in a thread; wait.leave() in another
-2. what waits in there  with woken_by(wake): ...
+the caller          scope = CancelScope(); scope.run(f, x) in a thread; scope.cancel() in another
+code that waits     with woken_by(wake): ...
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_here: contextvars.ContextVar[Wait | None] = contextvars.ContextVar("gpufn_wait", default=None)
+_current_scope: contextvars.ContextVar[CancelScope | None] = contextvars.ContextVar("gpufn_cancel_scope", default=None)
 
 
-class Wait:
-    """Of one call, which may wait for one thing after another, or in several threads."""
+class CancelScope:
+    """The waits of one call, which may wait several times and in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: set[Callable[[], None]] = set()
-        self._is_left = False
+        self._is_cancelled = False
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        token = _here.set(self)
+        """Call `function` in this scope."""
+        token = _current_scope.set(self)
         try:
             return function(*args)
         finally:
-            _here.reset(token)
+            _current_scope.reset(token)
 
-    def leave(self) -> None:
-        """What waits now is woken, and what would wait later does not begin to."""
+    def cancel(self) -> None:
+        """Wake the current waits, and every later wait as it begins."""
         with self._lock:
-            self._is_left = True
+            self._is_cancelled = True
             for wake in self._wakes:
                 wake()
 
     @contextlib.contextmanager
-    def on(self, wake: Callable[[], None]) -> Iterator[None]:
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
         with self._lock:
-            if self._is_left:
+            if self._is_cancelled:
                 wake()
             self._wakes.add(wake)
         try:
@@ -53,7 +54,9 @@ class Wait:
 
 
 def woken_by(wake: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """`wake` ends the wait in here. It is called from any thread, also before the wait has begun, and waits for
-    nothing itself; never after."""
-    wait = _here.get()
-    return contextlib.nullcontext() if wait is None else wait.on(wake)
+    """Call `wake`, which ends the wait in this block, when the current scope is cancelled.
+
+    `wake` is called in any thread, possibly before the wait has begun, but never after the block. It must not block.
+    """
+    scope = _current_scope.get()
+    return contextlib.nullcontext() if scope is None else scope.waking(wake)

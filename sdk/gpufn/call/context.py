@@ -1,7 +1,7 @@
-"""`gpufn.current()`: what a function can know of the call that it runs, and say about it.
+"""`gpufn.current()`: the Context of the call that a function runs for.
 
-A worker installs where to find the Context of the running call; elsewhere a function runs as plain Python, and its
-Context takes everything and keeps nothing.
+A worker installs a function that returns the Context of the running call. Elsewhere a function runs as plain Python,
+and its Context discards progress and checkpoints.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Any, Protocol
 
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES
 
-_PROGRESS_APART_S = 0.1
+_PROGRESS_INTERVAL_S = 0.1
 
 
 class Channel(Protocol):
-    """Carries what a Context says to the platform."""
+    """The connection of a Context to the platform."""
 
     def progress(self, fraction: float, message: str) -> None: ...
 
     def keep(self, content_type: str, body: bytes) -> None:
-        """Returns when it is stored."""
+        """Store a checkpoint. Returns when it is stored."""
         ...
 
     def kept(self) -> tuple[str, bytes] | None:
-        """What was kept last, by whichever attempt of this call."""
+        """Return the last checkpoint of this call, from any attempt."""
         ...
 
 
 class Context:
-    """The call that runs: its id, its attempt, its end; how far it is, and where it goes on after a crash.
+    """The running call: its id, attempt and deadline, its progress, and its checkpoints.
 
     >>> import gpufn
     >>> def train(steps: int) -> int:
     ...     ctx = gpufn.current()
-    ...     first, total = ctx.restored or (0, 0)  # an earlier attempt came so far
+    ...     first, total = ctx.restored or (0, 0)  # the checkpoint of an earlier attempt
     ...     for step in range(first, steps):
     ...         total += step
     ...         ctx.checkpoint((step + 1, total))
@@ -61,19 +61,20 @@ class Context:
         self.invocation = invocation
         self.attempt = attempt
         self.deadline = deadline
-        self.trace = trace  # the W3C traceparent that its caller sent; calls that it makes are of the same trace
+        self.trace = trace  # the W3C traceparent that the caller sent; nested calls belong to the same trace
         self._channel = channel
         self._may_pickle = may_pickle  # the function's option `pickle`
         self._latest = (0.0, "")
-        self._told_at = -_PROGRESS_APART_S
-        self._is_late = False  # a Timer tells the latest
+        self._sent_at = -_PROGRESS_INTERVAL_S
+        self._is_scheduled = False  # a Timer will send the latest report
         self._lock = threading.Lock()
         self._restored: tuple[Any] | None = None
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and always the latest.
+        """Report progress: `fraction` is from 0 to 1.
 
-        Raises InvalidInput when it is no number.
+        Calls are cheap: at most ten reports per second are sent, and the latest is always sent. Raises InvalidInput if
+        `fraction` is not a number.
         """
         from gpufn_core.errors import InvalidInput  # noqa: PLC0415
 
@@ -81,36 +82,37 @@ class Context:
             fraction = float(fraction)
         except (TypeError, ValueError):
             raise InvalidInput(
-                f"progress is a fraction from 0 to 1, then a text, as in ctx.progress(0.4, 'text'), not {fraction!r}",
+                f"progress takes a fraction from 0 to 1 and a text, as in ctx.progress(0.4, 'text'), not {fraction!r}",
                 field="progress",
             ) from None
         with self._lock:
             self._latest = fraction, str(message)
-            if self._is_late:
+            if self._is_scheduled:
                 return
-            wait_s = self._told_at + _PROGRESS_APART_S - time.monotonic()
+            wait_s = self._sent_at + _PROGRESS_INTERVAL_S - time.monotonic()
             if wait_s <= 0 or fraction >= 1:
-                self._tell()
+                self._send()
                 return
-            self._is_late = True
-        timer = threading.Timer(wait_s, self._tell_late)
+            self._is_scheduled = True
+        timer = threading.Timer(wait_s, self._send_scheduled)
         timer.daemon = True
         timer.start()
 
-    def _tell_late(self) -> None:
+    def _send_scheduled(self) -> None:
         with self._lock:
-            self._is_late = False
-            self._tell()
+            self._is_scheduled = False
+            self._send()
 
-    def _tell(self) -> None:
-        self._told_at = time.monotonic()
+    def _send(self) -> None:
+        self._sent_at = time.monotonic()
         self._channel.progress(*self._latest)
 
     def checkpoint(self, state: Any) -> None:
-        """Keep `state` for the next attempt of this call; returns when it is stored, in place of the one before.
+        """Store `state` for the next attempt of this call. It replaces the last checkpoint. Returns when it is stored.
 
-        What a result may be, up to 4 MiB: larger state belongs into a file, and its name into the checkpoint. There is
-        a next attempt when the function has `retries`, or when the runner died. Raises InvalidInput, PayloadTooLarge.
+        `state` may be any value that a result may be, up to 4 MiB. Write larger state to a file, and checkpoint the
+        file's name. There is a next attempt if the function has `retries`, or if the runner died. Raises InvalidInput
+        and PayloadTooLarge.
         """
         from gpufn_core.encoding import media, values  # noqa: PLC0415
         from gpufn_core.errors import InvalidInput, PayloadTooLarge, ResultNotEncodable  # noqa: PLC0415
@@ -123,30 +125,30 @@ class Context:
             raise InvalidInput(error.message, field="checkpoint") from error
         if len(encoded[1]) > CHECKPOINT_BYTES:
             raise PayloadTooLarge(
-                f"the checkpoint takes {len(encoded[1]):,} bytes, and {CHECKPOINT_BYTES:,} are allowed: "
+                f"the checkpoint has {len(encoded[1]):,} bytes, and at most {CHECKPOINT_BYTES:,} are allowed: "
                 "write the state to a file that the next attempt can read, and checkpoint its name"
             )
         self._channel.keep(*encoded)
 
     @property
     def restored(self) -> Any:
-        """The last checkpoint that an earlier attempt of this call made; None when there is none."""
+        """The last checkpoint of an earlier attempt of this call, or None."""
         if self._restored is None:
             from gpufn_core.encoding import native, values  # noqa: PLC0415
 
-            kept = self._channel.kept()
-            # The function made it itself, so instances may be of all classes that it has loaded.
+            stored = self._channel.kept()
+            # The function made the checkpoint itself, so instances may be of any loaded class.
             find, may_pickle = native.loaded_class, self._may_pickle
-            restored = None if kept is None else values.decode_value(*kept, allow_pickle=may_pickle, find=find)
+            restored = None if stored is None else values.decode_value(*stored, allow_pickle=may_pickle, find=find)
             self._restored = (restored,)
         return self._restored[0]
 
     def __repr__(self) -> str:
-        return f"<Context of {self.invocation or 'a call here'}, attempt {self.attempt}>"
+        return f"<Context of {self.invocation or 'a local call'}, attempt {self.attempt}>"
 
 
-class _Nowhere:
-    """The Channel of a function that runs here."""
+class _LocalChannel:
+    """The Channel of a function that runs as plain Python. Discards everything."""
 
     def progress(self, fraction: float, message: str) -> None: ...
 
@@ -161,15 +163,15 @@ _find: Callable[[], Context] | None = None
 _attempt_here: ContextVar[int] = ContextVar("_attempt_here", default=1)
 
 
-def install(find: Callable[[], Context] | None) -> None:
-    """In a worker: `find` gives the Context of the call that asks."""
+def install(find_context: Callable[[], Context] | None) -> None:
+    """Use `find_context` to find the Context of the running call, as a worker does."""
     global _find  # noqa: PLW0603  one per process, by contract
-    _find = find
+    _find = find_context
 
 
 @contextlib.contextmanager
 def attempt_here(number: int) -> Iterator[None]:
-    """Inside the `with`, code runs here as attempt `number` of its call."""
+    """Run the code of the `with` block as attempt `number` of a local call."""
     token = _attempt_here.set(number)
     try:
         yield
@@ -178,18 +180,18 @@ def attempt_here(number: int) -> Iterator[None]:
 
 
 def is_in_worker() -> bool:
-    """Whether this process is a worker, or was forked from one."""
+    """Return whether this process is a worker, or was forked from one."""
     return _find is not None
 
 
 def current() -> Context:
-    """The Context of the call that this code runs for.
+    """Return the Context of the running call.
 
-    In a function that runs here, as plain Python, there is one too: attempt 1, no id, no deadline. `run_locally` counts
-    the attempts that a function's `retries` allow. In a worker but
-    outside of a call (a hook, a batch of several calls) InvalidInput is raised.
+    A function that runs locally, as plain Python, has one too: no id, no deadline, and attempt 1, or the number of the
+    attempt under `run_locally`. Raises InvalidInput in a worker outside of a single call (in a hook, or in a batch of
+    several calls).
 
     >>> current()
-    <Context of a call here, attempt 1>
+    <Context of a local call, attempt 1>
     """
-    return Context("", _attempt_here.get(), None, _Nowhere(), may_pickle=True) if _find is None else _find()
+    return Context("", _attempt_here.get(), None, _LocalChannel(), may_pickle=True) if _find is None else _find()

@@ -1,4 +1,4 @@
-"""Calls that wait for each other's results: `gather` for calls that are under way, Graph for those to come."""
+"""Calls that are waited for together: `gather` for submitted calls, Graph for calls that need each other's results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _WINDOW = 32
-_MOST_WAITS = 64  # threads of one `gather`
+_MAX_THREADS = 64  # of one `gather`
 
 
 def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | None = None) -> list[Any]:
-    """The results of calls that were submitted, in the order given; waits for many of them at the same time.
+    """Wait for submitted calls, and return their results in the order of the arguments.
 
-    The first failure is raised at once, and the others go on; with `return_exceptions` a failure takes its result's
-    place. Raises TimeoutError when one still runs `timeout` seconds from now.
+    Raises the first failure at once; the other calls go on. With `return_exceptions`, a failure takes the place of its
+    result. Raises TimeoutError if a call still runs after `timeout` seconds.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -42,44 +42,44 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     """
     for call in calls:
         if not isinstance(call, Call):
-            several = "; give them one by one, as in gather(*calls)" if isinstance(call, Iterable) else ""
-            raise InvalidInput(f"gather waits for what .spawn(...) returned, not for {call!r}{several}")
+            hint = "; pass each call as an argument, as in gather(*calls)" if isinstance(call, Iterable) else ""
+            raise InvalidInput(f"gather takes the calls that .spawn(...) returns, not {call!r}{hint}")
     check_seconds("timeout", timeout)
-    give_up = None if timeout is None else time.monotonic() + timeout
-    left = iter(list(enumerate(calls)))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    remaining = iter(list(enumerate(calls)))
     ended: SimpleQueue[tuple[int, Caught[Any]]] = SimpleQueue()
 
     def wait() -> None:
-        for place, call in left:
-            ended.put((place, caught(_result_by, call, give_up, timeout)))
+        for index, call in remaining:
+            ended.put((index, caught(_result_by, call, deadline, timeout)))
 
     results: list[Any] = [None] * len(calls)
     try:
-        for number in range(min(len(calls), _MOST_WAITS)):
-            # It keeps no process from ending, for the calls go on without us.
-            waiting = contextvars.copy_context().run
-            threading.Thread(target=waiting, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
+        for number in range(min(len(calls), _MAX_THREADS)):
+            # A daemon: the calls go on without this process, so a wait must not keep it alive.
+            run = contextvars.copy_context().run
+            threading.Thread(target=run, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
         for _ in calls:
-            place, end = ended.get()
-            results[place] = end.error if return_exceptions and end.error is not None else end.get()
+            index, outcome = ended.get()
+            results[index] = outcome.error if return_exceptions and outcome.error is not None else outcome.get()
     finally:
-        for _ in left:  # after a failure nobody begins to wait for more
+        for _ in remaining:  # after a failure, the threads begin no further waits
             pass
     return results
 
 
-def _result_by(call: Call[Any], give_up: float | None, timeout: float | None) -> Any:
-    """Past the end of the time it looks once: what has ended has a result."""
-    if give_up is None:
+def _result_by(call: Call[Any], deadline: float | None, timeout: float | None) -> Any:
+    """Wait for a result until `deadline`. After the deadline, return the result of a call that has already ended."""
+    if deadline is None:
         return call.result()
     try:
-        return call.result(max(give_up - time.monotonic(), 0.0))
+        return call.result(max(deadline - time.monotonic(), 0.0))
     except TimeoutError as error:
         raise TimeoutError(f"invocation {call.id} has not ended after {timeout:g} s") from error
 
 
 class Step(Generic[V]):
-    """A call in a Graph. As an argument of another step it stands for its result."""
+    """A call in a Graph. As an argument of another step, it stands for its result."""
 
     def __init__(self, number: int, remote: Remote[..., Any, V], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.number = number
@@ -90,15 +90,15 @@ class Step(Generic[V]):
         self._result: tuple[V] | None = None
 
     def taking(self, cost: float) -> Step[V]:
-        """How long it takes, in any unit that all steps share; 1 when nothing is said."""
+        """Set how long the step takes, in any unit that all steps share. The default is 1."""
         if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
-            raise InvalidInput(f"a step's cost is a number from 0 on, not {cost!r}")
+            raise InvalidInput(f"a step's cost is a number of at least 0, not {cost!r}")
         self.cost = cost
         return self
 
     @property
     def result(self) -> V:
-        """Raises InvalidInput while it has not ended."""
+        """The result of the call. Raises InvalidInput if the step has not ended."""
         if self._result is None:
             raise InvalidInput(f"{self!r} has not ended: run its graph first")
         return self._result[0]
@@ -106,16 +106,16 @@ class Step(Generic[V]):
     def __repr__(self) -> str:
         return f"<Step {self.number} {self._remote!r}>"
 
-    def _needs(self) -> set[int]:
+    def _dependencies(self) -> set[int]:
         return {step.number for step in _steps((self._args, self._kwargs))}
 
     def _run(self) -> None:
-        args, kwargs = _filled((self._args, self._kwargs))
+        args, kwargs = _with_results((self._args, self._kwargs))
         self._result = (self._remote.remote(*args, **kwargs),)
 
 
 class Graph:
-    """Calls that need each other's results, each made as soon as it can be, those with the longest way to go first.
+    """Calls that need each other's results. A call starts when its inputs are ready; the longest chains go first.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -141,37 +141,40 @@ class Graph:
         return len(self._steps)
 
     def call(self, function: Remote[..., Any, V], /, *args: Any, **kwargs: Any) -> Step[V]:
-        """A step: `function.remote(...)`. Steps among the arguments, or in lists, tuples and dicts of them, are waited
-        for. Raises InvalidInput for a step of another graph, TypeError for a call that does not fit the function."""
+        """Add the step `function.remote(...)` and return it.
+
+        It waits for the steps among its arguments, also in lists, tuples and dicts. Raises InvalidInput for a step of
+        another graph, and TypeError for arguments that do not fit the function.
+        """
         _check_step(function, args, kwargs)
-        for needed in _steps((args, kwargs)):
-            if needed.number >= len(self._steps) or self._steps[needed.number] is not needed:
-                raise InvalidInput(f"{needed!r} is a step of another graph")
+        for dependency in _steps((args, kwargs)):
+            if dependency.number >= len(self._steps) or self._steps[dependency.number] is not dependency:
+                raise InvalidInput(f"{dependency!r} is a step of another graph")
         step = Step(len(self._steps), function, args, kwargs)
         self._steps.append(step)
         return step
 
     def run(self, window: int = _WINDOW) -> Iterator[Step[Any]]:
-        """Each step as it ends; at most `window` calls are under way.
+        """Make the calls, at most `window` at a time, and yield each step as it ends.
 
-        The first failure is raised: what runs then goes on, and nothing new is started. Inside a function, the calls
-        have no more time than it has, and end with it.
+        Raises the first failure: running calls go on, and no further call starts. Inside a function, the calls have at
+        most the time that the function has left, and end with it.
         """
         from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415
 
         check_count("window", window)
-        order = Order([step._needs() for step in self._steps], [step.cost for step in self._steps])
-        under_way: dict[Future[None], Step[Any]] = {}
+        order = Order([step._dependencies() for step in self._steps], [step.cost for step in self._steps])
+        running: dict[Future[None], Step[Any]] = {}
         pool = ThreadPoolExecutor(window, thread_name_prefix="gpufn-graph")
         try:
             while True:
-                while len(under_way) < window and (number := order.take()) is not None:
+                while len(running) < window and (number := order.take()) is not None:
                     step = self._steps[number]
-                    under_way[pool.submit(contextvars.copy_context().run, step._run)] = step
-                if not under_way:
+                    running[pool.submit(contextvars.copy_context().run, step._run)] = step
+                if not running:
                     return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    step = under_way.pop(future)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    step = running.pop(future)
                     _raise_failure(future, step)
                     order.ended(step.number)
                     yield step
@@ -182,7 +185,7 @@ class Graph:
 def _check_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not isinstance(function, Remote):
         raise InvalidInput(
-            "a step is a @gpu_function, or a @method of one, and its arguments, as in graph.call(f, 1), "
+            "graph.call takes a @gpu_function or a @method, and its arguments, as in graph.call(f, 1), "
             f"not {function!r}"
         )
     function.check_call(args, kwargs)
@@ -206,12 +209,12 @@ def _steps(value: Any) -> Iterator[Step[Any]]:
             yield from _steps(item)
 
 
-def _filled(value: Any) -> Any:
-    """With results in the places of steps."""
+def _with_results(value: Any) -> Any:
+    """Return `value` with each step replaced by its result."""
     if isinstance(value, Step):
         return value.result
     if isinstance(value, dict):
-        return {key: _filled(item) for key, item in value.items()}
-    if type(value) in (list, tuple):  # a named tuple cannot be made of an iterator
-        return type(value)(_filled(item) for item in value)
+        return {key: _with_results(item) for key, item in value.items()}
+    if type(value) in (list, tuple):  # not a named tuple, whose constructor takes no iterator
+        return type(value)(_with_results(item) for item in value)
     return value

@@ -1,8 +1,7 @@
-"""Which step of a graph to start next: the one with the longest way to the end.
+"""The order in which the steps of a graph start: the step with the longest chain of dependents goes first.
 
-The *rank* of a step is the cost of the longest chain that begins with it; a step that much waits for should not wait
-itself. With as many slots as one likes the order does not matter; with few, this one is never worse than twice the best
-(Graham 1966), and mostly the best.
+The *rank* of a step is the cost of the longest chain that begins with it. With unlimited slots the order does not
+matter. With few slots, this order takes at most twice as long as the best order (Graham 1966), and is usually the best.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Collection, Sequence
 
 
 def ranks(needs: Sequence[Collection[int]], costs: Sequence[float]) -> list[float]:
-    """`needs[n]` are the steps that step n waits for, all of them before it.
+    """Return the rank of each step. `needs[n]` lists the steps that step n waits for; all of them come before it.
 
-    >>> ranks([[], [], [0, 1], [0]], [2.0, 1.0, 4.0, 1.0])      # 0 and 1, then 2; 3 needs 0 alone
+    >>> ranks([[], [], [0, 1], [0]], [2.0, 1.0, 4.0, 1.0])      # step 2 needs 0 and 1, step 3 needs 0
     [6.0, 5.0, 4.0, 1.0]
     """
     longest = [0.0] * len(needs)
@@ -28,24 +27,25 @@ def ranks(needs: Sequence[Collection[int]], costs: Sequence[float]) -> list[floa
 
 
 class Order:
-    """What may start now, the highest rank first; among equals the one that was written first."""
+    """The steps that may start now: the highest rank first, then the lowest number."""
 
     def __init__(self, needs: Sequence[Collection[int]], costs: Sequence[float]) -> None:
         self._ranks = ranks(needs, costs)
-        self._lacking = [len(set(each)) for each in needs]
-        self._followers: list[list[int]] = [[] for _ in needs]
-        for step, each in enumerate(needs):
-            for need in set(each):
-                self._followers[need].append(step)
-        self._ready = [(-self._ranks[step], step) for step, lacking in enumerate(self._lacking) if not lacking]
+        self._unmet = [len(set(dependencies)) for dependencies in needs]  # the number of dependencies still to end
+        self._dependents: list[list[int]] = [[] for _ in needs]
+        for step, dependencies in enumerate(needs):
+            for dependency in set(dependencies):
+                self._dependents[dependency].append(step)
+        self._ready = [(-self._ranks[step], step) for step, unmet in enumerate(self._unmet) if not unmet]
         heapq.heapify(self._ready)
 
     def take(self) -> int | None:
-        """A step to start; None while all that is left waits for others."""
+        """Return a step to start, or None if all remaining steps wait for others."""
         return heapq.heappop(self._ready)[1] if self._ready else None
 
     def ended(self, step: int) -> None:
-        for follower in self._followers[step]:
-            self._lacking[follower] -= 1
-            if not self._lacking[follower]:
-                heapq.heappush(self._ready, (-self._ranks[follower], follower))
+        """Mark a step as ended, so that its dependents may start."""
+        for dependent in self._dependents[step]:
+            self._unmet[dependent] -= 1
+            if not self._unmet[dependent]:
+                heapq.heappush(self._ready, (-self._ranks[dependent], dependent))

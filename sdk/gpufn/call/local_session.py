@@ -1,7 +1,7 @@
-"""A model in this process, for calls of a function that run here: called as a worker's session is.
+"""Sessions that run a model in this process, for local calls of a function. They have the interface of worker sessions.
 
-It runs the ONNX file as it is, on the CPU, each call by itself; precision, shapes and batches are for the engine that a
-deploy builds.
+A session runs the ONNX file unchanged, on the CPU, without batches. Precision, shapes and batches apply only to the
+engine that a deploy builds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.spec.model_spec import TensorSpec
 
-# ONNX Runtime's name of an element type → the Open Inference Protocol's, and numpy's where it has one.
+# ONNX Runtime element type → (Open Inference Protocol datatype, numpy dtype or None)
 _TYPES: dict[str, tuple[str, str | None]] = {
     "tensor(bool)": ("BOOL", "bool"),
     "tensor(uint8)": ("UINT8", "uint8"),
@@ -37,7 +37,7 @@ _TYPES: dict[str, tuple[str, str | None]] = {
 
 
 class Outputs(dict[str, Any]):
-    """Several outputs, by name; `outputs.boxes` is `outputs["boxes"]`."""
+    """Several outputs by name. `outputs.boxes` is `outputs["boxes"]`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -47,15 +47,18 @@ class Outputs(dict[str, Any]):
 
 
 class LocalSession:
-    """`session(*arrays, **named)` → the array of its one output, or `Outputs`. InvalidInput names a wrong input."""
+    """A loaded model: `session(*arrays, **named)` returns the array of its only output, or `Outputs`.
+
+    Raises InvalidInput, which names the wrong input.
+    """
 
     def __init__(self, path: Path) -> None:
-        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # from 1.29 on it reports to its maker unless told not to
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # since 1.29, ONNX Runtime sends telemetry by default
         try:
-            import onnxruntime  # noqa: PLC0415  heavy, and a program that calls no model here does without
+            import onnxruntime  # noqa: PLC0415  heavy, and needed only for local calls of a model
         except ImportError as error:
             raise InvalidSpec(
-                f"to run {path.name} here, install onnxruntime; `.remote(...)` runs it on the platform"
+                f"install onnxruntime to run {path.name} in this process; `.remote(...)` runs it on the platform"
             ) from error
         if not path.is_file():
             raise InvalidSpec(f"there is no file {path}")
@@ -72,40 +75,41 @@ class LocalSession:
         }
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        results = self._session.run(None, self._fed(arrays, named))
+        results = self._session.run(None, self._feed(arrays, named))
         names = (output.name for output in self.outputs)
         return results[0] if len(results) == 1 else Outputs(zip(names, results, strict=True))
 
     async def aio(self, *arrays: Any, **named: Any) -> Any:
-        """As a call, and other tasks run meanwhile."""
+        """Call the session in a thread, while other tasks run."""
         import asyncio  # noqa: PLC0415
 
         return await asyncio.to_thread(self, *arrays, **named)
 
-    def _fed(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _feed(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the array for each input by name. Raises InvalidInput."""
         import numpy as np  # noqa: PLC0415
 
-        takes = ", ".join(self._dtypes)
+        inputs = ", ".join(self._dtypes)
         if len(arrays) > len(self._dtypes):
-            raise InvalidInput(f"{len(arrays)} arrays; the model takes {takes}")
-        fed = dict(zip(self._dtypes, arrays, strict=False))
+            raise InvalidInput(f"got {len(arrays)} arrays; the model takes {inputs}")
+        feed = dict(zip(self._dtypes, arrays, strict=False))
         for name in named:
-            if name in fed or name not in self._dtypes:
-                why = "given twice" if name in fed else "the model has no such input"
-                raise InvalidInput(f"{name}: {why}; it takes {takes}", field=name)
-        fed |= named
+            if name in feed or name not in self._dtypes:
+                reason = "given twice" if name in feed else "the model has no such input"
+                raise InvalidInput(f"{name}: {reason}; it takes {inputs}", field=name)
+        feed |= named
         for name, dtype in self._dtypes.items():
-            if name not in fed and name in self._optional:
+            if name not in feed and name in self._optional:
                 continue
-            if name not in fed:
-                raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
-            if dtype is not None and not isinstance(fed[name], np.ndarray):
-                fed[name] = np.asarray(fed[name], dtype)
-        return fed
+            if name not in feed:
+                raise InvalidInput(f"{name}: missing; the model takes {inputs}", field=name)
+            if dtype is not None and not isinstance(feed[name], np.ndarray):
+                feed[name] = np.asarray(feed[name], dtype)
+        return feed
 
 
 def session_of(model: Model, folder: Path) -> LocalSession:
-    """One per file and process."""
+    """Return the session of a model: one per file and process."""
     return _open(folder / model.path)
 
 
@@ -115,6 +119,6 @@ def _open(path: Path) -> LocalSession:
 
 
 def _spec(value: Any) -> TensorSpec:
-    """Of what ONNX Runtime tells of an input or output; a size with a name is dynamic."""
+    """Convert ONNX Runtime's description of an input or output. A dimension with a name is dynamic."""
     datatype, _ = _TYPES.get(value.type, (value.type, None))
     return TensorSpec(value.name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))

@@ -1,8 +1,10 @@
-"""The remote side of a callable: its arguments are encoded (`gpufn_core.encoding.values`), the current Transport carries them, and
-the answer is decoded.
+"""The remote calls of a function or a method.
 
     Remote        f.remote(x)  f.spawn(x)  f.map(xs)  f.stream(x)
     AsyncRemote   await f.aio.remote(x)
+
+A call encodes its arguments (`gpufn_core.encoding.values`), sends them over the current Transport, and decodes the
+result.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, 
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from gpufn.call import transport
-from gpufn.call.cancellable_wait import Wait
+from gpufn.call.cancellable_wait import CancelScope
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.submitted_call import Call
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTarget
-from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, spread
-from gpufn.declare.did_you_mean import OF_FUNCTIONS, not_there
+from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, unpack_arguments
+from gpufn.declare.did_you_mean import FUNCTION_HINTS, attribute_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_core.spec.priority import Priority, priority_of
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from gpufn.maps.platform_map import MapKeywords
 
 P = ParamSpec("P")
-R = TypeVar("R")  # what a call here returns
-V = TypeVar("V")  # what a remote call returns: of a generator a list of its items
+R = TypeVar("R")  # the result of a local call
+V = TypeVar("V")  # the result of a remote call; for a generator, the list of its items
 T = TypeVar("T")  # an item
 
 _END: Any = object()
@@ -49,19 +51,19 @@ def kind_of(function: Callable[..., Any]) -> CallKind:
 
 
 class Remote(Generic[P, R, V]):
-    """The remote side of one callable. A subclass says which: its function, method, kind and signature."""
+    """The remote calls of one callable. A subclass defines its function, method, kind and signature."""
 
     _function_name: str
     _method_name: str = ""
-    _kind: CallKind | None  # None: not known here, so that any call may be made
-    _by_name_only = False  # its models may stand between the parameters that callers give
+    _kind: CallKind | None  # None: unknown, so any kind of call is allowed
+    _by_name_only = False  # send arguments by name, because models may stand between the callers' parameters
     _timeout_s: float | None = None
     _priority: Priority | None = None
     _may_pickle = False  # the function's option `pickle`
 
     @property
     def reader(self) -> ResultReader:
-        """How its results are read."""
+        """The decoder of the results."""
         return PLAIN
 
     def _signature(self) -> inspect.Signature:
@@ -74,12 +76,12 @@ class Remote(Generic[P, R, V]):
         priority: Literal["hi", "normal", "low"] | None = None,
         trust_results: bool | None = None,
     ) -> Remote[P, R, V]:
-        """The same remote side, whose calls have options of their own: ``f.options(timeout=2).remote(x)``.
+        """Return the same function with options for its calls: ``f.options(timeout=2).remote(x)``.
 
-        A call that has not ended `timeout` seconds after it was made is ended: InvocationExpired when it had not
-        started, or else InvocationTimedOut. `priority` is its class. What is not given is the function's, and a map's
-        items have the function's time always. With `trust_results` pickled results are read, which runs code that the
-        function chose, and results may be of every class that is loaded here. Raises InvalidInput.
+        A call that has not ended after `timeout` seconds is stopped, and raises InvocationExpired if it had not
+        started, else InvocationTimedOut. The items of a map always have the function's own timeout. Without `priority`,
+        calls have that of the function. With `trust_results`, results may be pickles, which run code that the function
+        chose, and instances of any class that is loaded in this process. Raises InvalidInput.
         """
         check_positive_seconds("timeout", timeout)
         return _WithOptions(
@@ -90,19 +92,19 @@ class Remote(Generic[P, R, V]):
         )
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """Run on the platform and wait for the result; a generator's items come as a list."""
+        """Run on the platform and wait for the result. The items of a generator come as a list."""
         if self._kind is not None and self._kind.streams:
             return cast("V", list(self.stream(*args, **kwargs)))
         content_type, body = self._encode(args, kwargs)
         with remote_traceback():
-            answer = transport.current().call(
+            result = transport.current().call(
                 self._function_name, self._method_name, content_type, body,
                 timeout_s=self._timeout_s, priority=self._priority,
             )  # fmt: skip
-            return cast("V", self.reader.decode(answer))
+            return cast("V", self.reader.decode(result))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
-        """Submit and return at once; the Call knows when it ended, and how."""
+        """Submit a call and return at once. The Call has its status and its result."""
         content_type, body = self._encode(args, kwargs)
         invocation = transport.current().submit(
             self._function_name, self._method_name, content_type, body,
@@ -112,21 +114,21 @@ class Remote(Generic[P, R, V]):
 
     @overload
     def stream(self: Remote[P, R, list[T]], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]: ...
-    @overload  # of a generator whose type does not say so, as Iterable[int]
+    @overload  # a generator function whose return hint is another type, such as Iterable[int]
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-        """The items of a generator, as it yields them. Closing the iterator cancels the call."""
+        """Yield the items of a generator as they are produced. Closing the iterator cancels the call."""
         if self._kind is not None and not self._kind.streams:
-            raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
+            raise InvalidInput(f"{self!r} is not a generator: use .remote(...)")
         return self._items(*self._encode(args, kwargs))
 
     def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> Map[V]:
-        """One call per item: their results in the order of the arguments, or with `ordered=False` as they come.
+        """Make a call per item. Yield the results in the order of the items, or with `ordered=False` as they come.
 
-        An item's failure is raised when its turn comes, or with `return_exceptions=True` takes its result's place. At
-        most `window` items (10,000) are ahead of what was read, so the arguments may be endless. `progress=True` shows
-        a bar. With the `id` of a map it goes on behind the items that were accepted of it, and gives results `after`
-        its cursor.
+        The failure of an item is raised at its turn, or with `return_exceptions=True` takes the place of its result. At
+        most `window` items (10,000) are sent ahead of the results that were read, so the iterables may be endless.
+        `progress=True` shows a progress bar. The `id` of an earlier map continues it: items that it accepted are not
+        sent again, and results start `after` a cursor.
         """
         from gpufn.maps import map as _map  # noqa: PLC0415
 
@@ -134,7 +136,7 @@ class Remote(Generic[P, R, V]):
         return _map.begin(self, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
     def starmap(self, arguments: Iterable[Iterable[Any]], **options: Unpack[MapKeywords]) -> Map[V]:
-        """As `map`, with a tuple of arguments per call."""
+        """Like `map`, with a tuple of arguments per call."""
         from gpufn.maps import map as _map  # noqa: PLC0415
 
         check_iterables("starmap", (arguments,))
@@ -142,7 +144,7 @@ class Remote(Generic[P, R, V]):
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def check_map(self, iterables: tuple[Any, ...]) -> None:
-        """Raises TypeError for none, of which there would be no calls and no word, and for what is no iterable."""
+        """Raise TypeError unless `iterables` are iterable. None at all would silently make no calls."""
         if not iterables:
             name = ".".join(filter(None, (self._function_name, self._method_name)))
             raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
@@ -150,30 +152,32 @@ class Remote(Generic[P, R, V]):
         self.check_no_timeout()
 
     def check_no_timeout(self) -> None:
-        """Raises InvalidInput for a map with one: of what is its start, when it takes items as they come?"""
+        """Raise InvalidInput for a map with a timeout: its items are sent over time, so it has no single start."""
         if self._timeout_s is not None:
-            raise InvalidInput("a timeout is one call's: the items of a map have the function's own", field="timeout")
+            raise InvalidInput(
+                "timeout applies to a single call: the items of a map have the timeout of the function", field="timeout"
+            )
 
     def target(self) -> MapTarget:
-        """What its maps call."""
+        """Return the function, method and priority that its maps call."""
         return MapTarget(self._function_name, self._method_name, self._priority)
 
-    def encoded(self, arguments: Iterable[Any]) -> bytes:
-        """One item of a map."""
-        return self._encode(spread(arguments), {})[1]
+    def encode_item(self, arguments: Iterable[Any]) -> bytes:
+        """Return the encoded arguments of one item of a map."""
+        return self._encode(unpack_arguments(arguments), {})[1]
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
-        """The same methods, to await."""
+        """The same methods for asyncio."""
         return AsyncRemote(self)
 
-    if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
+    if not TYPE_CHECKING:  # so that type checkers still refuse unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise not_there(self, name, OF_FUNCTIONS)
+            raise attribute_error(self, name, FUNCTION_HINTS)
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.Signature:
-        """Raises TypeError for a wrong call, as plain Python does."""
+        """Raise TypeError for arguments that do not fit the signature, as plain Python does."""
         signature = self._signature()
         try:
             signature.bind(*args, **kwargs)
@@ -205,7 +209,7 @@ class Remote(Generic[P, R, V]):
 
 
 class _WithOptions(Remote[P, R, V]):
-    """The remote side of a callable, for calls with options of their own."""
+    """A Remote whose calls have options of their own."""
 
     def __init__(
         self, remote: Remote[P, R, V], timeout_s: float | None, priority: Priority | None, *, trusts: bool
@@ -218,12 +222,12 @@ class _WithOptions(Remote[P, R, V]):
         self._priority = priority
         self._may_pickle = remote._may_pickle
         self._reader = remote.reader.trusting(trusts=trusts)
-        given = {"timeout": timeout_s, "priority": priority and priority.value, "trust_results": trusts or None}
-        options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        self._text = f"{remote!r}.options({options})"
+        options = {"timeout": timeout_s, "priority": priority and priority.value, "trust_results": trusts or None}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+        self._repr = f"{remote!r}.options({arguments})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise InvalidInput(f"{self!r} is no call: use .remote(...)")
+        raise InvalidInput(f"{self!r} is not callable: use .remote(...)")
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
@@ -237,14 +241,14 @@ class _WithOptions(Remote[P, R, V]):
         return self._remote._signature()
 
     def __repr__(self) -> str:
-        return self._text
+        return self._repr
 
 
 class AsyncRemote(Generic[P, R, V]):
     """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
 
-    Each call waits in a thread of its own. When the task is cancelled, as a timeout does, `remote` and `stream` cancel
-    their call; what was spawned, and a map's items, go on.
+    Each call waits in a thread of its own. When the task is cancelled, for example by a timeout, `remote` and `stream`
+    cancel their call. Spawned calls and the items of a map go on.
     """
 
     def __init__(self, remote: Remote[P, R, V]) -> None:
@@ -252,10 +256,10 @@ class AsyncRemote(Generic[P, R, V]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         name = getattr(self._remote, "__name__", "f")
-        raise InvalidInput(f"{name}.aio is no call: use {name}.aio.remote(...)")
+        raise InvalidInput(f"{name}.aio is not callable: use {name}.aio.remote(...)")
 
     async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return await _leavable(functools.partial(self._remote.remote, *args, **kwargs))
+        return await _run_cancellable(functools.partial(self._remote.remote, *args, **kwargs))
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
@@ -265,9 +269,9 @@ class AsyncRemote(Generic[P, R, V]):
     @overload
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]: ...
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
-        items = _Items(self._remote.stream(*args, **kwargs))
+        items = _ThreadedItems(self._remote.stream(*args, **kwargs))
         try:
-            while (item := await _leavable(items.next)) is not _END:
+            while (item := await _run_cancellable(items.next)) is not _END:
                 yield item
         finally:
             await in_thread(items.close)
@@ -283,24 +287,27 @@ class AsyncRemote(Generic[P, R, V]):
     ) -> AsyncMap[V]:
         from gpufn.maps import map as _map  # noqa: PLC0415
 
-        check_iterables("starmap", (arguments,), or_async=True)
+        check_iterables("starmap", (arguments,), allow_async=True)
         self._remote.check_no_timeout()
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 
-async def _leavable(function: Callable[[], R]) -> R:
-    """In a thread, and who does not wait for it any more leaves it."""
-    wait = Wait()
+async def _run_cancellable(function: Callable[[], R]) -> R:
+    """Run `function` in a thread. When this task is cancelled, cancel the waits of `function`."""
+    scope = CancelScope()
     try:
-        return await in_thread(wait.run, function)
-    except BaseException:  # asyncio.CancelledError, without asyncio; one that failed waits for nothing
-        wait.leave()
+        return await in_thread(scope.run, function)
+    except BaseException:  # CancelledError, without an import of asyncio; after other errors nothing waits
+        scope.cancel()
         raise
 
 
-class _Items:
-    """A stream that threads read. A reader that is cancelled leaves one waiting in it, and that one closes it then: a
-    generator cannot be closed while it runs."""
+class _ThreadedItems:
+    """A stream that is read in threads.
+
+    A generator cannot be closed while it runs. So when a reader is cancelled while a thread waits for an item, this
+    thread closes the stream afterwards.
+    """
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -309,7 +316,7 @@ class _Items:
         self._is_closed = False
 
     def next(self) -> Any:
-        """_END behind the last one."""
+        """Return the next item, or _END after the last one."""
         with self._lock:
             if self._is_closed:
                 return _END
@@ -319,8 +326,8 @@ class _Items:
         finally:
             with self._lock:
                 self._is_running = False
-                is_left = self._is_closed
-            if is_left:
+                must_close = self._is_closed
+            if must_close:
                 self._close()
 
     def close(self) -> None:
@@ -336,7 +343,8 @@ class _Items:
 
 
 def described(signature: inspect.Signature) -> str:
-    """
+    """Return the parameters of a signature as text, without their types.
+
     >>> described(inspect.signature(lambda text, times=1: None))
     'text, times=1'
     """
@@ -345,14 +353,14 @@ def described(signature: inspect.Signature) -> str:
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments by the names of their parameters."""
     named = dict(signature.bind(*args, **kwargs).arguments)
-    others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    for name in others:
+    for name in [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]:
         named |= named.pop(name, {})
     return named
 
 
 def _length(iterables: Collection[Any]) -> int | None:
-    """Of the shortest; None when one does not say."""
-    lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+    """Return the length of the shortest iterable, or None if one of them has no length."""
+    lengths = [len(iterable) for iterable in iterables if isinstance(iterable, Sized)]
     return min(lengths) if lengths and len(lengths) == len(iterables) else None

@@ -1,4 +1,4 @@
-"""How a remote call's end becomes a value, or an exception that shows where it was raised."""
+"""Decoding of the results of remote calls, and exceptions that show where the worker raised them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class ResultReader:
-    """Reads results. Instances are made of the classes that the `hint` of the result names, and of no others.
+    """Decodes results. It makes instances only of the classes that the `hint` of the result names.
 
-    With `trusts` instances are made of every class that is loaded here, and pickles are read, which run code.
+    With `trusts`, it makes instances of every loaded class, and reads pickles, which run code.
     """
 
     def __init__(self, hint: Callable[[], Any] = lambda: Any, *, trusts: bool = False) -> None:
@@ -25,14 +25,15 @@ class ResultReader:
         self.trusts = trusts
 
     def trusting(self, *, trusts: bool = True) -> ResultReader:
-        """The same, of a function that is trusted, or is not."""
+        """Return a reader with the same hint and this trust."""
         return self if trusts is self.trusts else ResultReader(self._hint, trusts=trusts)
 
-    def decode(self, answer: tuple[str, bytes]) -> Any:
+    def decode(self, result: tuple[str, bytes]) -> Any:
+        """Decode a content type and a body."""
         from gpufn_core.encoding import native, values  # noqa: PLC0415
 
         find = native.loaded_class if self.trusts else self._find
-        return values.decode_value(*answer, allow_pickle=self.trusts, find=find)
+        return values.decode_value(*result, allow_pickle=self.trusts, find=find)
 
     def _find(self, module: str, qualname: str) -> type | None:
         if self._classes is None:
@@ -47,13 +48,13 @@ PLAIN = ResultReader()
 
 @contextlib.contextmanager
 def remote_traceback() -> Iterator[None]:
-    """An exception of the user's code is of its own type, and shows where it was raised, below our own stack."""
+    """Raise an exception of the user's code as its own type, with the worker's traceback as a note."""
     try:
         yield
     except FunctionRaised as error:
         if error.traceback and not getattr(error, "__notes__", None):
             error.add_note(f"\nIn the worker:\n{error.traceback.rstrip()}")
-        own = as_own_type(error)
-        if own is error:
+        typed = as_own_type(error)
+        if typed is error:
             raise
-        raise own.with_traceback(error.__traceback__) from error.__cause__
+        raise typed.with_traceback(error.__traceback__) from error.__cause__

@@ -1,4 +1,4 @@
-"""Submitted invocations, as their callers hold them."""
+"""`Call`: the handle of a submitted invocation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from gpufn.call import transport
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
 from gpufn.declare.argument_checks import check_seconds
-from gpufn.declare.did_you_mean import OF_CALLS, not_there
+from gpufn.declare.did_you_mean import CALL_HINTS, attribute_error
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import names_invocation
 
-V = TypeVar("V")  # what a remote call returns
+V = TypeVar("V")  # the result of a remote call
 
 
 class Call(Generic[V]):
-    """A submitted invocation: it goes on without us, and its result is kept for a while.
+    """A submitted invocation. It goes on when this process ends, and its result is kept for the function's `retention`.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -26,7 +26,7 @@ class Call(Generic[V]):
     ...     return x * x
     >>> with run_locally():
     ...     call = nap.spawn(7)
-    ...     again = Call.from_id(call.id)  # in another process, tomorrow
+    ...     again = Call.from_id(call.id)  # also works later, in another process
     ...     again.result(timeout=10), again.status().value, again.cancel()
     (49, 'succeeded', False)
     """
@@ -37,42 +37,44 @@ class Call(Generic[V]):
 
     @classmethod
     def from_id(cls, id: str, *, trust_results: bool = False) -> Call[Any]:  # noqa: A002
-        """A call that was submitted elsewhere, or earlier. With `trust_results` its result may be a pickle, which runs
-        code that the function chose."""
+        """Return the Call of an invocation that was submitted elsewhere or earlier.
+
+        With `trust_results`, its result may be a pickle, which runs code that the function chose.
+        """
         if not isinstance(id, str) or not names_invocation(id):
             raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
         return Call(id, PLAIN.trusting() if trust_results else PLAIN)
 
     def status(self) -> InvocationState:
-        """Queued, running, or how it ended."""
+        """Return the state: queued, running, or how the call ended."""
         return transport.current().status(self.id)
 
     def result(self, timeout: float | None = None) -> V:
-        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
+        """Wait for the result. Raises TimeoutError if the call still runs after `timeout` seconds."""
         check_seconds("timeout", timeout)
         with remote_traceback():
             return cast("V", self._reader.decode(transport.current().result(self.id, timeout_s=timeout)))
 
     def cancel(self) -> bool:
-        """False when it had ended already."""
+        """Cancel the call. Returns False if it had already ended."""
         return transport.current().cancel(self.id)
 
     @property
     def aio(self) -> AsyncCall[V]:
-        """The same methods, to await."""
+        """The same methods for asyncio."""
         return AsyncCall(self)
 
-    if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
+    if not TYPE_CHECKING:  # so that type checkers still refuse unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise not_there(self, name, OF_CALLS)
+            raise attribute_error(self, name, CALL_HINTS)
 
     def __repr__(self) -> str:
         return f"Call({self.id!r})"
 
 
 class AsyncCall(Generic[V]):
-    """A Call's methods, to await."""
+    """The methods of a Call for asyncio."""
 
     def __init__(self, call: Call[V]) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""Work in threads: for asyncio, which must not wait, and for coroutines where no loop may run."""
+"""Threads for blocking calls in asyncio, and for coroutines where an event loop already runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AIO_THREADS = 128
 
 
 class Caught(NamedTuple, Generic[T]):
-    """How a call in a thread ended: raised again where it is awaited, it shows no frame of the thread pool."""
+    """The outcome of a call in a thread. Raising its error in the caller shows no frame of the thread pool."""
 
     value: T | None = None
     error: BaseException | None = None
@@ -29,76 +29,83 @@ class Caught(NamedTuple, Generic[T]):
 
 
 def caught(function: Callable[..., T], *args: Any) -> Caught[T]:
+    """Call `function` and return its outcome instead of raising its error."""
     try:
         return Caught(function(*args))
     except BaseException as error:
         return Caught(error=error)
 
 
-class _Threads:
-    """As many as work is done at a time, at most. None keeps the process from ending: a call goes on though nobody
-    awaits it any more."""
+class _ThreadPool:
+    """A pool that starts a thread only if all its threads are busy, up to `max_threads`.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    The threads are daemons: a call that is no longer awaited goes on, and must not keep the process alive.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._count = 0
         self._unfinished = 0
         self._lock = threading.Lock()
         self._work: SimpleQueue[tuple[Callable[[], Any], Callable[[Caught[Any]], None]]] = SimpleQueue()
 
-    def run(self, work: Callable[[], T], tell: Callable[[Caught[T]], None]) -> None:
-        """`tell` is called in the thread, and waits for nothing. Raises RuntimeError when no thread can be had."""
+    def run(self, work: Callable[[], T], callback: Callable[[Caught[T]], None]) -> None:
+        """Run `work` in a thread, then call `callback` there. `callback` must not block.
+
+        Raises RuntimeError if no thread can be started.
+        """
         with self._lock:
-            if self._count < min(self._unfinished + 1, self._most):
-                threading.Thread(target=self._serve, name=f"gpufn-aio-{self._count + 1}", daemon=True).start()
+            if self._count < min(self._unfinished + 1, self._max_threads):
+                threading.Thread(target=self._run_thread, name=f"gpufn-aio-{self._count + 1}", daemon=True).start()
                 self._count += 1
             self._unfinished += 1
-        self._work.put((work, tell))
+        self._work.put((work, callback))
 
-    def _serve(self) -> None:
+    def _run_thread(self) -> None:
         while True:
-            work, tell = self._work.get()
-            ended = caught(work)
+            work, callback = self._work.get()
+            outcome = caught(work)
             with self._lock:
-                self._unfinished -= 1  # before whoever is told has more for us
-            tell(ended)
-            del work, tell, ended
+                self._unfinished -= 1  # before the callback, which may submit more work
+            callback(outcome)
+            del work, callback, outcome
 
 
 @functools.cache
-def _threads() -> _Threads:
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of them
-    return _Threads(_AIO_THREADS)
+def _pool() -> _ThreadPool:
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child has none of the threads
+    return _ThreadPool(_AIO_THREADS)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call `function` in a thread, with this task's context, and await its result."""
     import asyncio  # noqa: PLC0415
 
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Caught[T]] = loop.create_future()
 
-    def take(ended: Caught[T]) -> None:
+    def set_result(outcome: Caught[T]) -> None:
         if not future.done():
-            future.set_result(ended)
+            future.set_result(outcome)
 
-    def tell(ended: Caught[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(take, ended)
+    def callback(outcome: Caught[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(set_result, outcome)
 
-    _threads().run(functools.partial(context.run, function, *args), tell)
+    _pool().run(functools.partial(context.run, function, *args), callback)
     return (await future).get()
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its result, also when this thread runs a loop already."""
+    """Run a coroutine and return its result, even if an event loop already runs in this thread."""
     import asyncio  # noqa: PLC0415
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    ended: SimpleQueue[Caught[T]] = SimpleQueue()
+    outcome: SimpleQueue[Caught[T]] = SimpleQueue()
     context = contextvars.copy_context()
-    _threads().run(functools.partial(context.run, asyncio.run, coroutine), ended.put)
-    return ended.get().get()
+    _pool().run(functools.partial(context.run, asyncio.run, coroutine), outcome.put)
+    return outcome.get().get()

@@ -1,4 +1,4 @@
-"""The transport of this process: HTTP outside, the runner's socket inside a worker."""
+"""The current Transport of this process: HTTP outside a worker, the runner's socket inside."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from gpufn.call.transport_protocol import Transport
 
 _installed: Transport | None = None
-_making = threading.Lock()
+_creating = threading.Lock()
 
 
 def install(transport: Transport | None) -> None:
-    """Use `transport` for every call of this process (in a worker); None: make the HTTP client when it is needed."""
+    """Use `transport` for every call of this process, as a worker does. None: create the HTTP client on first use."""
     global _installed  # noqa: PLW0603  one per process, by contract
     _installed = transport
 
@@ -22,10 +22,11 @@ def installed() -> Transport | None:
 
 
 def current() -> Transport:
+    """Return the installed transport, or create the HTTP client."""
     if _installed is None:
-        from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415  heavy, and no worker needs it
+        from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415  heavy, and not needed in a worker
 
-        with _making:
+        with _creating:
             if _installed is None:
                 transport = HttpTransport()
                 atexit.register(transport.close)

@@ -1,7 +1,7 @@
-"""How a Function reaches the platform: over HTTP from outside, over its own socket inside a worker.
+"""Interface between remote calls and the platform.
 
-`Function.remote` and its siblings speak to a Transport and do not know which one it is. A worker installs its own
-with `install`; everywhere else the HTTP client is made on first use.
+`Function.remote` and the other remote calls use a Transport without knowing its kind: HTTP outside a worker, the
+runner's socket inside. A worker installs its own; elsewhere the HTTP client is created on first use.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Transport(Protocol):
-    """Values travel encoded (`gpufn_core.encoding.values`): a content type and bytes. Failures are raised from `gpufn.errors`.
+    """The calls that a function can make to the platform.
 
-    What has not ended after `timeout_s` is ended: expired, or timed out if it has started. None: the function's own
-    time; of `priority`, its own class.
+    Values travel encoded (`gpufn_core.encoding.values`), as a content type and bytes. Failures are raised as the errors
+    of `gpufn.errors`. A call that has not ended after `timeout_s` is stopped: it expires, or times out if it has
+    started. None for `timeout_s` or `priority` means the function's own.
     """
 
     def call(
@@ -34,7 +35,7 @@ class Transport(Protocol):
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
-        """Invoke and wait: the result's content type and bytes."""
+        """Invoke and wait. Return the content type and the bytes of the result."""
         ...
 
     def stream(
@@ -47,7 +48,7 @@ class Transport(Protocol):
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
-        """Invoke a generator: its items as they come. Closing the iterator cancels."""
+        """Invoke a generator and yield its items as they come. Closing the iterator cancels the call."""
         ...
 
     def submit(
@@ -60,22 +61,25 @@ class Transport(Protocol):
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> str:
-        """Queue and return: the invocation's id."""
+        """Queue an invocation and return its id."""
         ...
 
     def status(self, invocation: str) -> InvocationState: ...
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        """Wait for a submitted invocation's end: its result, or its error raised. TimeoutError when still running."""
+        """Wait for the end of a submitted invocation, and return its result or raise its error.
+
+        Raises TimeoutError if it still runs.
+        """
         ...
 
     def cancel(self, invocation: str) -> bool:
-        """False when it had ended already."""
+        """Cancel an invocation. Return False if it had already ended."""
         ...
 
 
 class MapTarget(NamedTuple):
-    """What a map calls. `priority` None: the function's own class."""
+    """The function or method that a map calls. `priority` None means the function's own."""
 
     function: str
     method: str = ""
@@ -84,24 +88,24 @@ class MapTarget(NamedTuple):
 
 @runtime_checkable
 class KeepsMaps(Protocol):
-    """A Transport to where maps are kept (`gpufn.maps.map`)."""
+    """A Transport to a platform that keeps maps (`gpufn.maps.map`)."""
 
     def send_items(
         self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
     ) -> MapView:
-        """Submit items `first` and following, encoded; again, they are the same ones."""
+        """Submit the encoded items `first` and following. Sending the same items again has no effect."""
         ...
 
     def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
-        """The ends behind a cursor, as they come. Closing the iterator stops that."""
+        """Yield the outcomes after a cursor as they come. Closing the iterator ends the request."""
         ...
 
     def map_status(self, map_id: str) -> MapView:
-        """Raises MapNotFound."""
+        """Return the state of a map. Raises MapNotFound."""
         ...
 
     def cancel_map(self, map_id: str) -> bool:
-        """False when all its items had ended."""
+        """Cancel the items of a map that have not ended. Return False if all of them had ended."""
         ...
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]: ...

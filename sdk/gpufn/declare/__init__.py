@@ -1,1 +1,1 @@
-"""Declaring functions: the decorator, its options, and the schema of a signature."""
+"""Function declarations: the decorator, its options, and the schema of a signature."""

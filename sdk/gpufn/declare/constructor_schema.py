@@ -1,6 +1,6 @@
-"""What a class is made of, as a msgspec Struct: the parameters of its constructor, with their hints and defaults. Pure.
+"""msgspec Structs for the constructors of classes: the parameters with their hints and defaults. Pure.
 
-Of a dataclass (its InitVars too), a msgspec.Struct, a NamedTuple and a TypedDict.
+Supports dataclasses with their InitVars, msgspec.Struct, NamedTuple and TypedDict.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any
 
 import msgspec
 
-_NEEDED: Any = msgspec.NODEFAULT
-_LEFT_OUT: Any = msgspec.field(default_factory=lambda: msgspec.UNSET)
+_REQUIRED: Any = msgspec.NODEFAULT
+_OPTIONAL: Any = msgspec.field(default_factory=lambda: msgspec.UNSET)
 _Field = tuple[str, Any, Any]
 
 
 def form_of(kind: type, readable: Callable[[Any], Any]) -> type[msgspec.Struct] | None:
-    """None of a class of another kind, or that msgspec cannot read like this. `readable` says what it reads for a
-    hint."""
+    """Return a Struct with the parameters of the constructor of `kind`.
+
+    Return None if the class is of another kind, or if msgspec cannot read such a Struct. `readable` maps a hint to the
+    hint that msgspec reads in its place.
+    """
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception:  # names that only type checkers know
@@ -29,15 +32,13 @@ def form_of(kind: type, readable: Callable[[Any], Any]) -> type[msgspec.Struct] 
         fields = list(_of_dataclass(kind, hints))
     elif issubclass(kind, msgspec.Struct):
         fields = [(field.name, hints[field.name], _default(field)) for field in msgspec.structs.fields(kind)]
-        written = kind.__struct_config__
-        options |= {
-            name: getattr(written, name) for name in ("tag", "tag_field", "array_like", "forbid_unknown_fields")
-        }
+        config = kind.__struct_config__
+        options |= {name: getattr(config, name) for name in ("tag", "tag_field", "array_like", "forbid_unknown_fields")}
         options["rename"] = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     elif typing.is_typeddict(kind):
         fields = list(_of_typed_dict(kind, hints))
     elif issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
-        fields = [(name, hints.get(name, Any), kind._field_defaults.get(name, _NEEDED)) for name in kind._fields]  # type: ignore[attr-defined]
+        fields = [(name, hints.get(name, Any), kind._field_defaults.get(name, _REQUIRED)) for name in kind._fields]  # type: ignore[attr-defined]
         options |= {"array_like": True, "forbid_unknown_fields": True}
     else:
         return None
@@ -50,9 +51,9 @@ def form_of(kind: type, readable: Callable[[Any], Any]) -> type[msgspec.Struct] 
 
 
 def made(kind: type, form: msgspec.Struct) -> Any:
-    """A `kind` of what was read in its form."""
-    given = {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not msgspec.UNSET}
-    return kind(**given)
+    """Return an instance of `kind`, made by its constructor from the fields of a decoded `form`."""
+    arguments = {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not msgspec.UNSET}
+    return kind(**arguments)
 
 
 def _of_dataclass(kind: Any, hints: dict[str, Any]) -> Iterator[_Field]:
@@ -67,17 +68,17 @@ def _of_dataclass(kind: Any, hints: dict[str, Any]) -> Iterator[_Field]:
 
 def _of_typed_dict(kind: Any, hints: dict[str, Any]) -> Iterator[_Field]:
     for name, hint in hints.items():
-        # Where its hints were texts, the class does not know which keys they say this of.
+        # `__required_keys__` does not reflect Required and NotRequired in hints that were strings.
         match typing.get_origin(hint):
             case typing.Required:
-                yield name, typing.get_args(hint)[0], _NEEDED
+                yield name, typing.get_args(hint)[0], _REQUIRED
             case typing.NotRequired:
-                yield name, typing.get_args(hint)[0], _LEFT_OUT
+                yield name, typing.get_args(hint)[0], _OPTIONAL
             case _:
-                yield name, hint, _NEEDED if name in kind.__required_keys__ else _LEFT_OUT
+                yield name, hint, _REQUIRED if name in kind.__required_keys__ else _OPTIONAL
 
 
 def _default(field: Any, missing: Any = msgspec.NODEFAULT) -> Any:
     if field.default is not missing:
         return field.default
-    return _NEEDED if field.default_factory is missing else msgspec.field(default_factory=field.default_factory)
+    return _REQUIRED if field.default_factory is missing else msgspec.field(default_factory=field.default_factory)

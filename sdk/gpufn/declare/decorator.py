@@ -1,7 +1,7 @@
-"""`@gpu_function`, and the marks of a class's methods: `@enter`, `@method`, `@park`, `@resume`, `@exit`.
+"""`@gpu_function`, and the decorators for a class's methods: `@enter`, `@method`, `@park`, `@resume`, `@exit`.
 
-Decoration checks what can be checked without resolving type hints (`_schema` does that, at deploy), because workers
-decorate again at every cold start.
+Decoration makes only the checks that need no resolved type hints, because workers decorate again at every cold start.
+`signature_schema` resolves the hints at deploy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Decorator(Protocol):
 
 
 class DecoratorWithModels(Protocol):
-    """Nobody gives the parameters that receive models, and no type says `all parameters but these`."""
+    """The decorator for a function with `models`, whose parameters are not typed.
+
+    Callers leave out the parameters that receive models, and Python has no type for "all parameters but these".
+    """
 
     @overload
     def __call__(self, target: C, /) -> C: ...  # type: ignore[overload-overlap]
@@ -71,11 +74,11 @@ def gpu_function(*, models: Mapping[str, Model], **options: Unpack[PlainOptions]
 @overload
 def gpu_function(**options: Unpack[PlainOptions]) -> Decorator: ...
 def gpu_function(target: Any = None, /, **options: Any) -> Any:
-    """Make a function, or a class, one that gpufn can run elsewhere. Called as before, it still runs here.
+    """Declare a function or a class that gpufn can run on the platform. A plain call still runs in this process.
 
-    Its options, each with type, default and meaning, are a table in docs/reference/python.md.
+    docs/reference/python.md has a table of the options with their types, defaults and meanings.
 
-    Raises InvalidSpec, which names the option.
+    Raises InvalidSpec, which names the wrong option.
 
     >>> @gpu_function(gpu=["L4", "any"], timeout=60, retries=2)
     ... def classify(image: bytes, top: int = 5) -> list[str]:
@@ -88,10 +91,10 @@ def gpu_function(target: Any = None, /, **options: Any) -> Any:
     gpufn.errors.InvalidSpec: there is no option 'max_worker'; did you mean 'max_workers'?
     """
     if target is None:
-        settings_from(options, "unnamed")  # so that a wrong option is reported at its own line
+        settings_from(options, "unnamed")  # so that the traceback of a wrong option shows the decorator's line
         return lambda target: _declare(target, options)
     if options:
-        raise InvalidSpec("write @gpu_function(...) with options only; the function comes below it")
+        raise InvalidSpec("write @gpu_function(...) with options only, above the function")
     return _declare(target, {})
 
 
@@ -99,7 +102,7 @@ vars(gpu_function)["__signature__"] = signature()
 
 
 def enter(hook: F) -> F:
-    """Mark a method that runs once when a worker starts, before its first call: load the model here.
+    """Mark a method that runs once when a worker starts, before its first call. Load the model in it.
 
     >>> @gpu_function
     ... class Doubler:
@@ -125,7 +128,7 @@ def method(call: Callable[Concatenate[Any, P], Iterator[T]]) -> Method[P, Iterat
 @overload
 def method(call: Callable[Concatenate[Any, P], R]) -> Method[P, R, R]: ...
 def method(call: Any) -> Any:
-    """Mark a method of a `@gpu_function` class that can be called from outside.
+    """Mark a method of a `@gpu_function` class as remotely callable.
 
     >>> @gpu_function
     ... class Greeter:
@@ -142,7 +145,7 @@ def method(call: Any) -> Any:
     return _mark(call, "method")
 
 
-def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
+def exit(hook: F) -> F:  # noqa: A001  the counterpart of `enter`
     """Mark a method that runs when a worker stops, after its last call.
 
     >>> from gpufn.testing import run_locally
@@ -156,7 +159,7 @@ def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
     ...         return self.count
     ...
     ...     @exit
-    ...     def tell(self) -> None:
+    ...     def report(self) -> None:
     ...         print("counted to", self.count)
     >>> with run_locally():
     ...     _ = Counter.add.remote(), Counter.add.remote()
@@ -166,10 +169,10 @@ def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
 
 
 def park(hook: F) -> F:
-    """Mark a method that moves what the instance has on its GPU to the memory of the host, when its worker is parked.
+    """Mark a method that moves the instance's GPU data to host memory when the worker is parked.
 
-    A class without it needs none for torch modules and tensors in its attributes, nor for its `models`: gpufn moves
-    them. No call runs meanwhile. What it raises ends the worker.
+    No call runs meanwhile. An exception in the method ends the worker. A class does not need this method for its
+    `models`, nor for torch modules and tensors in its attributes: without it, gpufn moves them itself.
 
     >>> @gpu_function(gpu="any")
     ... class Table:
@@ -195,9 +198,9 @@ def park(hook: F) -> F:
 
 
 def resume(hook: F) -> F:
-    """Mark a method that moves back to the GPU what `@park` moved out; then calls run again.
+    """Mark a method that moves the data of `@park` back to the GPU. Calls run again after it.
 
-    What it raises ends the worker, and another one is started cold.
+    An exception in the method ends the worker, and another worker starts cold.
 
     >>> from gpufn import park, resume
     >>> @gpu_function(park_timeout=3600)
@@ -219,24 +222,25 @@ def resume(hook: F) -> F:
     return _mark(hook, "resume")
 
 
-# What a FunctionClass has itself, which is found before the user's methods: `Class.name.remote()` would not reach one.
-_OURS = {name for name in (*dir(FunctionClass), "raw", "settings") if not name.startswith("_")}
+# The public attributes of FunctionClass. Python finds them before the user's methods, so `Class.name.remote()` would
+# not reach a method with such a name.
+_RESERVED = {name for name in (*dir(FunctionClass), "raw", "settings") if not name.startswith("_")}
 
 
 def _mark(function: F, hook: str) -> F:
     if not inspect.isfunction(function):
-        raise InvalidSpec(f"@{hook} marks a plain method, not {function!r}")
+        raise InvalidSpec(f"@{hook} decorates a plain method, not {function!r}")
     vars(function)[HOOK] = hook
     return function
 
 
 def _declare(target: Any, options: dict[str, Any]) -> Any:
     if isinstance(target, (Function, FunctionClass)):
-        raise InvalidSpec(f"{target.__qualname__} is a @gpu_function already")
+        raise InvalidSpec(f"{target.__qualname__} is already a @gpu_function")
     if not inspect.isfunction(target) and not inspect.isclass(target):
         raise InvalidSpec(f"@gpu_function takes a function or a class, not {target!r}")
     if target.__name__ == "<lambda>" and "name" not in options:
-        raise InvalidSpec("a lambda has no name: define a function, or give it one by name=...")
+        raise InvalidSpec("a lambda has no name: define a function, or set name=...")
     try:
         settings = settings_from(options, function_name(target.__name__))
         models = settings.declared_models
@@ -244,8 +248,8 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
         settings.spec(methods, is_class=inspect.isclass(target))
     except InvalidSpec as error:
         label = target.__qualname__
-        told = error.message.removeprefix(f"{options.get('name') or function_name(target.__name__)}: ")
-        raise InvalidSpec(told if told.startswith(label) else f"{label}: {told}") from None
+        message = error.message.removeprefix(f"{options.get('name') or function_name(target.__name__)}: ")
+        raise InvalidSpec(message if message.startswith(label) else f"{label}: {message}") from None
     if inspect.isclass(target):
         return FunctionClass(target, settings)
     return Function(cast("Callable[..., Any]", target), settings)
@@ -257,7 +261,7 @@ def _function_methods(function: Callable[..., Any], models: Collection[str]) -> 
         raise InvalidSpec("for a method, put @gpu_function on the class and @method on the method")
     parameters = signature_of(function).parameters
     if missing := [name for name in models if name not in parameters]:
-        raise InvalidSpec(f"models: it has no parameter {missing[0]} to receive the model")
+        raise InvalidSpec(f"models: the function has no parameter {missing[0]} to receive the model")
     _check_parameters(list(parameters.values()))
     return (MethodSpec(kind=kind_of(function)),)
 
@@ -265,22 +269,24 @@ def _function_methods(function: Callable[..., Any], models: Collection[str]) -> 
 def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     constructor = signature_of(cls).parameters.values()
-    if needed := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
-        raise InvalidSpec(f"a worker makes it without arguments: give {', '.join(needed)} of __init__ a default")
+    if required := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
+        raise InvalidSpec(
+            f"a worker creates the instance without arguments: give {', '.join(required)} of __init__ a default"
+        )
     for hook in ("enter", "exit", "park", "resume"):
         for name, function in hooks(cls, hook).items():
             if len(signature_of(function).parameters) != 1:
-                raise InvalidSpec(f"@{hook} {name} takes self only")
+                raise InvalidSpec(f"@{hook} {name} takes no parameter but self")
     if bool(hooks(cls, "park")) != bool(hooks(cls, "resume")):
-        there, lacking = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
-        raise InvalidSpec(f"it has @{there} and no @{lacking}: what one moves the other moves back")
+        present, missing = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
+        raise InvalidSpec(f"the class has @{present} but no @{missing}: @resume moves back the data that @park moved")
     methods = hooks(cls, "method")
     if taken := [name for name in models if name in methods]:
-        raise InvalidSpec(f"models: {taken[0]} is a @method; a class receives a model as an attribute of its own")
-    if taken := sorted(methods.keys() & _OURS):
-        raise InvalidSpec(f"{cls.__qualname__}.{taken[0]} is not the @method but gpufn's own: give it another name")
+        raise InvalidSpec(f"models: {taken[0]} is a @method; a model is an attribute of the class, so rename one")
+    if taken := sorted(methods.keys() & _RESERVED):
+        raise InvalidSpec(f"{cls.__qualname__}.{taken[0]} is an attribute of gpufn: give the @method another name")
     if special := [name for name in methods if name.startswith("__") and name.endswith("__")]:
-        raise InvalidSpec(f"callers use a @method's name: give {special[0]} one without underscores")
+        raise InvalidSpec(f"callers use the name of a @method: give {special[0]} a name without double underscores")
     for name, function in methods.items():
         try:
             _check_parameters(list(signature_of(function).parameters.values())[1:])
@@ -290,11 +296,12 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
 
 
 def _check_parameters(parameters: list[inspect.Parameter]) -> None:
-    """Callers over HTTP name their arguments, so each parameter needs a name that they can use."""
+    """Raise InvalidSpec for parameters without a name: callers over HTTP name their arguments."""
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise InvalidSpec(
-                f"*{parameter.name} has no names that a caller could use; take a list instead, or **{parameter.name}"
+                f"*{parameter.name} cannot be passed by name, but callers name their arguments; "
+                f"take a list instead, or **{parameter.name}"
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidSpec(f"{parameter.name} is positional only, but callers name their arguments; remove the '/'")

@@ -1,24 +1,24 @@
-"""What other SDKs call our methods, for who types them from habit. Pure."""
+"""Hints for users who type the method names of other SDKs. Pure."""
 
 from __future__ import annotations
 
-OF_FUNCTIONS = {
-    "apply_async": "spawn(...) submits it",
-    "delay": "spawn(...) submits it",
-    "for_each": "map(...) calls it for each",
-    "local": "a plain call, without .local, runs here",
-    "remote_gen": "stream(...) has the items of a generator",
-    "spawn_map": "map(...) calls it for each",
-    "submit": "spawn(...) submits it",
+FUNCTION_HINTS = {
+    "apply_async": "spawn(...) submits a call",
+    "delay": "spawn(...) submits a call",
+    "for_each": "map(...) calls the function for each item",
+    "local": "a plain call, without .local, runs in this process",
+    "remote_gen": "stream(...) yields the items of a generator",
+    "spawn_map": "map(...) calls the function for each item",
+    "submit": "spawn(...) submits a call",
 }
-OF_CALLS = {
-    "done": "status() tells how it stands",
-    "get": "result(timeout=...) waits for it",
-    "wait": "result(timeout=...) waits for it",
+CALL_HINTS = {
+    "done": "status() returns the state of the call",
+    "get": "result(timeout=...) waits for the result",
+    "wait": "result(timeout=...) waits for the result",
 }
 
 
-def not_there(thing: object, name: str, words: dict[str, str]) -> AttributeError:
-    """Python's own, with what was meant. It asks nothing of `thing`, which may be half made."""
-    meant = f"; {words[name]}" if name in words else ""
-    return AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}{meant}", name=name, obj=thing)
+def attribute_error(obj: object, name: str, hints: dict[str, str]) -> AttributeError:
+    """Return Python's own AttributeError plus a hint. Reads no attribute of `obj`, whose `__init__` may still run."""
+    hint = f"; {hints[name]}" if name in hints else ""
+    return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=obj)

@@ -1,4 +1,4 @@
-"""What `@gpu_function` returns: the user's code, callable here as before, and its remote side (`gpufn.call.remote`).
+"""The objects that `@gpu_function` returns. Plain calls run in this process; `gpufn.call.remote` has the remote calls.
 
 Function        a function   f(x)  f.remote(x)  f.spawn(x)  f.map(xs)  f.stream(x)  await f.aio.remote(x)
 FunctionClass   a class      C()   C.method.remote(x)
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from gpufn.declare.options import Settings
 
 P = ParamSpec("P")
-R = TypeVar("R")  # what a call here returns
-V = TypeVar("V")  # what a remote call returns
+R = TypeVar("R")  # the result of a local call
+V = TypeVar("V")  # the result of a remote call
 T = TypeVar("T")
 
-_CALLS = frozenset({"remote", "spawn", "map", "starmap", "stream", "aio", "options"})  # what a Method has
+_REMOTE_CALLS = frozenset({"remote", "spawn", "map", "starmap", "stream", "aio", "options"})  # attributes of a Method
 
 
 class _Declared:
-    """What Function and FunctionClass share: the user's object, its settings, its spec, and how it is pickled."""
+    """The base of Function and FunctionClass: the user's object, its settings, its spec, and its pickling."""
 
     raw: Any
     settings: Settings
@@ -53,7 +53,7 @@ class _Declared:
 
     @property
     def name(self) -> str:
-        """As deployed."""
+        """The deployed name."""
         return self.settings.name
 
     def spec(
@@ -63,7 +63,7 @@ class _Declared:
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
     ) -> FunctionSpec:
-        """What is deployed. Resolves the type hints; InvalidSpec says which parameter is wrong."""
+        """Return the spec to deploy. Resolves the type hints. Raises InvalidSpec, which names the wrong parameter."""
         from gpufn.declare import signature_schema  # noqa: PLC0415
 
         try:
@@ -79,18 +79,21 @@ class _Declared:
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error
 
-    def sessions(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Its models but those in `given`, to run here."""
-        wanted = {name: model for name, model in self.settings.declared_models.items() if name not in given}
-        if not wanted:
+    def sessions(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """Return sessions that run the declared models in this process, except for the models in `exclude`."""
+        models = {name: model for name, model in self.settings.declared_models.items() if name not in exclude}
+        if not models:
             return {}
         from gpufn.call.local_session import session_of  # noqa: PLC0415
         from gpufn.deploy.model_files import folder_of  # noqa: PLC0415
 
-        return {name: session_of(model, folder_of(self.raw)) for name, model in wanted.items()}
+        return {name: session_of(model, folder_of(self.raw)) for name, model in models.items()}
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By reference where it can be imported, else by value; `raw` comes after the memo, for it may refer to us."""
+        """Pickle by reference if this object can be imported, else by value.
+
+        `raw` is in the state, which is pickled after this object has its memo entry: `raw` may refer to this object.
+        """
         module = sys.modules.get(self.raw.__module__)
         if self.raw.__module__ != "__main__" and getattr(module, self.raw.__qualname__, None) is self:
             return self.raw.__qualname__  # type: ignore[no-any-return]
@@ -103,7 +106,7 @@ class _Declared:
 
 
 class Function(_Declared, Remote[P, R, V]):
-    """A function that gpufn can run elsewhere. Made by `@gpu_function`.
+    """A function that gpufn can run on the platform. `@gpu_function` returns it.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -121,11 +124,11 @@ class Function(_Declared, Remote[P, R, V]):
 
     @staticmethod
     def from_name(name: str, *, pickle: bool = False) -> NamedFunction:
-        """The remote side of a deployed function whose code is not here, or of a class's method: `counter.add`.
+        """Return a deployed function, or a class's method (`counter.add`), by name. Its code is not needed.
 
-        It has `remote`, `spawn`, `map`, `starmap`, `stream`, `aio` and `options`, as a function that is declared here.
-        Nothing is looked up before the first call. Results are Python values, as those of any function. With `pickle`
-        arguments without a form of their own are sent as pickles, which a function that has `pickle=True` takes.
+        It has `remote`, `spawn`, `map`, `starmap`, `stream`, `aio` and `options`, like a declared function, and its
+        results are Python values. Nothing is looked up before the first call. With `pickle`, arguments that have no
+        form of their own are sent as pickles; only a function with `pickle=True` accepts them.
 
         >>> Function.from_name("ocr")
         <NamedFunction ocr>
@@ -135,19 +138,19 @@ class Function(_Declared, Remote[P, R, V]):
         return NamedFunction(name, pickle=pickle)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run here, as plain Python."""
+        """Run in this process, as plain Python."""
         models = self.settings.declared_models
         if not models:
             return self.raw(*args, **kwargs)
-        given = {name: kwargs.pop(name) for name in models if name in kwargs}  # stand-ins
-        return cast("R", self.runnable(given)(**by_name(self._signature(), args, kwargs)))
+        replacements = {name: kwargs.pop(name) for name in models if name in kwargs}
+        return cast("R", self.runnable(replacements)(**by_name(self._signature(), args, kwargs)))
 
-    def runnable(self, given: dict[str, Any] | None = None) -> Callable[..., Any]:
-        """`raw`, with its models; those in `given` take the place of the declared ones."""
+    def runnable(self, replacements: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """Return `raw` with its models bound. `replacements` take the place of the declared models of these names."""
         if not self.settings.declared_models:
             return self.raw
-        given = given or {}
-        return functools.partial(self.raw, **given, **self.sessions(given))
+        replacements = replacements or {}
+        return functools.partial(self.raw, **replacements, **self.sessions(replacements))
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
@@ -180,7 +183,7 @@ class Function(_Declared, Remote[P, R, V]):
 
 
 class FunctionClass(_Declared):
-    """A class that gpufn can run elsewhere: each worker holds one instance. Made by `@gpu_function`."""
+    """A class that gpufn can run on the platform; each worker holds one instance. `@gpu_function` returns it."""
 
     raw: type
 
@@ -188,12 +191,12 @@ class FunctionClass(_Declared):
         return Instance(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Only what is not found otherwise gets here; `raw` is missing while we are being unpickled.
+        # Python calls this only if the normal lookup fails. During unpickling, `raw` does not exist yet.
         if name == "raw" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         if name in hooks(self.raw, "method"):
             return Method(self, name)
-        _check_is_no_call(self.raw, name)
+        _check_not_remote_call(self.raw, name)
         return getattr(self.raw, name)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
@@ -204,7 +207,7 @@ class FunctionClass(_Declared):
 
 
 class Instance:
-    """An instance of a FunctionClass here. The user's own object is made, and entered, when it is first used."""
+    """A local instance of a FunctionClass. Creates the user's object, and runs its `@enter` methods, on first use."""
 
     def __init__(self, declared: FunctionClass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._declared = declared
@@ -218,7 +221,7 @@ class Instance:
             return Method(self._declared, name, self)
         local = self._local()
         if not hasattr(local, name):
-            _check_is_no_call(self._declared.raw, name)
+            _check_not_remote_call(self._declared.raw, name)
         return getattr(local, name)
 
     def __enter__(self) -> Instance:
@@ -226,7 +229,7 @@ class Instance:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Run the `@exit` methods: each of them, whatever one before it raises."""
+        """Run all `@exit` methods, even if one of them raises."""
         entered, self._object = self._object, None
         if entered is None:
             return
@@ -238,13 +241,13 @@ class Instance:
         if self._object is None:
             args, kwargs = self._arguments
             cls = self._declared.raw
-            made = cls.__new__(cls, *args, **kwargs)
+            instance = cls.__new__(cls, *args, **kwargs)
             for name, session in self._declared.sessions().items():
-                setattr(made, name, session)  # there for its __init__ already
-            made.__init__(*args, **kwargs)
+                setattr(instance, name, session)  # before `__init__`, which may use it
+            instance.__init__(*args, **kwargs)
             for name in hooks(cls, "enter"):
-                _run_hook(made, name)
-            self._object = made
+                _run_hook(instance, name)
+            self._object = instance
         return self._object
 
     def __repr__(self) -> str:
@@ -264,26 +267,26 @@ class Method(Remote[P, R, V]):
         functools.update_wrapper(cast("Any", self), self._raw, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run here, as plain Python."""
-        if self._instance is None:  # written as Class.method(instance, ...)
+        """Run in this process, as plain Python."""
+        if self._instance is None:  # a call such as Class.method(instance, ...)
             if not args:
                 name, method = self._declared.__qualname__, self._method_name
                 raise TypeError(
-                    f"{name}.{method}(...) runs here and needs an instance: write {name}().{method}(...), or "
+                    f"{name}.{method}(...) is a local call and needs an instance: write {name}().{method}(...), or "
                     f"{name}.{method}.remote(...) to run it on the platform"
                 )
-            owner, *rest = args
-            if isinstance(owner, Instance):
-                owner = owner._local()
-            return cast("R", self._raw(owner, *rest, **kwargs))
+            instance, *rest = args
+            if isinstance(instance, Instance):
+                instance = instance._local()
+            return cast("R", self._raw(instance, *rest, **kwargs))
         return cast("R", getattr(self._instance._local(), self._method_name)(*args, **kwargs))
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
         if self._instance is not None and any(self._instance._arguments):
             raise InvalidInput(
-                f"{self._declared.__qualname__}(...) was given arguments, which stay here: a worker makes its instance "
-                "without; pass them to the method, or deploy a second class"
+                f"{self._declared.__qualname__}(...) got arguments that are not sent: a worker creates its instance "
+                "without arguments; pass them to the method, or deploy a second class"
             )
         return self._declared.name
 
@@ -308,14 +311,14 @@ def _reader_of(function: Callable[..., Any]) -> ResultReader:
     return ResultReader(lambda: resolved(_signature_of(function).return_annotation, function))
 
 
-def _check_is_no_call(cls: type, name: str) -> None:
-    """Raises AttributeError for a call of the class itself."""
-    if name in _CALLS and not hasattr(cls, name):
+def _check_not_remote_call(cls: type, name: str) -> None:
+    """Raise AttributeError for a remote call of the class itself, such as `Class.remote`."""
+    if name in _REMOTE_CALLS and not hasattr(cls, name):
         example = next(iter(hooks(cls, "method")), "METHOD")
-        raise AttributeError(f"{cls.__name__} is a class: call a method of it, as in {cls.__name__}.{example}.{name}")
+        raise AttributeError(f"{cls.__name__} is a class: call one of its methods, as {cls.__name__}.{example}.{name}")
 
 
-def _blank(cls: type[T]) -> T:
+def _blank(cls: type[T]) -> T:  # deployed pickles refer to it by name
     return object.__new__(cls)
 
 

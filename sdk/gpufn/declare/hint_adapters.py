@@ -1,12 +1,14 @@
-"""Classes that msgspec reads through us, in the places of hints that it refuses. Pure.
+"""Adapters for type hints that msgspec refuses. Pure.
 
-    an Enum whose values are not all text, or all whole numbers     its member
-    a dataclass with InitVars, a class with such a hint in a field  made by its own constructor
-    a union of several classes with fields, and None                the first that fits, those with all keys before
+    hint                                                            value
+    an Enum whose values are not all str, or all int                a member
+    a dataclass with InitVars, a class with such a hint in a field  an instance, made by its own constructor
+    a union of several classes with fields, and None                an instance of the first class that fits; classes
+                                                                    that have all the keys come first
 
-`readable` puts a StandIn in the place of each, in containers and classes too; not of a class that has itself in a
-field, which msgspec refuses then. To msgspec a StandIn is a class of somebody else's: it asks `schema_hook` for its
-JSON Schema, `dec_hook` for its values, and whether these are instances of it.
+`readable` replaces each such hint with a StandIn, in containers and classes too. It does not replace a class that has
+itself in a field, so msgspec refuses that class. msgspec treats a StandIn as a custom type: it calls `schema_hook` for
+the JSON Schema and `dec_hook` for a value, and checks the value with `isinstance`.
 """
 
 from __future__ import annotations
@@ -30,27 +32,32 @@ _Classes = tuple[type, ...]
 
 
 class StandIn(type):
-    """A class whose instances are values of `classes`. `make` gives one of a plain value, or raises ValueError."""
+    """The type of adapters. Values of `classes` are instances of the adapter.
+
+    `make` converts a plain value to a value of `classes`, or raises ValueError.
+    """
 
     classes: tuple[type, ...]
-    members: tuple[Any, ...]  # hints, of which a value fits one; none for an Enum
+    members: tuple[Any, ...]  # the hints that a value may fit; empty for an Enum
     make: Callable[[Any, Hook], Any]
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, cls.classes)
 
     def read(cls, value: Any, dec_hook: Hook) -> Any:
-        """`value`, as decoded, as one of `classes`. Raises ValueError."""
-        if isinstance(value, cls.classes) and not isinstance(value, dict):  # a TypedDict is read whatever it is
+        """Convert a decoded value to a value of `classes`. Raises ValueError."""
+        if isinstance(value, cls.classes) and not isinstance(value, dict):  # a TypedDict's fields need a check
             return value
         try:
             return cls.make(value, dec_hook)
-        except msgspec.ValidationError as error:  # which msgspec would hand on without the path to this value
-            raise ValueError(_said(error)) from None
+        except msgspec.ValidationError as error:  # msgspec adds the path of this value to a ValueError only
+            raise ValueError(_error_text(error)) from None
 
 
 def readable(hint: Any, within: _Classes = ()) -> Any:
-    """`hint`, with StandIns where msgspec needs them; `within`: of a field of these classes, which it leaves alone.
+    """Return `hint` with a StandIn for each part that msgspec refuses.
+
+    `within` lists the classes whose fields are being read; they are not replaced again.
 
     >>> class Pace(enum.Enum):
     ...     SLOW = 0.5
@@ -64,28 +71,29 @@ def readable(hint: Any, within: _Classes = ()) -> Any:
     if origin is typing.Annotated:
         return typing.Annotated[(readable(args[0], within), *args[1:])]
     if origin in (typing.Union, types.UnionType):
-        union = _union(tuple(readable(arg, within) for arg in args))
+        union = _adapt_union(tuple(readable(arg, within) for arg in args))
         return hint if union == hint else union
     if origin in _CONTAINERS:
         parts = tuple(readable(arg, within) for arg in args)
         return hint if parts == args else origin[parts]
-    if not isinstance(hint, type) or origin is not None or _is_read(hint):
+    if not isinstance(hint, type) or origin is not None or _is_supported(hint):
         return hint
-    return _enum(hint) if issubclass(hint, enum.Enum) else _class(hint, within)
+    return _adapt_enum(hint) if issubclass(hint, enum.Enum) else _adapt_class(hint, within)
 
 
-def _is_read(hint: Any) -> bool:
+def _is_supported(hint: Any) -> bool:
+    """Whether msgspec can read `hint` without an adapter."""
     with contextlib.suppress(TypeError):
         msgspec.json.Decoder(hint)
         return True
     return False
 
 
-def _stand_in(name: str, classes: tuple[type, ...], members: tuple[Any, ...], make: Any) -> StandIn:
+def _adapter(name: str, classes: tuple[type, ...], members: tuple[Any, ...], make: Any) -> StandIn:
     return StandIn(name, (), {"classes": classes, "members": members, "make": staticmethod(make)})
 
 
-def _enum(kind: type[enum.Enum]) -> StandIn:
+def _adapt_enum(kind: type[enum.Enum]) -> StandIn:
     def make(value: Any, _: Hook) -> enum.Enum:
         try:
             return kind(tuple(value) if isinstance(value, list) else value)
@@ -93,52 +101,54 @@ def _enum(kind: type[enum.Enum]) -> StandIn:
             known = ", ".join(repr(member.value) for member in kind)
             raise ValueError(f"{value!r} is none of {known}") from None
 
-    return _stand_in(kind.__name__, (kind,), (), make)
+    return _adapter(kind.__name__, (kind,), (), make)
 
 
-def _class(kind: type, within: _Classes) -> Any:
-    """What msgspec reads is a Struct with the parameters of its constructor; `kind` is made of them."""
+def _adapt_class(kind: type, within: _Classes) -> Any:
+    """Return an adapter that reads a Struct with the constructor's parameters and calls the constructor with them."""
     if kind in within:
         return kind
     form = form_of(kind, lambda hint: readable(hint, (*within, kind)))
-    if form is None or not _is_read(form):
+    if form is None or not _is_supported(form):
         return kind
     is_dict = typing.is_typeddict(kind)
 
     def make(value: Any, dec_hook: Hook) -> Any:
         return made(kind, msgspec.convert(value, form, dec_hook=dec_hook, str_keys=True))
 
-    return _stand_in(kind.__name__, (dict if is_dict else kind,), (form,), make)
+    return _adapter(kind.__name__, (dict if is_dict else kind,), (form,), make)
 
 
-def _union(members: tuple[Any, ...]) -> Any:
-    """msgspec takes a StandIn or None, and no third."""
+def _adapt_union(members: tuple[Any, ...]) -> Any:
+    """Return one adapter for several classes: msgspec supports a union of a custom type and None, but no third type."""
     union: Any = typing.Union[members]  # noqa: UP007
-    of_classes = [each for each in members if each is not types.NoneType]
-    if len(of_classes) < 2 or not all(map(_has_fields, of_classes)) or _is_read(union):
+    candidates = [member for member in members if member is not types.NoneType]
+    if len(candidates) < 2 or not all(map(_has_fields, candidates)) or _is_supported(union):
         return union
-    classes = tuple(cls for each in of_classes for cls in (each.classes if isinstance(each, StandIn) else (each,)))
+    classes = tuple(
+        cls for member in candidates for cls in (member.classes if isinstance(member, StandIn) else (member,))
+    )
     name = " or ".join(cls.__name__ for cls in classes)
 
     def make(value: Any, dec_hook: Hook) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"expected {name}, got {type(value).__name__}")
-        why = []
-        for each in sorted(of_classes, key=lambda each: not value.keys() <= _names_of(each)):
+        errors = []
+        for candidate in sorted(candidates, key=lambda candidate: not value.keys() <= _field_names(candidate)):
             try:
-                return msgspec.convert(value, each, dec_hook=dec_hook, str_keys=True)
+                return msgspec.convert(value, candidate, dec_hook=dec_hook, str_keys=True)
             except msgspec.ValidationError as error:
-                why.append(f"no {each.__name__}: {_said(error)}")
-        raise ValueError("; ".join(why))
+                errors.append(f"not a {candidate.__name__}: {_error_text(error)}")
+        raise ValueError("; ".join(errors))
 
-    either = _stand_in(name, classes, tuple(of_classes), make)
-    return either if len(of_classes) == len(members) else typing.Optional[either]  # noqa: UP045
+    adapter = _adapter(name, classes, tuple(candidates), make)
+    return adapter if len(candidates) == len(members) else typing.Optional[adapter]  # noqa: UP045
 
 
-def _said(error: msgspec.ValidationError) -> str:
-    """``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
-    found = misfit(str(error))
-    return f"{found.at}: {found.text}" if found.at else found.text
+def _error_text(error: msgspec.ValidationError) -> str:
+    """Rewrite ``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
+    mismatch = misfit(str(error))
+    return f"{mismatch.at}: {mismatch.text}" if mismatch.at else mismatch.text
 
 
 def _has_fields(member: Any) -> bool:
@@ -147,9 +157,9 @@ def _has_fields(member: Any) -> bool:
     return isinstance(member, type) and (dataclasses.is_dataclass(member) or issubclass(member, msgspec.Struct))
 
 
-def _names_of(member: Any) -> set[str]:
+def _field_names(member: Any) -> set[str]:
     if isinstance(member, StandIn):
-        return {name for part in member.members for name in _names_of(part)}
+        return {name for part in member.members for name in _field_names(part)}
     if issubclass(member, msgspec.Struct):
         return set(member.__struct_encode_fields__)
     return {field.name for field in dataclasses.fields(member)}

@@ -1,4 +1,4 @@
-"""The marks that `@enter`, `@method` and their siblings leave: how they are found, here and in the worker."""
+"""The marks that `@enter`, `@method` and the other method decorators set. The SDK and the worker look them up here."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ HOOK = "__gpufn_hook__"
 
 
 def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
-    """The methods of `cls` with this mark, bases first, in the order of their definition.
+    """Return the methods of `cls` with the mark `hook`: bases first, in the order of definition.
 
-    One that is overridden is found once; overridden by something unmarked, it is a hook no more.
+    An overridden method appears once. A method that an unmarked attribute overrides is no longer a hook.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    methods: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():
             if inspect.isfunction(value) and getattr(value, HOOK, None) == hook:
-                found[name] = value
+                methods[name] = value
             else:
-                found.pop(name, None)
-    return found
+                methods.pop(name, None)
+    return methods

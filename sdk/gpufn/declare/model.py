@@ -1,6 +1,6 @@
-"""`Model`: what a user writes to have a function handed a model; at deploy it becomes a ModelSpec.
+"""`Model`: declares a model that a function receives. At deploy it becomes a ModelSpec.
 
-Declaring one reads no file: a worker declares again at its start, and the files are not in its bundle.
+A declaration reads no files: a worker declares again when it starts, and its bundle does not have the files.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ _NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True)
 class Model:
-    """An ONNX model that is compiled, checked and measured at deploy, and handed to the function that names it.
+    """An ONNX model that is compiled, checked and measured at deploy, and passed to the function that declares it.
 
-    `path` is relative to the file that defines the function. External data beside it goes along; `files` names other
-    files instead. The engine computes in `precision`: fp32, tf32, fp16, bf16 or int8. Calls of several
-    invocations share a run of up to `max_batch` rows. `shapes` gives the dynamic inputs: `{"x": (1, 128)}`, or
-    least, usual and most: `{"x": ((1, 16), (8, 128), (32, 512))}`; without, they are made from `max_batch` and
-    `samples`, an .npz or .safetensors file with an array per input, stacked along a new first axis. `tolerance` is how
-    far outputs may be from the reference's: a dict of max_abs, rel_l2, cosine. `require="gpu"` forbids an engine on the
-    CPU. A build may take `build_timeout` seconds, and each process that compiles `build_memory`.
+    `path` is relative to the file that defines the function. External data beside the model is uploaded with it;
+    `files` lists other files instead. The engine computes in `precision`: fp32, tf32, fp16, bf16 or int8. Several calls
+    share a run of up to `max_batch` rows.
+
+    `shapes` sets the shapes of the dynamic inputs: `{"x": (1, 128)}`, or the smallest, the usual and the largest shape:
+    `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
+    .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
+    differ from the reference: a dict of max_abs, rel_l2, cosine. `require="gpu"` forbids an engine for the CPU. A build
+    may take `build_timeout` seconds, and each compiler process may use `build_memory`.
 
     The function receives a session. `session(images)`, or `session(x=images)`, takes and returns numpy arrays: one
-    array for a model with one output, else a dict by name. `await session.aio(images)` does so in an async function. A
-    class finds it as an attribute, in its `__init__` already.
+    array for a model with one output, else a dict by name. In an async function, write `await session.aio(images)`. A
+    class has the session as an attribute, which its `__init__` can already use.
 
-    Raises InvalidSpec, which names what is wrong.
+    Raises InvalidSpec, which names the wrong option.
 
     >>> from gpufn import gpu_function
     >>> @gpu_function(models={"net": Model("digits.onnx", max_batch=32, precision="fp16")})
     ... def read_digit(pixels: list[float], net) -> int:
     ...     return max(range(10), key=list(net([pixels])[0]).__getitem__)
-    >>> read_digit([0.5] * 64, net=lambda rows: [[0, 0, 0, 1, 0, 0, 0, 0, 0, 0]])  # a stand-in, for a test
+    >>> read_digit([0.5] * 64, net=lambda rows: [[0, 0, 0, 1, 0, 0, 0, 0, 0, 0]])  # a test double
     3
     >>> Model("digits.onnx", precision="fp8")
     Traceback (most recent call last):
@@ -91,7 +93,7 @@ class Model:
         self.spec("model", (ModelFile("model.onnx", _NO_DIGEST, 0),), samples)
 
     def spec(self, parameter: str, files: tuple[ModelFile, ...], samples: ModelFile | None) -> ModelSpec:
-        """What is deployed: with the files by digest, the ONNX file first."""
+        """Return the spec to deploy. `files` are the uploaded files, the ONNX file first."""
         return ModelSpec(
             parameter=parameter,
             files=files,
@@ -108,7 +110,7 @@ class Model:
 
 def _path(option: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
-        raise InvalidSpec(f"{option} is the path of a file, not {value!r}")
+        raise InvalidSpec(f"{option} is a file path, not {value!r}")
     return str(os.fspath(value))
 
 
@@ -116,13 +118,13 @@ def _precision(value: Any) -> Precision:
     try:
         return Precision(value)
     except ValueError:
-        *names, last = (each.value for each in Precision)
+        *names, last = (precision.value for precision in Precision)
         raise InvalidSpec(f"precision is {', '.join(names)} or {last}, not {value!r}") from None
 
 
 def _whole(option: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidSpec(f"{option} is a whole number, not {value!r}")
+        raise InvalidSpec(f"{option} is an integer, not {value!r}")
     return value
 
 
@@ -139,18 +141,18 @@ def _profiles(shapes: Any) -> tuple[ShapeProfile, ...]:
         return ()
     if not isinstance(shapes, Mapping):
         raise InvalidSpec(f'shapes is a dict of inputs and shapes, such as {{"x": (1, 3, 224, 224)}}, not {shapes!r}')
-    return (ShapeProfile({str(name): _shape_range(str(name), given) for name, given in shapes.items()}),)
+    return (ShapeProfile({str(name): _shape_range(str(name), value) for name, value in shapes.items()}),)
 
 
-def _shape_range(name: str, given: Any) -> ShapeRange:
-    if _is_shape(given):
-        return ShapeRange(tuple(given), tuple(given), tuple(given))
-    if not isinstance(given, (list, tuple)) or len(given) != 3 or not all(map(_is_shape, given)):
+def _shape_range(name: str, value: Any) -> ShapeRange:
+    if _is_shape(value):
+        return ShapeRange(tuple(value), tuple(value), tuple(value))
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(map(_is_shape, value)):
         raise InvalidSpec(
-            f"shapes[{name!r}] is one shape, or three: the least, the usual and the largest, not {given!r}"
+            f"shapes[{name!r}] is one shape, or three: the smallest, the usual and the largest, not {value!r}"
         )
     try:
-        return ShapeRange(*map(tuple, given))
+        return ShapeRange(*map(tuple, value))
     except InvalidSpec as error:
         raise InvalidSpec(f"shapes[{name!r}]: {error.message}") from None
 
@@ -164,8 +166,8 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
         return tolerance
     try:
         if not all(value is None or math.isfinite(value) for value in dict(tolerance).values()):
-            # JSON has no word for it: there would be no tolerance.
-            raise ValueError("each is a finite number")
+            # JSON cannot express NaN and infinity: the tolerance would be lost.
+            raise ValueError("each value is a finite number")
         return msgspec.convert(dict(tolerance), Tolerance)
     except (TypeError, ValueError) as error:
         raise InvalidSpec(f"tolerance is a dict of max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""A deployed function that is known by its name only: its code is not here."""
+"""`NamedFunction`: a deployed function that is known only by name, without its code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ANY_ARGUMENTS = inspect.Signature(
 
 
 class NamedFunction(Remote[..., Any, Any]):
-    """The remote side of a function, or of a class's method, that is deployed as `name` or `name.method`.
+    """A function, or a class's method, that is deployed as `name` or `name.method`.
 
-    Nothing is looked up before a call: that raises FunctionNotFound, or InvalidInput for wrong arguments.
+    Nothing is looked up before a call. The call raises FunctionNotFound, or InvalidInput for wrong arguments.
     """
 
     _kind = None
@@ -34,14 +34,14 @@ class NamedFunction(Remote[..., Any, Any]):
 
     @property
     def name(self) -> str:
-        """As deployed."""
+        """The deployed name."""
         return f"{self._function_name}.{self._method_name}".rstrip(".")
 
     def _signature(self) -> inspect.Signature:
         return _ANY_ARGUMENTS
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise InvalidInput(f"{self.name} is known by its name only and cannot run here: use .remote(...)")
+        raise InvalidInput(f"{self.name} is known only by name and cannot run in this process: use .remote(...)")
 
     def __repr__(self) -> str:
         return f"<NamedFunction {self.name}>"

@@ -1,6 +1,6 @@
-"""The options of `@gpu_function`: their names and types, and how they become the parts of a FunctionSpec.
+"""The options of `@gpu_function`: names, types, checks, and their conversion to the parts of a FunctionSpec.
 
-Everything is checked at decoration. An option that this release does not implement is refused, never ignored.
+Decoration checks all options. An option that this release does not implement is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
 
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
-# Named in the design, built later: refused with the reason, so that nobody relies on them in silence.
+# Planned options. They are refused with a reason, so that no program silently relies on them.
 _NOT_YET = {
-    "secrets": "; use env=... for what is not secret",
+    "secrets": "; use env=... for values that are not secret",
     "volumes": "",
 }
-# What other platforms call them.
-_OTHER_WORDS = {
+# The names of the options on other platforms.
+_OTHER_NAMES = {
     "allow_concurrent_inputs": "concurrency",
     "buffer_containers": "buffer_workers",
     "concurrency_limit": "max_workers",
@@ -68,71 +68,77 @@ _LIMITS = {
 }
 
 
-_SPEC: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(FunctionSpec)}  # the defaults
+_SPEC_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(FunctionSpec)}
 
 
 class PlainOptions(TypedDict, total=False):
-    """Those that leave the function's parameters to its callers."""
+    """The options that do not bind a parameter of the function."""
 
-    name: Annotated[str, "how it is deployed; else its Python name, with hyphens for underscores"]
+    name: Annotated[str, "the name to deploy under. Default: the Python name, with hyphens for underscores"]
     gpu: Annotated[
         str | Sequence[str] | None,
-        '`"any"`, a name such as `"L4"`, `"H100:2"` for two, or a list, the preferred one first',
+        '`"any"`, a name such as `"L4"`, `"H100:2"` for two GPUs, or a list in order of preference',
     ]
     share: Annotated[
         Literal["exclusive", "mps", "time"],
-        '`"exclusive"`: a GPU of its own; `"mps"`: a part of one, of so much `vram`; `"time"`: one in turn with others',
+        '`"exclusive"`: a whole GPU; `"mps"`: a part of a GPU, with `vram` of its memory; `"time"`: a GPU that several '
+        "functions use in turns",
     ]
-    vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` needs it']
-    sm: Annotated[int | None, 'with `share="mps"`: at most so many percent of the multiprocessors, reserved for nobody']
-    trust_domain: Annotated[str | None, "a shared GPU is shared only with functions that name the same one"]
-    cpu: Annotated[float, "cores that one worker takes; a share of time, not cores of its own"]
-    memory: Annotated[str | int | None, 'memory of one worker, reserved and enforced: bytes or text such as `"2Gi"`']
-    env: Annotated[Mapping[str, str], "environment variables of its workers"]
-    image: Annotated[Image | None, "an `Image`: its workers run in containers with that Python, packages and files"]
-    egress: Annotated[bool, "whether its workers in containers reach the network"]
-    min_workers: Annotated[int, "always so many"]
-    max_workers: Annotated[int, "never more"]
-    buffer_workers: Annotated[int, "so many spare ones while there are calls"]
-    idle_timeout: Annotated[float, "a worker without calls is parked, or ends, after it"]
+    vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` requires it']
+    sm: Annotated[
+        int | None, 'with `share="mps"`: the maximum percentage of the multiprocessors for one worker, not reserved'
+    ]
+    trust_domain: Annotated[str | None, "functions share a GPU only if they name the same trust domain"]
+    cpu: Annotated[float, "CPU cores of one worker: a share of time, not dedicated cores"]
+    memory: Annotated[
+        str | int | None, 'memory of one worker, reserved and enforced: bytes or a string such as `"2Gi"`'
+    ]
+    env: Annotated[Mapping[str, str], "environment variables of the workers"]
+    image: Annotated[Image | None, "an `Image`: workers run in containers with its Python, packages and files"]
+    egress: Annotated[bool, "whether workers in containers can reach the network"]
+    min_workers: Annotated[int, "the minimum number of workers, with or without calls"]
+    max_workers: Annotated[int, "the maximum number of workers"]
+    buffer_workers: Annotated[int, "the number of spare workers while there are calls"]
+    idle_timeout: Annotated[float, "seconds without calls after which a worker is parked or stopped"]
     park_timeout: Annotated[
         float | None,
-        "so long a parked worker waits, off its GPU, for the next call; then it ends. 0: it is not parked. "
-        "600 when not given with `gpu`, else 0",
+        "seconds that a parked worker waits, off its GPU, for the next call before it stops. 0: never park. "
+        "Default: 600 with `gpu`, else 0",
     ]
-    target: Annotated[float, "the share of a worker's slots to plan with; less means more spare room"]
-    scaledown_window: Annotated[float, "fewer workers only when fewer were enough for so long"]
-    target_delay: Annotated[float, "how long a queued call may wait before another worker is worth it"]
+    target: Annotated[float, "the fraction of a worker's slots that scaling plans with; less leaves more spare slots"]
+    scaledown_window: Annotated[float, "seconds for which fewer workers must have been enough before scaling down"]
+    target_delay: Annotated[float, "seconds that a queued call may wait before another worker is worth its start"]
     concurrency: Annotated[int, "calls, or batches, that one worker runs at the same time"]
-    batch: Annotated[Batch | None, "a `Batch`: calls gather, and the function gets a list per parameter"]
-    timeout: Annotated[float, "how long one call may run"]
-    startup_timeout: Annotated[float, "how long a worker may take to start"]
-    queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
-    retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
+    batch: Annotated[Batch | None, "a `Batch`: calls are gathered, and the function gets a list per parameter"]
+    timeout: Annotated[float, "seconds that one call may run"]
+    startup_timeout: Annotated[float, "seconds that a worker may take to start"]
+    queue_timeout: Annotated[float | None, "seconds that a call may wait before it starts; after that it expires"]
+    retries: Annotated[Retry | int | None, "retries of a failed call: their number, or a `Retry`"]
     schedule: Annotated[
-        str | Schedule | None, 'call it by itself: a cron line such as `"*/5 * * * *"`, or a `Schedule`'
+        str | Schedule | None,
+        'when the platform calls the function: a cron line such as `"*/5 * * * *"`, or a `Schedule`',
     ]
-    webhook: Annotated[str | None, "the address that is told when a submitted call has ended"]
-    retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
-    priority: Annotated[Literal["hi", "normal", "low"], "the class of its calls, unless they say otherwise"]
+    webhook: Annotated[str | None, "the URL that receives a request when a submitted call has ended"]
+    retention: Annotated[float, "seconds for which the outcome of a submitted call is kept after its end"]
+    priority: Annotated[Literal["hi", "normal", "low"], "the priority of calls that set none"]
     pickle: Annotated[
         bool,
-        "take and return pickles of what has no form of its own, such as functions. A pickle runs code where it is "
-        "read: a caller with a key of the scope `pickle` runs code in the workers",
+        "accept and return pickles of values that have no form of their own, such as functions. Reading a pickle runs "
+        "code: a caller with a key of the scope `pickle` can run code in the workers",
     ]
 
 
 class Options(PlainOptions, total=False):
-    """The table of options: type and meaning; the defaults are those of the spec. Times are in seconds.
+    """The table of options: type and meaning. The defaults are those of the spec. Times are in seconds.
 
-    docs/reference/python.md is made from it, and so is the signature of `gpu_function`.
+    docs/reference/python.md and the signature of `gpu_function` are generated from it.
     """
 
-    models: Annotated[Mapping[str, Model], "parameter, or attribute of a class, and the `Model` that it receives"]
+    models: Annotated[Mapping[str, Model], "the `Model` for each parameter, or attribute of a class, that receives one"]
 
 
 def default_of(option: str) -> Any:
-    """What counts when it is not given.
+    """Return the default of an option.
 
     >>> default_of("max_workers"), default_of("gpu"), default_of("timeout")
     (4, None, 300.0)
@@ -140,19 +146,19 @@ def default_of(option: str) -> Any:
     if option in _SCALING:
         return getattr(ScalingPolicy(), _SCALING[option])
     if option in _LIMITS:
-        return _SPEC[_LIMITS[option]]
+        return _SPEC_DEFAULTS[_LIMITS[option]]
     if option == "share":
         return Share.EXCLUSIVE.value
     return {
         "cpu": Resources().cpu,
-        "egress": _SPEC["egress"],
-        "pickle": _SPEC["pickle"],
-        "priority": _SPEC["priority"].value,
+        "egress": _SPEC_DEFAULTS["egress"],
+        "pickle": _SPEC_DEFAULTS["pickle"],
+        "priority": _SPEC_DEFAULTS["priority"].value,
     }.get(option)
 
 
 def signature() -> inspect.Signature:
-    """Of `gpu_function`, for `help()` and for editors that look at what is loaded."""
+    """Return the signature of `gpu_function`, for `help()` and for editors that inspect the loaded object."""
     declared = inspect.Parameter("declared", inspect.Parameter.POSITIONAL_ONLY, default=None)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(
@@ -161,24 +167,24 @@ def signature() -> inspect.Signature:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one function, checked: what a FunctionSpec holds besides the code, with its defaults."""
+    """The checked options of one function: the fields of a FunctionSpec that do not depend on the code."""
 
     name: str
     resources: Resources = Resources()
     scaling: ScalingPolicy = ScalingPolicy()
-    concurrency: int = _SPEC["concurrency"]
+    concurrency: int = _SPEC_DEFAULTS["concurrency"]
     batch: Batch | None = None
-    timeout_s: float = _SPEC["timeout_s"]
-    startup_timeout_s: float = _SPEC["startup_timeout_s"]
+    timeout_s: float = _SPEC_DEFAULTS["timeout_s"]
+    startup_timeout_s: float = _SPEC_DEFAULTS["startup_timeout_s"]
     queue_timeout_s: float | None = None
     retries: Retry | None = None
-    priority: Priority = _SPEC["priority"]
+    priority: Priority = _SPEC_DEFAULTS["priority"]
     schedule: Schedule | None = None
     webhook: str | None = None
-    retention_s: float = _SPEC["retention_s"]
+    retention_s: float = _SPEC_DEFAULTS["retention_s"]
     env: dict[str, str] = {}
-    egress: bool = _SPEC["egress"]
-    pickle: bool = _SPEC["pickle"]
+    egress: bool = _SPEC_DEFAULTS["egress"]
+    pickle: bool = _SPEC_DEFAULTS["pickle"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
 
@@ -193,7 +199,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
     ) -> FunctionSpec:
-        """`models` and `image`: the declared ones, prepared; none while nobody has read their files."""
+        """Return the spec. `models` and `image` are the declared ones, with their files read; empty before that."""
         fields = msgspec.structs.asdict(self)
         del fields["declared_models"], fields["declared_image"]
         return FunctionSpec(
@@ -209,7 +215,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
-    """The checked settings; InvalidSpec names the option that is wrong."""
+    """Check the options. Raises InvalidSpec, which names the wrong option."""
     _refuse_unknown(options)
     fields: dict[str, Any] = {
         "name": _name(options.get("name", default_name)),
@@ -236,17 +242,17 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         if option in _NOT_YET:
             if value is not None:
                 raise InvalidSpec(
-                    f"{option}={value!r}: this release of gpufn does not have {option} yet{_NOT_YET[option]}"
+                    f"{option}={value!r}: this release of gpufn does not support {option} yet{_NOT_YET[option]}"
                 )
         elif option not in known:
-            word = _OTHER_WORDS.get(option)
-            near = [word] if word else difflib.get_close_matches(option, known, n=1)
-            raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            known_name = _OTHER_NAMES.get(option)
+            matches = [known_name] if known_name else difflib.get_close_matches(option, known, n=1)
+            raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {matches[0]!r}?" if matches else ""))
 
 
 def _name(name: Any) -> str:
     if not isinstance(name, str):
-        raise InvalidSpec(f"name is text, not {name!r}")
+        raise InvalidSpec(f"name is a string, not {name!r}")
     return name
 
 
@@ -265,24 +271,26 @@ def _resources(options: Mapping[str, Any]) -> Resources:
 
 
 def _gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
-    """The acceptable names, and how many GPUs of one of them."""
+    """Return the acceptable GPU names, and the number of GPUs of one worker."""
     if gpu is None:
         return (), 1
-    wanted = (gpu,) if isinstance(gpu, str) else gpu
-    if not isinstance(wanted, (list, tuple)) or not wanted:
+    choices = (gpu,) if isinstance(gpu, str) else gpu
+    if not isinstance(choices, (list, tuple)) or not choices:
         raise InvalidSpec(f"gpu is None, 'any', a name such as 'L4', or a list of names, not {gpu!r}")
     names: list[str] = []
     counts: set[int] = set()
-    for each in wanted:
-        match = _GPU.fullmatch(each) if isinstance(each, str) else None
+    for choice in choices:
+        match = _GPU.fullmatch(choice) if isinstance(choice, str) else None
         if match is None:
-            raise InvalidSpec(f"gpu: {each!r} is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'")
+            raise InvalidSpec(f"gpu: {choice!r} is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'")
         if match["name"].lower() == "cpu":
-            raise InvalidSpec(f"gpu={each!r} is no GPU; leave gpu out to run on the CPU")
+            raise InvalidSpec(f"gpu={choice!r} is not a GPU; leave gpu out to run on the CPU")
         names.append(match["name"])
         counts.add(int(match["count"] or 1))
     if len(counts) > 1:
-        raise InvalidSpec(f"gpu={gpu!r}: a worker has the same number of GPUs wherever it runs; write it at each name")
+        raise InvalidSpec(
+            f"gpu={gpu!r}: a worker has the same number of GPUs on every node; write the same number after each name"
+        )
     return tuple(names), counts.pop()
 
 
@@ -301,7 +309,7 @@ def _bytes(option: str, quantity: Any) -> int | None:
 
 def _trust_domain(name: Any) -> str:
     if name is not None and not isinstance(name, str):
-        raise InvalidSpec(f"trust_domain is a name, not {name!r}")
+        raise InvalidSpec(f"trust_domain is a string, not {name!r}")
     return name or ""
 
 
@@ -336,7 +344,7 @@ def _schedule(schedule: Any) -> Schedule | None:
 def _webhook(webhook: Any) -> str | None:
     if webhook is None or isinstance(webhook, str):
         return webhook
-    raise InvalidSpec(f"webhook is an address, such as 'https://example.org/done', not {webhook!r}")
+    raise InvalidSpec(f"webhook is a URL, such as 'https://example.org/done', not {webhook!r}")
 
 
 def _env(env: Any) -> dict[str, str]:
@@ -346,7 +354,7 @@ def _env(env: Any) -> dict[str, str]:
         raise InvalidSpec(f"env is a dict of names and values, not {type(env).__name__}")
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidSpec(f"env: names and values are text, not {name!r}: {type(value).__name__}")
+            raise InvalidSpec(f"env: names and values are strings, not {name!r}: {type(value).__name__}")
     return dict(env)
 
 

@@ -1,6 +1,6 @@
-"""Type hints → MethodSpec: the JSON Schema that the gateway checks requests against, and OpenAPI shows.
+"""Conversion of type hints to a MethodSpec: the JSON Schema that the gateway checks requests with and OpenAPI shows.
 
-A hint that JSON Schema cannot say (an array, a class of the user's, a name that cannot be resolved) allows anything.
+A hint that JSON Schema cannot express (an array, a user's class, a name that cannot be resolved) allows any value.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gpufn_core.spec.function_spec import Batch, MethodSpec
 _REF = "#/$defs/{name}"
 _LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _BYTES = (bytes, bytearray, memoryview)
-# What a generator's hint may be; the first argument is the type of its items.
-_ITEMS = (
+# The return hints of generators. The first type argument is the type of the items.
+_ITERATORS = (
     collections.abc.Iterator,
     collections.abc.Iterable,
     collections.abc.Generator,
@@ -40,19 +40,19 @@ _ITEMS = (
 
 
 def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> tuple[MethodSpec, ...]:
-    """One MethodSpec per callable of `raw`, a function or a class. No caller gives a parameter that is in `models`."""
+    """Return a MethodSpec per callable of `raw`, a function or a class. Callers do not pass parameters in `models`."""
     if not isinstance(raw, type):
-        return (_method("", raw, skip=0, batched=batch is not None, models=models),)
-    found = []
+        return (_method_spec("", raw, skip=0, batched=batch is not None, models=models),)
+    methods = []
     for name, function in hooks(raw, "method").items():
         try:
-            found.append(_method(name, function, skip=1, batched=batch is not None))
+            methods.append(_method_spec(name, function, skip=1, batched=batch is not None))
         except InvalidSpec as error:
             raise InvalidSpec(f"{name}: {error.message}") from error
-    return tuple(found)
+    return tuple(methods)
 
 
-def _method(
+def _method_spec(
     name: str, function: Callable[..., Any], *, skip: int, batched: bool, models: Collection[str] = ()
 ) -> MethodSpec:
     signature = signature_of(function)
@@ -60,7 +60,7 @@ def _method(
     hints = {p.name: resolved(p.annotation, function) for p in parameters}
     if batched:
         for parameter in parameters:
-            hints[parameter.name] = _element(parameter, hints[parameter.name])
+            hints[parameter.name] = _element_hint(parameter, hints[parameter.name])
     return MethodSpec(
         name=name,
         kind=kind_of(function),
@@ -71,39 +71,39 @@ def _method(
     )
 
 
-def _element(parameter: inspect.Parameter, hint: Any) -> Any:
-    """What one call brings, when calls are gathered into a list."""
+def _element_hint(parameter: inspect.Parameter, hint: Any) -> Any:
+    """Return the hint for the value of one call, given the hint for the list of a batch."""
     if parameter.kind is parameter.VAR_KEYWORD or parameter.default is not parameter.empty:
         raise InvalidSpec(
-            f"with batch=..., {parameter.name} is a list with one value per call, so it can have no default "
-            "and be no **keywords"
+            f"with batch=..., {parameter.name} is a list with one value per call, so it cannot have a default "
+            "or be **keywords"
         )
     if hint is Any or hint in _LISTS or hint is typing.List:  # noqa: UP006
         return Any
     if get_origin(hint) in _LISTS:
         return get_args(hint)[0]
-    raise InvalidSpec(f"with batch=..., {parameter.name} is a list with one value per call: write list[{_text(hint)}]")
+    raise InvalidSpec(f"with batch=..., {parameter.name} is a list with one value per call: write list[{_name(hint)}]")
 
 
 def _parameters_schema(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {}
     required: list[str] = []
-    others: Any = False
+    additional: Any = False
     for parameter in parameters:
         hint = hints[parameter.name]
         if parameter.kind is parameter.VAR_KEYWORD:
-            others = schema_of(hint, definitions) or True
+            additional = schema_of(hint, definitions) or True
             continue
         if parameter.default is None and hint is not Any:
-            hint = _or_none(hint)
+            hint = _optional(hint)
         schema = schema_of(hint, definitions)
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-        elif (default := _default(parameter.default)) is not _NO_JSON:
+        elif (default := _as_json(parameter.default)) is not _NOT_JSON:
             schema = {**schema, "default": default}
         properties[parameter.name] = schema
-    schema = {"type": "object", "properties": properties, "additionalProperties": others}
+    schema = {"type": "object", "properties": properties, "additionalProperties": additional}
     if required:
         schema["required"] = required
     return schema | ({"$defs": definitions} if definitions else {})
@@ -111,7 +111,7 @@ def _parameters_schema(parameters: list[inspect.Parameter], hints: dict[str, Any
 
 def _returns_schema(hint: Any, function: Callable[..., Any], batched: bool) -> dict[str, Any]:
     if kind_of(function).streams:
-        item = get_args(hint)[0] if get_origin(hint) in _ITEMS and get_args(hint) else Any
+        item = get_args(hint)[0] if get_origin(hint) in _ITERATORS and get_args(hint) else Any
         hint = Any if item is Any else types.GenericAlias(list, (item,))
     elif batched:
         hint = get_args(hint)[0] if get_origin(hint) in _LISTS else Any
@@ -121,21 +121,23 @@ def _returns_schema(hint: Any, function: Callable[..., Any], batched: bool) -> d
 
 
 def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of `hint`; named parts go to `definitions`, under `#/$defs/`. `{}` allows anything."""
+    """Return the JSON Schema of `hint`. `{}` allows any value. Adds named parts to `definitions`, for `#/$defs/`."""
     if hint is Any or hint is inspect.Parameter.empty:
         return {}
 
-    def custom(kind: type) -> dict[str, Any]:
+    def schema_hook(kind: type) -> dict[str, Any]:
         if isinstance(kind, StandIn):
-            return _stand_in_schema(kind, definitions)
+            return _adapter_schema(kind, definitions)
         if isinstance(kind, type) and issubclass(kind, PurePath):
             return {"type": "string", "format": "path"}
         return _pydantic_schema(kind, definitions)
 
     try:
         with computed_fields_optional(hint):
-            (schema,), named = msgspec.json.schema_components([readable(hint)], schema_hook=custom, ref_template=_REF)
-    except Exception:  # msgspec, pydantic and the user's own classes raise what they like here
+            (schema,), named = msgspec.json.schema_components(
+                [readable(hint)], schema_hook=schema_hook, ref_template=_REF
+            )
+    except Exception:  # msgspec, pydantic and the user's classes may raise anything
         return {}
     flags = flag_schemas(hint)
     for name, definition in named.items():
@@ -143,19 +145,19 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _stand_in_schema(kind: StandIn, definitions: dict[str, Any]) -> dict[str, Any]:
+def _adapter_schema(kind: StandIn, definitions: dict[str, Any]) -> dict[str, Any]:
     if kind.members:
         schemas = [schema_of(member, definitions) for member in kind.members]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    values = [_default(member.value) for member in kind.classes[0]]  # type: ignore[attr-defined]
-    if any(value is _NO_JSON for value in values):
+    values = [_as_json(member.value) for member in kind.classes[0]]  # type: ignore[attr-defined]
+    if any(value is _NOT_JSON for value in values):
         return {}
     _define(kind.__name__, {"title": kind.__name__, "enum": values}, definitions)
     return {"$ref": _REF.format(name=kind.__name__)}
 
 
 def _pydantic_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    pydantic = sys.modules.get("pydantic")  # a model cannot exist before its import
+    pydantic = sys.modules.get("pydantic")  # loaded if `kind` is a pydantic model
     if pydantic is None or not isinstance(kind, type) or not issubclass(kind, pydantic.BaseModel):
         return {}
     schema = dict(kind.model_json_schema(ref_template="#/$defs/{model}"))  # type: ignore[attr-defined]
@@ -170,10 +172,13 @@ def _define(name: str, definition: Any, definitions: dict[str, Any]) -> None:
 
 
 def _raw_parameter(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> str | None:
-    """The parameter that takes a body as it is: the only required one if that is bytes, else the first of bytes."""
-    takers = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and _takes_bytes(hints[p.name])]
+    """Return the parameter that takes a raw request body.
+
+    It is the only required parameter if its type is bytes, else the first parameter of type bytes.
+    """
+    bytes_names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and _takes_bytes(hints[p.name])]
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return required[0] if len(required) == 1 and required[0] in takers else next(iter(takers), None)
+    return required[0] if len(required) == 1 and required[0] in bytes_names else next(iter(bytes_names), None)
 
 
 def _takes_bytes(hint: Any) -> bool:
@@ -184,25 +189,26 @@ def _takes_bytes(hint: Any) -> bool:
     return hint in _BYTES
 
 
-def _or_none(hint: Any) -> Any:
+def _optional(hint: Any) -> Any:
     try:
         return hint | None
     except TypeError:
         return typing.Union[hint, None]  # noqa: UP007
 
 
-_NO_JSON: Any = object()
+_NOT_JSON: Any = object()
 
 
-def _default(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """Return `value` as builtin types, or _NOT_JSON if a spec cannot hold it."""
     try:
         plain = msgspec.to_builtins(value)
         json.dumps(plain, allow_nan=False)
-        msgspec.msgpack.encode(plain)  # as which it travels: numbers of 64 bits
+        msgspec.msgpack.encode(plain)  # the spec travels as msgpack, whose integers have 64 bits
     except (TypeError, ValueError, OverflowError):
-        return _NO_JSON
+        return _NOT_JSON
     return plain
 
 
-def _text(hint: Any) -> str:
+def _name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

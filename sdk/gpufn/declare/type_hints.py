@@ -1,7 +1,7 @@
-"""Type hints, read where they were written: with `from __future__ import annotations` they are texts. Pure.
+"""Resolution of type hints, which are strings under `from __future__ import annotations`. Pure.
 
-Each is read on its own: a name that only type checkers know must not spoil the others. Python 3.14 reads hints
-when they are asked for, all of a function at once: here they are asked for as they are written.
+Each hint is resolved on its own, so that a name that only type checkers know does not break the others. Python 3.14
+evaluates all hints of a function together, at the first access. So this module reads them as forward references.
 """
 
 from __future__ import annotations
@@ -17,59 +17,57 @@ if sys.version_info >= (3, 14):
     from annotationlib import Format, get_annotations
 
     def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-        """`inspect.signature`, in which a hint that cannot be read is as it was written."""
+        """Return `inspect.signature(function)`. A hint that cannot be resolved stays a forward reference."""
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
 
-    def _written(thing: types.FunctionType | type) -> dict[str, Any]:
-        hints, texts = (get_annotations(thing, format=form) for form in (Format.FORWARDREF, Format.STRING))
-        names = _names_around(thing)
-        return {name: texts[name] if _read(hint, names) is Any else hint for name, hint in hints.items()}
+    def _annotations(obj: types.FunctionType | type) -> dict[str, Any]:
+        hints, strings = (get_annotations(obj, format=form) for form in (Format.FORWARDREF, Format.STRING))
+        namespace = _namespace(obj)
+        return {name: strings[name] if _resolve(hint, namespace) is Any else hint for name, hint in hints.items()}
 else:
     signature_of = inspect.signature
 
-    def _written(thing: types.FunctionType | type) -> dict[str, Any]:
-        hints: dict[str, Any] = (
-            vars(thing).get("__annotations__", {}) if isinstance(thing, type) else thing.__annotations__
-        )
+    def _annotations(obj: types.FunctionType | type) -> dict[str, Any]:
+        hints: dict[str, Any] = vars(obj).get("__annotations__", {}) if isinstance(obj, type) else obj.__annotations__
         return hints
 
 
 def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
-    """A hint out of the signature of `function`; Any where there is none, or it cannot be read.
+    """Resolve a hint from the signature of `function`. Return Any if there is none or it cannot be resolved.
 
-    Names are those of the function that decorators wrap, as the signature is.
+    Names are looked up in the module of the function that decorators wrap, whose signature `inspect` shows.
     """
     if annotation is inspect.Parameter.empty:
         return Any
-    written = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
-    return _read(annotation, getattr(getattr(written, "__func__", written), "__globals__", {}))
+    wrapped = inspect.unwrap(function, stop=lambda inner: hasattr(inner, "__signature__"))
+    return _resolve(annotation, getattr(getattr(wrapped, "__func__", wrapped), "__globals__", {}))
 
 
 def of_fields(kind: type) -> dict[str, Any]:
-    """The hints of a class and its bases; Any in place of each that cannot be read."""
-    written = ((base, each) for base in reversed(kind.__mro__) for each in _written(base).items())
-    return {name: _read(hint, _names_around(base)) for base, (name, hint) in written}
+    """Return the hints of a class and its bases, with Any for each hint that cannot be resolved."""
+    annotations = ((base, item) for base in reversed(kind.__mro__) for item in _annotations(base).items())
+    return {name: _resolve(hint, _namespace(base)) for base, (name, hint) in annotations}
 
 
 def read_in(thing: types.FunctionType | type) -> None:
-    """Put the hints of a function or a class in the places of their texts, as far as they can be read."""
-    hints, names = _written(thing), _names_around(thing)
+    """Replace the string hints of a function or a class with their values, where they can be resolved."""
+    hints, namespace = _annotations(thing), _namespace(thing)
     for name, hint in hints.items():
-        if isinstance(hint, (str, typing.ForwardRef)) and (meant := _read(hint, names)) is not Any:
-            hints[name] = meant
+        if isinstance(hint, (str, typing.ForwardRef)) and (value := _resolve(hint, namespace)) is not Any:
+            hints[name] = value
     if hints:
         thing.__annotations__ = hints
 
 
-def _names_around(thing: types.FunctionType | type) -> dict[str, Any]:
-    if isinstance(thing, type):
-        return getattr(sys.modules.get(thing.__module__), "__dict__", {})
-    return thing.__globals__
+def _namespace(obj: types.FunctionType | type) -> dict[str, Any]:
+    if isinstance(obj, type):
+        return getattr(sys.modules.get(obj.__module__), "__dict__", {})
+    return obj.__globals__
 
 
-def _read(annotation: Any, names: dict[str, Any]) -> Any:
+def _resolve(annotation: Any, namespace: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"hint": annotation})
     try:
-        return typing.get_type_hints(holder, names, include_extras=True)["hint"]
-    except Exception:  # it runs the user's text
+        return typing.get_type_hints(holder, namespace, include_extras=True)["hint"]
+    except Exception:  # evaluates code of the user's, which may raise anything
         return Any

@@ -1,1 +1,1 @@
-"""`Function.map`: one function over many items."""
+"""`Function.map`: calls of one function for many items."""

@@ -1,5 +1,7 @@
-"""A map where the platform does not keep one, inside a worker or in `gpufn.testing`: each item is a call by itself, and
-at most `window` are under way."""
+"""Maps that the platform does not keep, for workers, `gpufn.testing` and short maps.
+
+Each item is a call of its own. At most `window` calls run at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from gpufn.call.cancellable_wait import Wait
+from gpufn.call.cancellable_wait import CancelScope
 from gpufn.call.threads import Caught, caught
-from gpufn.declare.argument_checks import spread
+from gpufn.declare.argument_checks import unpack_arguments
 
 T = TypeVar("T")
 
@@ -26,15 +28,15 @@ def results(
     ordered: bool,
     return_exceptions: bool,
 ) -> Iterator[T | BaseException]:
-    """What `call` returns for each tuple of arguments, from threads of its own."""
+    """Yield the result of `call` for each tuple of arguments. The calls run in threads."""
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait  # noqa: PLC0415
 
     pending: deque[Future[Caught[T]]] = deque()
-    left = Wait()
-    run: Callable[..., Caught[T]] = left.run
+    scope = CancelScope()
+    run: Callable[..., Caught[T]] = scope.run
     pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{name}")
 
-    def next_one() -> T | BaseException:
+    def next_result() -> T | BaseException:
         if not ordered:
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             pending.remove(first := next(iter(done)))
@@ -43,13 +45,13 @@ def results(
 
     try:
         for args in arguments:
-            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *spread(args)))
-            while pending and (len(pending) >= window or _has_one(pending, ordered)):
-                yield next_one()
+            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *unpack_arguments(args)))
+            while pending and (len(pending) >= window or _has_result(pending, ordered)):
+                yield next_result()
         while pending:
-            yield next_one()
+            yield next_result()
     except KeyboardInterrupt:
-        left.leave()  # Python waits for the pool's threads when it ends
+        scope.cancel()  # Python waits for the threads of the pool at exit
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -63,12 +65,12 @@ async def results_async(
     ordered: bool,
     return_exceptions: bool,
 ) -> AsyncIterator[T | BaseException]:
-    """As `results`, in tasks."""
+    """Like `results`. The calls run in tasks."""
     import asyncio  # noqa: PLC0415
 
     pending: deque[asyncio.Task[Caught[T]]] = deque()
 
-    async def next_one() -> T | BaseException:
+    async def next_result() -> T | BaseException:
         if not ordered:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             pending.remove(first := next(iter(done)))
@@ -76,18 +78,18 @@ async def results_async(
         return _value(await pending.popleft(), return_exceptions)
 
     try:
-        async for args in each(arguments):
-            pending.append(asyncio.ensure_future(_caught(call(*spread(args)))))
-            while pending and (len(pending) >= window or _has_one(pending, ordered)):
-                yield await next_one()
+        async for args in _iterate(arguments):
+            pending.append(asyncio.ensure_future(_caught(call(*unpack_arguments(args)))))
+            while pending and (len(pending) >= window or _has_result(pending, ordered)):
+                yield await next_result()
         while pending:
-            yield await next_one()
+            yield await next_result()
     finally:
         for task in pending:
             task.cancel()
 
 
-async def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item
@@ -96,14 +98,14 @@ async def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
             yield item
 
 
-def _has_one(pending: deque[Any], ordered: bool) -> bool:
-    return bool(pending[0].done()) if ordered else any(each.done() for each in pending)
+def _has_result(pending: deque[Any], ordered: bool) -> bool:
+    return bool(pending[0].done()) if ordered else any(call.done() for call in pending)
 
 
-def _value(ended: Caught[T], return_exceptions: bool) -> T | BaseException:
-    if return_exceptions and isinstance(ended.error, Exception):
-        return ended.error
-    return ended.get()
+def _value(outcome: Caught[T], return_exceptions: bool) -> T | BaseException:
+    if return_exceptions and isinstance(outcome.error, Exception):
+        return outcome.error
+    return outcome.get()
 
 
 async def _caught(awaitable: Awaitable[T]) -> Caught[T]:

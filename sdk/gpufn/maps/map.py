@@ -1,11 +1,11 @@
-"""`Function.map` and `Function.starmap`: one function over many items.
+"""`Function.map` and `Function.starmap`: calls of one function for many items.
 
-    Map            what they return: an iterator of the results, with the id under which the platform keeps them
+    Map            the iterator of the results that they return, with the id under which the platform keeps the map
     AsyncMap       the same for asyncio
 
-Where the platform keeps maps, the items become calls that are stored in chunks and their ends are one stream
-(`_kept_map`). A process that has gone is followed by one that knows the id. Elsewhere, inside a worker or in
-`gpufn.testing`, and of a few items, each is a call by itself (`_map_calls`).
+If the Transport keeps maps, the items are stored in chunks and their outcomes are one stream (`platform_map`). Another
+process that knows the id can continue such a map. Otherwise, as in a worker or in `gpufn.testing`, each item is a call
+of its own (`local_map`). A map of a few items is run in this way, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gpufn_core.ids import new_map_id
 
 V = TypeVar("V")
 
-_FEW = 8  # so many calls by themselves are sooner done than a map is begun
+_SHORT = 8  # up to this many items, single calls are faster than the start of a map
 
 
 class Map(Iterator[V]):
-    """The results of a map, in the order of its items or, with `ordered=False`, as they come.
+    """The results of a map, in the order of its items, or with `ordered=False` as they come.
 
-    It begins at once, and goes on when this process ends: `Map.from_id(map.id)` finds it again. `with` cancels what has
-    not ended when it is left.
+    A map starts at once, and goes on when this process ends: `Map.from_id(map.id)` returns it again. The end of a
+    `with` block cancels the items that have not ended.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -47,9 +47,9 @@ class Map(Iterator[V]):
     [0, 1, 4, 9, 16]
     """
 
-    def __init__(self, results: Iterator[V], kept: KeptMap | None = None) -> None:
+    def __init__(self, results: Iterator[V], platform_map: KeptMap | None = None) -> None:
         self._results = results
-        self._kept = kept
+        self._platform_map = platform_map
 
     @classmethod
     def from_id(
@@ -61,40 +61,42 @@ class Map(Iterator[V]):
         return_exceptions: bool = False,
         trust_results: bool = False,
     ) -> Map[Any]:
-        """A map that was begun elsewhere, or earlier: its results from the first one on, or behind the cursor `after`.
+        """Return a map that was started elsewhere or earlier. Its results start with the first, or `after` a cursor.
 
-        It ends when the map is closed: with the last item that was sent, or by `close`. With `trust_results` pickled
-        results are read, which runs code that the function chose.
+        The results end when the map is closed: by its last item, or by `close`. With `trust_results`, results may be
+        pickles, which run code that the function chose.
         """
         options = MapOptions(ordered, return_exceptions, id=id, after=after).checked()
-        kept = KeptMap(_keeper(), id, options, PLAIN.trusting() if trust_results else PLAIN)
-        kept.follow()
-        return Map(kept.results(), kept)
+        platform_map = KeptMap(_map_transport(), id, options, PLAIN.trusting() if trust_results else PLAIN)
+        platform_map.follow()
+        return Map(platform_map.results(), platform_map)
 
     @property
     def id(self) -> str | None:
-        """None of a map that the platform does not keep: one of up to 8 items, whose length is known, without an id, or
-        one inside a worker."""
-        return None if self._kept is None else self._kept.id
+        """The id of the map, or None if the platform does not keep it.
+
+        The platform keeps no map in a worker, and no map of up to 8 items whose length is known, unless it has an id.
+        """
+        return None if self._platform_map is None else self._platform_map.id
 
     @property
     def cursor(self) -> str | None:
-        """Where this reader is: what it has given out is not given out again by `Map.from_id(id, after=cursor)`."""
-        return None if self._kept is None else str(self._kept.order.cursor)
+        """The position of this reader. `Map.from_id(id, after=cursor)` goes on after the results that it returned."""
+        return None if self._platform_map is None else str(self._platform_map.order.cursor)
 
     def close(self) -> None:
-        """No more items come; those that were accepted run to their ends."""
-        if self._kept is not None:
-            self._kept.close()
+        """Close the map: it accepts no more items. Its accepted items go on."""
+        if self._platform_map is not None:
+            self._platform_map.close()
         else:
             cast("Any", self._results).close()
 
     def cancel(self) -> bool:
-        """End what has not ended; False when all had."""
-        if self._kept is None:
+        """Cancel the items that have not ended. Returns False if all had ended."""
+        if self._platform_map is None:
             self.close()
             return False
-        return self._kept.cancel()
+        return self._platform_map.cancel()
 
     def __next__(self) -> V:
         return next(self._results)
@@ -103,7 +105,7 @@ class Map(Iterator[V]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._kept is None or not self._kept.is_over:
+        if self._platform_map is None or not self._platform_map.is_over:
             self.cancel()
 
     def __repr__(self) -> str:
@@ -111,36 +113,36 @@ class Map(Iterator[V]):
 
 
 class AsyncMap(AsyncIterator[V]):
-    """A Map to be used with `async for`, and its methods to await."""
+    """A Map for asyncio: use it with `async for`, and await its methods."""
 
-    def __init__(self, results: AsyncIterator[V], kept: KeptMap | None = None) -> None:
+    def __init__(self, results: AsyncIterator[V], platform_map: KeptMap | None = None) -> None:
         self._results = results
-        self._kept = kept
+        self._platform_map = platform_map
 
     @property
     def id(self) -> str | None:
-        """As a Map's."""
-        return None if self._kept is None else self._kept.id
+        """See `Map.id`."""
+        return None if self._platform_map is None else self._platform_map.id
 
     @property
     def cursor(self) -> str | None:
-        """As a Map's."""
-        return None if self._kept is None else str(self._kept.order.cursor)
+        """See `Map.cursor`."""
+        return None if self._platform_map is None else str(self._platform_map.order.cursor)
 
     async def close(self) -> None:
-        """As a Map's."""
-        if self._kept is not None:
-            await in_thread(self._kept.close)
+        """See `Map.close`."""
+        if self._platform_map is not None:
+            await in_thread(self._platform_map.close)
         else:
-            with contextlib.suppress(RuntimeError):  # a task waits in it for the next result
+            with contextlib.suppress(RuntimeError):  # another task is waiting in it for the next result
                 await cast("Any", self._results).aclose()
 
     async def cancel(self) -> bool:
-        """As a Map's."""
-        if self._kept is None:
+        """See `Map.cancel`."""
+        if self._platform_map is None:
             await self.close()
             return False
-        return await in_thread(self._kept.cancel)
+        return await in_thread(self._platform_map.cancel)
 
     async def __anext__(self) -> V:
         return await anext(self._results)
@@ -151,20 +153,20 @@ class AsyncMap(AsyncIterator[V]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self._kept is None or not self._kept.is_over:
+        if self._platform_map is None or not self._platform_map.is_over:
             await self.cancel()
 
 
 class Mapped(Protocol):
-    """The remote side of a callable, as far as a map needs it."""
+    """The part of a Remote that a map needs."""
 
     @property
     def reader(self) -> ResultReader: ...
 
     def target(self) -> MapTarget: ...
 
-    def encoded(self, arguments: Iterable[Any]) -> bytes:
-        """One item. Raises TypeError when it does not fit the signature."""
+    def encode_item(self, arguments: Iterable[Any]) -> bytes:
+        """Return one encoded item. Raises TypeError if it does not fit the signature."""
         ...
 
 
@@ -175,20 +177,20 @@ def begin(
     total: int | None,
     keywords: MapKeywords,
 ) -> Map[Any]:
-    """A map of `arguments`, which are `total`; `call` makes one call by itself."""
+    """Start a map of `arguments`. `total` is their number, if known. `call` makes a single call."""
     options = MapOptions.of(keywords)
     target = mapped.target()
-    kept = None
+    platform_map = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        kept = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
-        kept.begin(target, arguments, mapped.encoded, total=total)
-        results = kept.results()
+        platform_map = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
+        platform_map.begin(target, arguments, mapped.encode_item, total=total)
+        results = platform_map.results()
     else:
-        results = local_map.results(call, arguments, name=target.function, **_unkept(options))
+        results = local_map.results(call, arguments, name=target.function, **_local_options(options))
     if options.progress:
-        results = _with_bar(results, target.function, total, kept)
-    return Map(results, kept)
+        results = _with_bar(results, target.function, total, platform_map)
+    return Map(results, platform_map)
 
 
 def begin_async(
@@ -198,49 +200,51 @@ def begin_async(
     total: int | None,
     keywords: MapKeywords,
 ) -> AsyncMap[Any]:
-    """As `begin`, when its first result is asked for."""
+    """Like `begin`, but the map starts when its first result is awaited."""
     options = MapOptions.of(keywords)
-    kept = None
+    platform_map = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        kept = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
-        results = _kept_async(kept, mapped, arguments, total)
+        platform_map = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
+        results = _platform_results(platform_map, mapped, arguments, total)
     else:
-        results = local_map.results_async(call, arguments, **_unkept(options))
+        results = local_map.results_async(call, arguments, **_local_options(options))
     if options.progress:
-        results = _with_bar_async(results, mapped.target().function, total, kept)
-    return AsyncMap(results, kept)
+        results = _with_bar_async(results, mapped.target().function, total, platform_map)
+    return AsyncMap(results, platform_map)
 
 
-async def _kept_async(
-    kept: KeptMap,
+async def _platform_results(
+    platform_map: KeptMap,
     mapped: Mapped,
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     total: int | None,
 ) -> AsyncIterator[Any]:
     import asyncio  # noqa: PLC0415
 
-    offering = None
+    sending = None
     if isinstance(arguments, AsyncIterable):
-        await in_thread(kept.begin, mapped.target(), None, mapped.encoded)
-        offering = asyncio.ensure_future(kept.offer(arguments, mapped.encoded))
+        await in_thread(platform_map.begin, mapped.target(), None, mapped.encode_item)
+        sending = asyncio.ensure_future(platform_map.offer(arguments, mapped.encode_item))
     else:
-        await in_thread(functools.partial(kept.begin, mapped.target(), arguments, mapped.encoded, total=total))
+        await in_thread(
+            functools.partial(platform_map.begin, mapped.target(), arguments, mapped.encode_item, total=total)
+        )
     try:
-        async for result in kept.results_async():
+        async for result in platform_map.results_async():
             yield result
     finally:
-        if offering is not None:
-            offering.cancel()
+        if sending is not None:
+            sending.cancel()
 
 
 def _is_short(total: int | None, options: MapOptions) -> bool:
-    return total is not None and total <= _FEW and options.id is None
+    return total is not None and total <= _SHORT and options.id is None
 
 
-def _unkept(options: MapOptions) -> dict[str, Any]:
+def _local_options(options: MapOptions) -> dict[str, Any]:
     if options.id is not None:
-        raise InvalidInput("a map has an id where a gateway keeps it, not inside a worker or in gpufn.testing")
+        raise InvalidInput("only a map through a gateway has an id, not one inside a worker or in gpufn.testing")
     return {
         "window": options.window or local_map.WINDOW,
         "ordered": options.ordered,
@@ -248,28 +252,28 @@ def _unkept(options: MapOptions) -> dict[str, Any]:
     }
 
 
-def _keeper() -> KeepsMaps:
+def _map_transport() -> KeepsMaps:
     transport = _transport.current()
     if isinstance(transport, KeepsMaps):
         return transport
-    raise MapNotFound("maps are kept where a gateway serves them, not inside a worker or in gpufn.testing")
+    raise MapNotFound("a map is found through a gateway only, not inside a worker or in gpufn.testing")
 
 
-def _with_bar(results: Iterator[V], name: str, total: int | None, kept: KeptMap | None) -> Iterator[V]:
+def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: KeptMap | None) -> Iterator[V]:
     with Bar(name, total) as bar:
-        if kept is not None:
-            kept.waits.bar = bar
+        if platform_map is not None:
+            platform_map.waits.bar = bar
         for result in results:
             bar.advance()
             yield result
 
 
 async def _with_bar_async(
-    results: AsyncIterator[V], name: str, total: int | None, kept: KeptMap | None
+    results: AsyncIterator[V], name: str, total: int | None, platform_map: KeptMap | None
 ) -> AsyncIterator[V]:
     with Bar(name, total) as bar:
-        if kept is not None:
-            kept.waits.bar = bar
+        if platform_map is not None:
+            platform_map.waits.bar = bar
         async for result in results:
             bar.advance()
             yield result

@@ -1,4 +1,4 @@
-"""A map that the platform keeps, as this process sends its items (`_map_items`) and reads their ends (`_map_ends`)."""
+"""A map that the platform keeps. This process sends the items (`sender`) and reads their outcomes (`reader`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gpufn.call.transport_protocol import KeepsMaps, MapTarget
 from gpufn.client.responses import error_of
 from gpufn.client.views import MapView
 from gpufn.declare.argument_checks import check_count, check_seconds
-from gpufn.maps.progress_bar import Waits
-from gpufn.maps.reader import AsTheyCome, Cursor, End, Inbox, InOrder, patiently
-from gpufn.maps.sender import MAX_WAIT_S, Outbox
+from gpufn.maps.progress_bar import WaitDisplay
+from gpufn.maps.reader import Cursor, End, InArrivalOrder, InOrder, OutcomeReader, retry_while_unavailable
+from gpufn.maps.sender import MAX_WAIT_S, ItemSender
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn_core.ids import is_invocation_id, item_id
 from gpufn_core.spec.function_spec import function_name
 
 WINDOW = 10_000
-_TELL_EACH = 64  # results that are taken before the Outbox hears of it
+_REPORT_EVERY = 64  # results that are taken between two reports to the sender
 
 
 class MapKeywords(TypedDict, total=False):
-    """MapOptions, as `map` and `starmap` are given them."""
+    """The keyword arguments of `map` and `starmap`, which become MapOptions."""
 
     ordered: bool
     return_exceptions: bool
@@ -38,8 +38,11 @@ class MapKeywords(TypedDict, total=False):
 
 
 class MapOptions(NamedTuple):
-    """What a map can be asked for. `window` None is as many as usual. A limit of the API key that lasts longer than
-    `max_wait` seconds (60) raises RateLimited; a shorter one is waited for."""
+    """The options of a map. None for `window` means the default.
+
+    A limit of the API key that lasts longer than `max_wait` seconds (60) raises RateLimited; the map waits for a
+    shorter one.
+    """
 
     ordered: bool = True
     return_exceptions: bool = False
@@ -51,7 +54,7 @@ class MapOptions(NamedTuple):
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Self:
-        """Raises TypeError, as a wrong call does, and InvalidInput."""
+        """Build the options. Raises TypeError for an unknown option, as a wrong call does, else InvalidInput."""
         if unknown := sorted(keywords.keys() - set(cls._fields)):
             raise TypeError(
                 f"a map has no option {unknown[0]!r}; it has {', '.join(cls._fields)}, and arguments of the function "
@@ -60,43 +63,43 @@ class MapOptions(NamedTuple):
         return cls(**keywords).checked()
 
     def checked(self) -> Self:
-        """Raises InvalidInput."""
+        """Return these options. Raises InvalidInput for a wrong value."""
         if self.window is not None:
             check_count("window", self.window)
         check_seconds("max_wait", self.max_wait)
         if self.id is not None and not (isinstance(self.id, str) and is_invocation_id(self.id)):
             raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
         if self.after and self.id is None:
-            raise InvalidInput("after is a cursor in the map that id names")
+            raise InvalidInput("after is a cursor of an existing map: set its id, too")
         Cursor.read(self.after or "")
         return self
 
 
 class KeptMap:
-    """A map that the platform keeps, as this process sends and reads it."""
+    """A map that the platform keeps: this process's sender and reader of it."""
 
     def __init__(
         self,
-        keeper: KeepsMaps,
+        transport: KeepsMaps,
         id: str,  # noqa: A002
         options: MapOptions,
         reader: ResultReader = PLAIN,
     ) -> None:
         after = Cursor.read(options.after or "")
         if options.ordered and options.after and after.item is None:
-            raise InvalidInput("this cursor is of results as they came: give ordered=False", field="after")
+            raise InvalidInput("this cursor is of a map with ordered=False: set ordered=False", field="after")
         self.id = id
-        self.order = InOrder(after) if options.ordered else AsTheyCome(after)
+        self.order = InOrder(after) if options.ordered else InArrivalOrder(after)
         self.is_over = False
-        self.waits = Waits()
-        self._keeper = keeper
-        self._reader = reader
+        self.waits = WaitDisplay()
+        self._transport = transport
+        self._result_reader = reader
         self._options = options
-        self._inbox = Inbox(lambda cursor: keeper.outcomes(id, cursor), after)
-        self._outbox: Outbox | None = None
+        self._reader = OutcomeReader(lambda cursor: transport.outcomes(id, cursor), after)
+        self._sender: ItemSender | None = None
         self._taken = after.item if after.item is not None else after.ended
-        self._untold = 0
-        weakref.finalize(self, self._inbox.stop)
+        self._unreported = 0
+        weakref.finalize(self, self._reader.stop)
 
     def begin(
         self,
@@ -106,57 +109,59 @@ class KeptMap:
         *,
         total: int | None = None,
     ) -> None:
-        """Send the items of `source`, which are `total`, that were not accepted before; without one, `offer` them.
-        Raises Conflict for an id that is another map's."""
+        """Send the items of `source` that were not accepted before. `total` is their number, if known.
+
+        Without a source, `offer` sends the items. Raises Conflict if the id belongs to another map.
+        """
         first = 0
         if self._options.id is not None:
-            with contextlib.suppress(MapNotFound):  # nothing was accepted yet
-                known = self._keeper.map_status(self.id)
-                _check(known, target, total)
-                first, is_open = _accepted(known)
+            with contextlib.suppress(MapNotFound):  # no item was accepted yet
+                view = self._transport.map_status(self.id)
+                _check_same_map(view, target, total)
+                first, is_open = _accepted(view)
                 if not is_open:
                     self.follow()
                     return
-        keeper, map_id = self._keeper, self.id
+        transport, map_id = self._transport, self.id
         window = self._options.window or WINDOW
-        self._outbox = outbox = Outbox(
-            lambda at, items, is_last: keeper.send_items(target, map_id, at, items, is_last=is_last),
-            lambda: _accepted(keeper.map_status(map_id)),
+        self._sender = sender = ItemSender(
+            lambda at, items, is_last: transport.send_items(target, map_id, at, items, is_last=is_last),
+            lambda: _accepted(transport.map_status(map_id)),
             window=window,
             first=first,
             taken=self._taken,
             max_wait_s=MAX_WAIT_S if self._options.max_wait is None else self._options.max_wait,
             on_wait=self.waits,
         )
-        weakref.finalize(self, outbox.stop)
+        weakref.finalize(self, sender.stop)
         if first:
             self.follow()
-        accepted = (lambda: None) if first else self._inbox.start
-        outbox.start(source, encode, accepted=accepted, failed=self._inbox.fail)
+        accepted = (lambda: None) if first else self._reader.start
+        sender.start(source, encode, accepted=accepted, failed=self._reader.fail)
 
     def follow(self) -> None:
-        """Read its ends."""
-        self._inbox.start()
+        """Start to read the outcomes."""
+        self._reader.start()
 
     async def offer(self, source: AsyncIterable[Any], encode: Callable[[Any], bytes]) -> None:
-        """Send what comes; in place of a source for `begin`."""
-        if (outbox := self._outbox) is None:
-            return  # it was closed before
+        """Send the items of an asynchronous source, after `begin` without a source."""
+        if (sender := self._sender) is None:
+            return  # the map was already closed
         skipped = 0
         try:
             async for item in source:
-                if skipped < outbox.first:
+                if skipped < sender.first:
                     skipped += 1
                     continue
-                if not await in_thread(outbox.wait_for_room):
+                if not await in_thread(sender.wait_for_room):
                     return
-                outbox.encode(item, encode)
-            outbox.close()
+                sender.encode(item, encode)
+            sender.close()
         except Exception as error:
-            self._inbox.fail(error)
+            self._reader.fail(error)
 
     def ends(self) -> Iterator[End]:
-        """Of its items, as `options` say. Who leaves it stops what is sent and read for him."""
+        """Yield the outcomes of the items, in the order that the options set. Closing the iterator calls `stop`."""
         try:
             while (end := self._next()) is not None:
                 yield end
@@ -164,12 +169,12 @@ class KeptMap:
             self.stop()
 
     def results(self) -> Iterator[Any]:
-        """Each item's, or its error raised; with `return_exceptions`, given out."""
+        """Yield the results of the items. A failure is raised, or yielded with `return_exceptions`."""
         for end in self.ends():
             yield self._value(end)
 
     async def results_async(self) -> AsyncIterator[Any]:
-        """As `results`."""
+        """Like `results`."""
         try:
             while (end := await self._next_async()) is not None:
                 is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
@@ -178,109 +183,113 @@ class KeptMap:
             self.stop()
 
     def raised(self, end: End) -> tuple[str, bytes]:
-        """The result of an item, or its error raised."""
+        """Return the result of an item, or raise its error."""
         match end.kind:
             case media.OutcomeKind.RESULT:
                 return end.content_type, end.body
             case media.OutcomeKind.ELSEWHERE:
-                return patiently(lambda: self._keeper.result(item_id(self.id, end.item)))
+                return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, end.item)))
             case media.OutcomeKind.PROBLEM:
                 raise error_of(0, {}, end.body)
             case media.OutcomeKind.NOTHING:
-                raise InvocationNotFound(f"the end of item {end.item} is not kept any more")
+                raise InvocationNotFound(f"the outcome of item {end.item} is no longer kept")
 
     def stop(self) -> None:
-        """Send and read no more."""
-        self._inbox.stop()
-        if self._outbox is not None:
-            self._outbox.stop()
+        """Stop sending and reading."""
+        self._reader.stop()
+        if self._sender is not None:
+            self._sender.stop()
 
     def close(self) -> None:
-        """No more items come."""
-        if self._outbox is not None and self._outbox.is_sending:
-            self._outbox.close()
+        """Close the map: it accepts no more items."""
+        if self._sender is not None and self._sender.is_sending:
+            self._sender.close()
         else:
-            known = self._keeper.map_status(self.id)
-            accepted, is_open = _accepted(known)
+            view = self._transport.map_status(self.id)
+            accepted, is_open = _accepted(view)
             if is_open:
-                function, _, method = known.function.partition(".")
-                self._keeper.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
+                function, _, method = view.function.partition(".")
+                self._transport.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
 
     def cancel(self) -> bool:
-        """End what has not ended; False when all had."""
-        if self._outbox is not None:
-            self._outbox.stop()
+        """Cancel the items that have not ended. Return False if all had ended."""
+        if self._sender is not None:
+            self._sender.stop()
         try:
-            return self._keeper.cancel_map(self.id)
-        except MapNotFound:  # it had none of its items yet
-            self._inbox.stop()
+            return self._transport.cancel_map(self.id)
+        except MapNotFound:  # no item was accepted yet
+            self._reader.stop()
             return False
 
     def _next(self) -> End | None:
-        """Wait for the next end; None after the last one."""
-        while (end := self._at_hand()) is None:
-            if not self._have_more():
-                return self._forgotten()
+        """Wait for the next outcome. Return None after the last one."""
+        while (end := self._take()) is None:
+            if not self._wait_for_more():
+                return self._missing()
         return end
 
     async def _next_async(self) -> End | None:
-        """As `_next`. What a thread waits for is taken here: its reader may be gone when it comes."""
-        while (end := self._at_hand()) is None:
-            if not await in_thread(self._have_more):
-                return self._forgotten()
+        """Like `_next`. A thread only waits: if it took the outcome, a cancelled reader would lose it."""
+        while (end := self._take()) is None:
+            if not await in_thread(self._wait_for_more):
+                return self._missing()
         return end
 
-    def _have_more(self) -> bool:
-        """Wait for more ends; False when there are none."""
-        self._tell()
-        if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
-            self.is_over = self.is_over or self._has_all() or self._inbox.is_over  # else it was left
+    def _wait_for_more(self) -> bool:
+        """Wait for more outcomes. Return False if there are none."""
+        self._report_taken()
+        if self.is_over or self._has_all() or (ends := self._reader.take()) is None:
+            self.is_over = self.is_over or self._has_all() or self._reader.is_over  # else the reader was stopped
             return False
-        for each in ends:
-            self.order.add(each)
+        for end in ends:
+            self.order.add(end)
         return True
 
-    def _forgotten(self) -> End | None:
-        """Of an item that has ended, and whose end is not kept any more, if others wait behind it."""
-        missing = self.order.skip()
-        return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
+    def _missing(self) -> End | None:
+        """Return an outcome in place of one that is no longer kept, if outcomes of later items wait behind it."""
+        item = self.order.skip()
+        return None if item is None else End(media.OutcomeKind.NOTHING, item, 0, 0, "", b"")
 
-    def _at_hand(self) -> End | None:
+    def _take(self) -> End | None:
         end = self.order.take()
         if end is not None:
             self._taken += 1
-            self._untold += 1
-            if self._untold >= _TELL_EACH:
-                self._tell()
+            self._unreported += 1
+            if self._unreported >= _REPORT_EVERY:
+                self._report_taken()
         return end
 
-    def _tell(self) -> None:
-        if self._untold and self._outbox is not None:
-            self._outbox.taken(self._untold)
-        self._untold = 0
+    def _report_taken(self) -> None:
+        if self._unreported and self._sender is not None:
+            self._sender.taken(self._unreported)
+        self._unreported = 0
 
     def _has_all(self) -> bool:
-        """Without waiting for the gateway to say so."""
-        return self._outbox is not None and self._outbox.total is not None and self._taken >= self._outbox.total
+        """Return whether all outcomes were taken. Does not wait for the end of the gateway's stream."""
+        return self._sender is not None and self._sender.total is not None and self._taken >= self._sender.total
 
     def _value(self, end: End) -> Any:
         try:
             with remote_traceback():
-                return self._reader.decode(self.raised(end))
+                return self._result_reader.decode(self.raised(end))
         except GpufnError as error:
             if self._options.return_exceptions:
                 return error
             raise
 
 
-def _check(known: MapView, target: MapTarget, total: int | None) -> None:
-    """What a gateway refuses when it is sent items: of a map that is closed it is sent none."""
-    function, _, method = known.function.partition(".")
+def _check_same_map(view: MapView, target: MapTarget, total: int | None) -> None:
+    """Raise Conflict if the map is of another function, or is closed and has fewer items.
+
+    A gateway checks this when it receives items, but a closed map is not sent any.
+    """
+    function, _, method = view.function.partition(".")
     if (function, method) != (function_name(target.function), target.method):
-        raise Conflict(f"map {known.id} is of {known.function}: choose another id")
-    if known.state in {"running", "ended"} and total is not None and total > known.accepted:
-        raise Conflict(f"map {known.id} was closed behind {known.accepted:,} items: choose another id for {total:,}")
+        raise Conflict(f"map {view.id} is of {view.function}: choose another id")
+    if view.state in {"running", "ended"} and total is not None and total > view.accepted:
+        raise Conflict(f"map {view.id} was closed after {view.accepted:,} items: choose another id for {total:,}")
 
 
 def _accepted(view: MapView) -> tuple[int, bool]:
+    """Return the number of accepted items, and whether the map is open."""
     return view.accepted, view.state == "open"

@@ -1,4 +1,4 @@
-"""A bar on standard error that shows how many results of a map have been taken; without rich, nothing."""
+"""Progress bar on standard error that counts the results of a map. Shows nothing if rich is not installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 
-class Waits:
-    """Shows why items of a map are not sent for now: on its bar, without one as a line at a terminal."""
+class WaitDisplay:
+    """Shows why the items of a map are not being sent: on its bar, or without a bar as a line at a terminal."""
 
     def __init__(self) -> None:
         self.bar: Bar | None = None
@@ -21,23 +21,23 @@ class Waits:
 
 
 class Bar:
-    """`total` None: nobody knows."""
+    """A progress bar. `total` is the number of items, or None if it is unknown."""
 
     def __init__(self, name: str, total: int | None) -> None:
         self._name = name
         self._total = total
-        self._shown: Any = None
+        self._progress: Any = None
         self._task: Any = None
 
     def advance(self) -> None:
-        """One more."""
-        if self._shown is not None:
-            self._shown.advance(self._task)
+        """Count one more result."""
+        if self._progress is not None:
+            self._progress.advance(self._task)
 
     def wait(self, text: str) -> None:
-        """Why items are not sent for now; empty when they are again."""
-        if self._shown is not None:
-            self._shown.update(self._task, description=f"{self._name} ({text})" if text else self._name)
+        """Show why items are not being sent. An empty text means that they are sent again."""
+        if self._progress is not None:
+            self._progress.update(self._task, description=f"{self._name} ({text})" if text else self._name)
 
     def __enter__(self) -> Self:
         try:
@@ -51,13 +51,13 @@ class Bar:
             )
         except ImportError:
             return self
-        named = TextColumn("{task.description}", markup=False)
-        columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._shown = Progress(*columns, console=Console(stderr=True))
-        self._task = self._shown.add_task(self._name, total=self._total)
-        self._shown.start()
+        description = TextColumn("{task.description}", markup=False)
+        columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task(self._name, total=self._total)
+        self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._shown is not None:
-            self._shown.stop()
+        if self._progress is not None:
+            self._progress.stop()

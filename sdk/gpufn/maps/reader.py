@@ -1,9 +1,9 @@
-"""The ends of a map's items, as they come from a gateway.
+"""Reader of the outcomes of a map's items, which a gateway streams.
 
-ends_of    the records of `media.OUTCOMES` → Ends
-InOrder    Ends as they come → in the order of the items, with bounded memory
-patiently  asks a gateway that is away once more
-Inbox      a thread that reads them, and comes again behind the last one when its connection breaks
+ends_of                  parses the records of `media.OUTCOMES`
+InOrder                  sorts outcomes into the order of the items, with bounded memory
+retry_while_unavailable  repeats a request while the gateway is unavailable
+OutcomeReader            reads outcomes in a thread, and resumes after the last one when the connection breaks
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gpufn_core.errors import BusUnavailable, GatewayUnavailable, InvalidInput
 
 T = TypeVar("T")
 
-_MOST_BYTES: Final = 32 << 20  # read and not yet taken, and again as many that wait for an earlier item
-_MOST_ENDS: Final = 4096
-_PATIENCE_S: Final = 60.0  # a gateway that is started again is there sooner
-_SHORTEST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+_MAX_BYTES: Final = 32 << 20  # of outcomes that are not yet taken, and again of those that wait for an earlier item
+_MAX_ENDS: Final = 4096
+_RETRY_S: Final = 60.0  # longer than the restart of a gateway takes
+_MIN_BACKOFF_S: Final = 0.05
+_MAX_BACKOFF_S: Final = 2.0
 _CURSOR = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){1,2}")
 
 
 class End(NamedTuple):
-    """How an item ended: its result, or a problem as JSON. `seq` and `ended` are its place among all ends."""
+    """The outcome of an item: its result, or a problem as JSON. `seq` and `ended` are its position in the stream."""
 
     kind: media.OutcomeKind
     item: int
@@ -42,8 +42,10 @@ class End(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where a reader of a map is: every end up to `seq` has been taken, which were `ended`; and if it takes them in
-    order, every item below `item`.
+    """The position of a reader in a map.
+
+    All outcomes up to `seq` have been taken; their number is `ended`. An ordered reader has taken all items below
+    `item`.
 
     >>> str(Cursor(17, 3)), Cursor.read("17.3.5")
     ('17.3', Cursor(seq=17, ended=3, item=5))
@@ -58,23 +60,23 @@ class Cursor(NamedTuple):
 
     @property
     def wire(self) -> str:
-        """As the gateway wants it."""
+        """The cursor that the gateway accepts."""
         return f"{self.seq}.{self.ended}"
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """Raises InvalidInput."""
+        """Parse a cursor. Raises InvalidInput."""
         if not isinstance(text, str) or _CURSOR.fullmatch(text or "0.0") is None:
             raise InvalidInput(f"{text!r:.42} is not a map's cursor", field="after")
         return cls(*map(int, (text or "0.0").split(".")))
 
 
 def ends_of(chunks: Iterable[bytes]) -> Iterator[list[End]]:
-    """All that a chunk completes; an empty list is a sign of life."""
+    """Yield the outcomes that each chunk completes. An empty list shows that the connection is alive."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
-        found, at = [], 0
+        ends, at = [], 0
         while len(buffer) - at >= media.OUTCOME.size:
             kind, name_length, body_length, index, seq, ended = media.OUTCOME.unpack_from(buffer, at)
             name_at = at + media.OUTCOME.size
@@ -84,48 +86,52 @@ def ends_of(chunks: Iterable[bytes]) -> Iterator[list[End]]:
             at = start + body_length
             if kind != media.OutcomeKind.NOTHING:
                 name = buffer[name_at:start].decode("ascii")
-                found.append(End(media.OutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
+                ends.append(End(media.OutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
         del buffer[:at]
-        yield found
+        yield ends
     if buffer:
-        raise GatewayUnavailable("the outcomes broke off in the middle of one")
+        raise GatewayUnavailable("the stream of outcomes broke off inside a record")
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """What `ask` gives, asked again while the gateway is away, or the bus."""
-    give_up, pause_s = time.monotonic() + _PATIENCE_S, _SHORTEST_PAUSE_S
+def retry_while_unavailable(request: Callable[[], T]) -> T:
+    """Return the result of `request`, which is repeated while the gateway or the bus is unavailable."""
+    deadline, backoff_s = time.monotonic() + _RETRY_S, _MIN_BACKOFF_S
     while True:
         try:
-            return ask()
+            return request()
         except (GatewayUnavailable, BusUnavailable):
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= deadline:
                 raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        time.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
 
 class InOrder:
-    """What came early waits for the items before it; beyond `most_bytes` without its body, to be asked for again."""
+    """Sorts outcomes into the order of the items.
 
-    def __init__(self, after: Cursor, most_bytes: int = _MOST_BYTES) -> None:
+    An early outcome waits for the items before it. Beyond `max_bytes` it waits without its body, which must be
+    requested again.
+    """
+
+    def __init__(self, after: Cursor, max_bytes: int = _MAX_BYTES) -> None:
         self._next = after.item or 0
         self._read = after
         self._early: dict[int, End] = {}
         self._early_bytes = 0
-        self._most_bytes = most_bytes
-        self._arrived: deque[End] = deque()  # those behind the cursor's `seq`, without bodies
+        self._max_bytes = max_bytes
+        self._arrived: deque[End] = deque()  # outcomes after the `seq` of the cursor, without bodies
 
     def add(self, end: End) -> None:
         if end.item < self._next:
-            return  # taken before the cursor that we began with
-        if end.item != self._next and self._early_bytes + len(end.body) > self._most_bytes:
+            return  # taken before the initial cursor
+        if end.item != self._next and self._early_bytes + len(end.body) > self._max_bytes:
             end = end._replace(kind=media.OutcomeKind.ELSEWHERE, body=b"")
         self._early[end.item] = end
         self._early_bytes += len(end.body)
         self._arrived.append(end._replace(body=b""))
 
     def take(self) -> End | None:
-        """The next one, if it is there."""
+        """Return the next outcome, or None if it has not arrived."""
         end = self._early.pop(self._next, None)
         if end is not None:
             self._early_bytes -= len(end.body)
@@ -136,7 +142,10 @@ class InOrder:
         return end
 
     def skip(self) -> int | None:
-        """Give up the next item, for its end was forgotten; None when nothing waits behind it."""
+        """Skip the next item, whose outcome is no longer kept, and return its index.
+
+        Return None if no later outcome has arrived.
+        """
         if not self._early:
             return None
         self._next += 1
@@ -147,16 +156,16 @@ class InOrder:
         return self._read._replace(item=self._next)
 
 
-class AsTheyCome:
-    """The same for who takes them in the order of their ends."""
+class InArrivalOrder:
+    """Passes on outcomes in the order of their arrival. Has the interface of InOrder."""
 
     def __init__(self, after: Cursor) -> None:
         self._waiting: deque[End] = deque()
-        self._skips_below = after.item or 0
+        self._first_item = after.item or 0
         self.cursor = Cursor(after.seq, after.ended)
 
     def add(self, end: End) -> None:
-        if end.item >= self._skips_below:
+        if end.item >= self._first_item:
             self._waiting.append(end)
 
     def take(self) -> End | None:
@@ -170,16 +179,16 @@ class AsTheyCome:
         return None
 
 
-class Inbox:
-    """`read(cursor)` gives the ends behind a cursor; that it ends means that there will be no more."""
+class OutcomeReader:
+    """Reads outcomes in a thread. `read(cursor)` yields the outcomes after a cursor, and returns after the last one."""
 
     def __init__(self, read: Callable[[str], Iterator[list[End]]], after: Cursor) -> None:
         self._read = read
-        self._at = after
+        self._cursor = after
         self._lock = threading.Condition()
         self._ends: list[End] = []
         self._bytes = 0
-        self.is_over = False  # all ends have come
+        self.is_over = False  # all outcomes have arrived
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -192,13 +201,13 @@ class Inbox:
             self._lock.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever takes next gets this."""
+        """Make the next `take` raise `error`."""
         with self._lock:
             self._error = self._error or error
             self._lock.notify_all()
 
     def take(self) -> list[End] | None:
-        """Wait for some; None after the last one. Raises what `fail` was told, or why there can be no more."""
+        """Wait for outcomes. Return None after the last one. Raises the error of `fail` or of the reader."""
         with self._lock:
             while not self._ends:
                 if self._error is not None:
@@ -211,12 +220,12 @@ class Inbox:
             return ends
 
     def _run(self) -> None:
-        give_up, pause_s = math.inf, _SHORTEST_PAUSE_S
+        deadline, backoff_s = math.inf, _MIN_BACKOFF_S
         while not self._stopped:
             try:
-                with contextlib.closing(self._read(self._at.wire)) as arriving:  # type: ignore[type-var]
-                    for ends in arriving:
-                        give_up, pause_s = math.inf, _SHORTEST_PAUSE_S
+                with contextlib.closing(self._read(self._cursor.wire)) as stream:  # type: ignore[type-var]
+                    for ends in stream:
+                        deadline, backoff_s = math.inf, _MIN_BACKOFF_S
                         if not self._put(ends):
                             return
                 with self._lock:
@@ -224,24 +233,24 @@ class Inbox:
                     self._lock.notify_all()
                 return
             except (GatewayUnavailable, BusUnavailable) as error:
-                give_up = min(give_up, time.monotonic() + _PATIENCE_S)
-                if time.monotonic() >= give_up:
+                deadline = min(deadline, time.monotonic() + _RETRY_S)
+                if time.monotonic() >= deadline:
                     self.fail(error)
                     return
             except Exception as error:
                 self.fail(error)
                 return
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            time.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
     def _put(self, ends: list[End]) -> bool:
-        """False when nobody wants more."""
+        """Wait for room, and add outcomes. Return False if the reader was stopped."""
         with self._lock:
-            while not self._stopped and (self._bytes > _MOST_BYTES or len(self._ends) > _MOST_ENDS):
+            while not self._stopped and (self._bytes > _MAX_BYTES or len(self._ends) > _MAX_ENDS):
                 self._lock.wait()
             if ends and not self._stopped:
                 self._ends += ends
                 self._bytes += sum(len(end.body) for end in ends)
-                self._at = Cursor(ends[-1].seq, ends[-1].ended)
+                self._cursor = Cursor(ends[-1].seq, ends[-1].ended)
                 self._lock.notify_all()
             return not self._stopped

@@ -1,6 +1,7 @@
-"""A map's items on their way to a gateway: in chunks, and no more ahead of the reader than its window.
+"""Sender of a map's items to a gateway: in chunks, and at most a window ahead of the reader.
 
-What has come while one chunk was sent goes with the next: few items go at once, and many go many at a time.
+Items that arrive while a chunk is being sent go into the next chunk. So few items are sent without delay, and many
+items are sent in large chunks.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from gpufn_core.errors import (
 )
 from gpufn_core.protocol.limits import CHUNK_ITEMS
 
-MAX_WAIT_S: Final = 60.0  # for a limit of the key; then it is raised
-_SHOWN_S: Final = 1.0
-_CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
-_LINGER_S: Final = 0.002  # items that are there at once should share a chunk
-_PATIENCE_S: Final = 60.0
-_SHORTEST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 5.0
+MAX_WAIT_S: Final = 60.0  # a longer limit of the API key is raised
+_MIN_SHOWN_WAIT_S: Final = 1.0
+_CHUNK_BYTES: Final = 4 << 20  # maximum of a chunk of several items
+_LINGER_S: Final = 0.002  # so that items that arrive together share a chunk
+_RETRY_S: Final = 60.0
+_MIN_BACKOFF_S: Final = 0.05
+_MAX_BACKOFF_S: Final = 5.0
 
-# Send the items from a place on; the last argument tells that they are the last ones.
+# Sends items. The arguments are the index of the first item, the items, and whether they are the last ones.
 Send = Callable[[int, Sequence[bytes], bool], Any]
-# How many items have been accepted, and whether there may be more.
-Look = Callable[[], tuple[int, bool]]
+# Returns the number of accepted items, and whether the map is open.
+GetAccepted = Callable[[], tuple[int, bool]]
 
 
-class Outbox:
-    """`put` items, then `close`; `total` is their number once the gateway has accepted all."""
+class ItemSender:
+    """Sends items: `put` them, then `close`. `total` is their number once the gateway has accepted all."""
 
     def __init__(
         self,
         send: Send,
-        look: Look,
+        get_accepted: GetAccepted,
         *,
         window: int,
         first: int = 0,
@@ -52,11 +53,13 @@ class Outbox:
         max_wait_s: float = MAX_WAIT_S,
         on_wait: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`first`: the index of the first item. `taken`: how many ends the reader has taken already. A limit of the API
-        key that lasts longer than `max_wait_s` is raised; `on_wait` receives a text for each shorter one, and an empty
-        one when it is over."""
+        """`first` is the index of the first item. `taken` is the number of outcomes that the reader has already taken.
+
+        A limit of the API key that lasts longer than `max_wait_s` is raised. `on_wait` receives a text for each shorter
+        limit, and an empty text when the wait is over.
+        """
         self._send = send
-        self._look = look
+        self._get_accepted = get_accepted
         self._window = window
         self._max_wait_s = max_wait_s
         self._on_wait = on_wait
@@ -64,7 +67,7 @@ class Outbox:
         self._lock = threading.Condition()
         self._items: deque[bytes] = deque()
         self._bytes = 0
-        self._most = CHUNK_ITEMS  # items in the next chunk
+        self._max_items = CHUNK_ITEMS  # in the next chunk
         self._put = self.first = first
         self._taken = taken
         self._is_closed = False
@@ -79,8 +82,11 @@ class Outbox:
         accepted: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Take the items of `source` in a thread, without what was accepted before; None: somebody else puts them.
-        `accepted` is called once, when the first chunk has been; `failed` at most once."""
+        """Start to send, and to take the items of `source` in a thread. Skips the items before `first`.
+
+        Without a source, the caller puts the items. `accepted` is called once, when the first chunk has been accepted;
+        `failed` is called at most once.
+        """
         context = contextvars.copy_context()
         if source is not None:
             threading.Thread(
@@ -89,7 +95,7 @@ class Outbox:
         threading.Thread(target=self._run, args=(accepted, failed), name="gpufn-map-send", daemon=True).start()
 
     def wait_for_room(self) -> bool:
-        """Until one more item may be put; False when no more are wanted."""
+        """Wait until one more item may be put. Return False if the sender is closed or stopped."""
         with self._lock:
             self._lock.wait_for(lambda: self._is_over or self._has_room)
             return not self._is_over
@@ -103,12 +109,15 @@ class Outbox:
         return self._put - self._taken < self._window and self._bytes <= 2 * _CHUNK_BYTES
 
     def encode(self, item: Any, encode: Callable[[Any], bytes]) -> None:
-        """`put` what `encode` makes of it. What cannot be sent is named; on the command line, by its line."""
+        """Encode an item and `put` it. An InvalidInput gets the index of the item.
+
+        The command line raises a subclass, which has the number of the line instead.
+        """
         try:
             encoded = encode(item)
         except InvalidInput as error:
             if type(error) is InvalidInput:
-                _name(self._put, error)
+                _add_index(self._put, error)
             raise
         self.put(encoded)
 
@@ -123,7 +132,7 @@ class Outbox:
                 self._lock.notify_all()
 
     def close(self) -> None:
-        """There are no more."""
+        """Mark the items as complete."""
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
@@ -133,13 +142,13 @@ class Outbox:
         return not self._stopped and self.total is None
 
     def taken(self, count: int) -> None:
-        """The reader has taken so many more ends."""
+        """Report that the reader has taken `count` more outcomes."""
         with self._lock:
             self._taken += count
             self._lock.notify_all()
 
     def stop(self) -> None:
-        """Take and send no more."""
+        """Stop taking and sending items."""
         with self._lock:
             self._stopped = True
             self._lock.notify_all()
@@ -173,9 +182,9 @@ class Outbox:
                     if not self._try_to_send(at, items, is_last):
                         continue
                 except Conflict:
-                    at, is_last = self._behind(at, items)
-                except PayloadTooLarge as error:  # of a chunk that is one item: more would not be in one
-                    _name(at, error)
+                    at, is_last = self._resume(at, items)
+                except PayloadTooLarge as error:  # the chunk is one item: `_CHUNK_BYTES` limits chunks of several
+                    _add_index(at, error)
                     raise
                 else:
                     at += len(items)
@@ -189,15 +198,20 @@ class Outbox:
             self.stop()
             failed(error)
 
-    def _behind(self, first: int, items: list[bytes]) -> tuple[int, bool]:
-        """Go on behind what was accepted meanwhile: a request of whoever sent before us was still under way. Raises
-        Conflict when that is not it."""
-        accepted, is_open = self._look()
-        known = accepted - first
-        if is_open and not 0 < known <= len(items):
-            raise Conflict(f"{accepted:,} items were accepted of this map, which are not those that follow")
+    def _resume(self, first: int, items: list[bytes]) -> tuple[int, bool]:
+        """Continue after items that were accepted from a request of an earlier sender, which was still in flight.
+
+        Return the index of the next item, and whether the map is closed. Raises Conflict if this is not the reason for
+        the conflict.
+        """
+        accepted, is_open = self._get_accepted()
+        already_accepted = accepted - first
+        if is_open and not 0 < already_accepted <= len(items):
+            raise Conflict(
+                f"{accepted:,} items of this map were accepted, which does not match item {first:,} of this source"
+            )
         if is_open:
-            self._put_back(items[known:])
+            self._put_back(items[already_accepted:])
         return accepted, not is_open
 
     def _next_chunk(self) -> tuple[list[bytes], bool] | None:
@@ -205,13 +219,13 @@ class Outbox:
             while not (self._items or self._is_closed or self._stopped):
                 self._lock.wait()
             self._lock.wait_for(
-                lambda: len(self._items) >= self._most or self._is_closed or self._stopped, timeout=_LINGER_S
+                lambda: len(self._items) >= self._max_items or self._is_closed or self._stopped, timeout=_LINGER_S
             )
             if self._stopped:
                 return None
             items: list[bytes] = []
             size = 0
-            while self._items and len(items) < self._most:
+            while self._items and len(items) < self._max_items:
                 if items and size + len(self._items[0]) > _CHUNK_BYTES:
                     break
                 items.append(self._items.popleft())
@@ -221,42 +235,44 @@ class Outbox:
             return items, self._is_closed and not self._items
 
     def _try_to_send(self, first: int, items: list[bytes], is_last: bool) -> bool:
-        """False when there is no room for it, and fewer are tried next; or nobody wants it any more. A chunk whose fate
-        is unknown is sent again, and is the same one."""
-        give_up = time.monotonic() + _PATIENCE_S
-        pause_s = _SHORTEST_PAUSE_S
-        is_unsure = False
+        """Send a chunk. Return False if there was no room and the next chunk is smaller, or if the sender was stopped.
+
+        A chunk that may have been accepted is sent again unchanged.
+        """
+        deadline = time.monotonic() + _RETRY_S
+        backoff_s = _MIN_BACKOFF_S
+        may_be_accepted = False
         while not self._stopped:
             try:
                 self._send(first, items, is_last)
             except CapacityError as error:
                 if isinstance(error, RateLimited):
-                    self._check_wait(error, first)
-                self._rest(min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S))
-                if not is_unsure:
+                    self._check_limit(error, first)
+                self._pause(min(error.retry_after_s or backoff_s, _MAX_BACKOFF_S))
+                if not may_be_accepted:
                     self._put_back(items)
-                    self._most = max(1, len(items) // 2)
+                    self._max_items = max(1, len(items) // 2)
                     return False
             except (GatewayUnavailable, BusUnavailable):
-                is_unsure = True
-                if time.monotonic() > give_up:
+                may_be_accepted = True
+                if time.monotonic() > deadline:
                     raise
-                self._rest(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._pause(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             else:
                 self._show("")
-                self._most = min(2 * self._most, CHUNK_ITEMS)
+                self._max_items = min(2 * self._max_items, CHUNK_ITEMS)
                 return True
         return False
 
-    def _check_wait(self, error: RateLimited, accepted: int) -> None:
-        """Raises `error` when it lasts too long: a day's budget that is used up comes back at midnight."""
+    def _check_limit(self, error: RateLimited, accepted: int) -> None:
+        """Raise `error` if the limit lasts too long. A daily budget that is used up lasts until midnight."""
         wait_s = error.retry_after_s or 0.0
         if wait_s > self._max_wait_s:
             error.message = f"{error.message.rstrip('.')}: {accepted:,} items of the map were accepted before"
             error.args = (error.message,)
             raise error
-        if wait_s >= _SHOWN_S:
+        if wait_s >= _MIN_SHOWN_WAIT_S:
             self._show(f"waiting {wait_s:.0f} s: {error.message}")
 
     def _show(self, text: str) -> None:
@@ -264,7 +280,7 @@ class Outbox:
             self._shown = text
             self._on_wait(text)
 
-    def _rest(self, pause_s: float) -> None:
+    def _pause(self, pause_s: float) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._stopped, timeout=pause_s)
 
@@ -274,7 +290,7 @@ class Outbox:
             self._bytes += sum(map(len, items))
 
 
-def _name(index: int, error: GpufnError) -> None:
-    """Of thousands, say which one it is, in the gateway's words."""
+def _add_index(index: int, error: GpufnError) -> None:
+    """Put the index of the item before the message, as a gateway does."""
     error.message = f"items[{index}]: {error.message}"
     error.args = (error.message,)

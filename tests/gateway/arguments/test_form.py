@@ -78,14 +78,14 @@ def test_a_part_of_bytes_needs_no_file_name() -> None:
     [
         (form(IMAGE, LABEL, part("min_scor", b"1")), "min_scor", "did you mean min_score"),
         (form(IMAGE, LABEL, part("zzz", b"1")), "zzz", "the form takes image, label, min_score"),
-        (form(IMAGE, IMAGE, LABEL), "image", "two parts of this name"),
+        (form(IMAGE, IMAGE, LABEL), "image", "two parts with this name"),
         (form(IMAGE, LABEL, LABEL), "label", "expected str, got array"),
         (form(LABEL), "image", "missing"),
         (form(IMAGE), "label", "missing"),
         (form(IMAGE, LABEL, part("min_score", b"high")), "min_score", "expected float, got str"),
         (form(IMAGE, part("label", b"\xff")), "label", "not UTF-8, and this argument does not take bytes"),
-        (form(part("image", b"AAAA", "\r\nContent-Transfer-Encoding: base64"), LABEL), "image", "as it is"),
-        (form(IMAGE, LABEL)[:-12], "label", "behind its part 'label': it ends before its closing boundary"),
+        (form(part("image", b"AAAA", "\r\nContent-Transfer-Encoding: base64"), LABEL), "image", "unencoded"),
+        (form(IMAGE, LABEL)[:-12], "label", "after its part 'label': it ends before its closing boundary"),
         (b"{}", None, "the form is not valid"),
         (b"", None, "it ends before its closing boundary"),
         (form(b"--%s\r\nContent-Type: text/plain\r\n\r\nx\r\n" % BOUNDARY.encode()), None, "part 1 has no name"),
@@ -152,7 +152,7 @@ async def test_a_large_form_leaves_the_loop_to_others(gateway: Any, make: Any, m
         write(self, data)
 
     monkeypatch.setattr(Form, "write", counted)
-    monkeypatch.setattr("gpufn_gateway.calls.prepare._FORM_PIECE_BYTES", 1024)
+    monkeypatch.setattr("gpufn_gateway.calls.prepare._FORM_CHUNK_BYTES", 1024)
     gateway.deploy(make.spec("embed", method_of(detect)), 2)
 
     async def other() -> None:

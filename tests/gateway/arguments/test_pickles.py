@@ -1,15 +1,20 @@
-"""Pickled arguments run code in a worker: whose calls may have them, and on which of the ways in."""
+"""Pickled arguments run code in a worker: which keys may send them, for each kind of call."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufn_core.encoding import media, values
 from gpufn_core.ids import new_map_id
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.http.body_reader import BodyBudget
+from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
 from tests.gateway.calls.test_priorities import key_of
+from tests.gateway.conftest import Gateway
 from tests.gateway.submitted.test_submitted_calls import die
 from tests.gateway.whole import DIGEST, gateway_on
 
@@ -25,7 +30,7 @@ PICKLED = values.encode_call((), {"texts": [len, print]}, may_pickle=True)
         (media.PICKLED, True, ("invoke:*",), 403, "forbidden"),
         (media.PICKLED, True, ("invoke:*", "deploy", "hi"), 403, "forbidden"),
         ("Application/VND.gpufn.PICKLE ; a=b", True, ("invoke:*",), 403, "forbidden"),
-        (media.PICKLED, True, ("pickle",), 403, "forbidden"),  # it may call nothing
+        (media.PICKLED, True, ("pickle",), 403, "forbidden"),  # this key may call no function
         (media.PICKLED, True, ("invoke:embed", "pickle"), 200, None),
         (media.PICKLED, True, ("admin",), 200, None),
         (media.NATIVE, False, ("invoke:*",), 200, None),
@@ -47,6 +52,17 @@ async def test_pickled_arguments_need_the_functions_option_and_the_keys_scope(
         assert "pickle" in answer.json()["detail"] or "invoke:embed" in answer.json()["detail"]
 
 
+async def test_a_large_pickle_that_is_refused_leaves_nothing_in_memory(clock: Any, make: Any, tmp_path: Path) -> None:
+    shared_bodies = GatewaySharedBodies(tmp_path, "gw-1", budget=BodyBudget(2 * LEAST_BYTES), reaches_all=lambda: True)
+    shared_bodies.open()
+    gateway = Gateway(clock, shared_bodies=shared_bodies, limit_bytes=4 * LEAST_BYTES)
+    gateway.deploy(make.spec("embed"))
+    large = PICKLED + bytes(LEAST_BYTES)
+    for _ in range(3):  # of which the budget holds one
+        answer = await gateway.post("/v1/functions/embed/invoke", large, **{"Content-Type": media.PICKLED})
+        assert answer.status_code == 415
+
+
 async def test_without_keys_everybody_on_this_machine_may(gateway: Any, make: Any) -> None:
     gateway.deploy(make.spec("embed", pickle=True))
     answer = await gateway.post("/v1/functions/embed/invoke", PICKLED, **{"Content-Type": media.PICKLED})
@@ -65,7 +81,7 @@ def _requests(function: str, content_type: str, letter: str) -> list[tuple[str, 
 
 
 async def test_what_is_stored_needs_them_as_well(nats: Any, make: Any) -> None:
-    """A dead letter of a call that was allowed is not replayed by a key that may not make the call."""
+    """A key that may not make a call may not replay its dead letter either."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("pickles", pickle=True), DIGEST)
         typed = {"content-type": media.PICKLED}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.arguments.enum_messages import told_values
-from gpufn_gateway.arguments.signature import LARGEST_CHECKED, Signature, depth_of
+from gpufn_gateway.arguments.enum_messages import allowed_values
+from gpufn_gateway.arguments.signature import MAX_CHECKED_BYTES, Signature, depth_of
 
 
 def of(schema: Any, **root: Any) -> Signature:
@@ -151,7 +151,7 @@ def test_of_a_long_enum_the_first_values_are_told() -> None:
 )
 def test_a_schema_that_is_none_or_goes_in_circles_holds_nobody_up(schema: Any, told: str) -> None:
     root = {"properties": {"a": schema}, "$defs": {"Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}] * 2}}}
-    assert told_values(root, "a") == told
+    assert allowed_values(root, "a") == told
 
 
 def test_references_are_followed_and_may_go_in_circles() -> None:
@@ -221,7 +221,7 @@ def test_a_schema_that_is_none_checks_nothing(schema: Any) -> None:
 
 
 def test_large_bodies_are_left_to_the_worker() -> None:
-    of({"type": "integer"}).check(b'{"a":"' + b"x" * LARGEST_CHECKED + b'"}')
+    of({"type": "integer"}).check(b'{"a":"' + b"x" * MAX_CHECKED_BYTES + b'"}')
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_without_keys_only_this_machine_and_no_web_page_is_served(
 
 def test_beyond_loopback_a_key_is_needed_to_start() -> None:
     access = Access(loopback=False)
-    with pytest.raises(NotProtected, match=r"refusing to listen on 0\.0\.0\.0 without an API key"):
+    with pytest.raises(NotProtected, match=r"cannot listen on 0\.0\.0\.0 without an API key"):
         access.check_protected("0.0.0.0")
     with pytest.raises(Unauthorized):
         access.authenticate({b"host": b"localhost"})
@@ -122,10 +122,10 @@ def test_beyond_loopback_a_key_is_needed_to_start() -> None:
 @pytest.mark.parametrize(
     ("loopback", "others", "said"),
     [
-        (False, [], "listens on the network, where nothing is served without a key"),
-        (False, [("read",)], "the last key with the scope admin"),
+        (False, [], "listens on the network, where every request needs a key"),
+        (False, [("read",)], "the last API key with the scope admin"),
         (False, [("read",), ("admin",)], None),
-        (True, [("invoke:*", "deploy")], "the last key with the scope admin"),
+        (True, [("invoke:*", "deploy")], "the last API key with the scope admin"),
         (True, [], None),
     ],
 )
@@ -141,7 +141,7 @@ def test_the_last_key_that_may_make_others_stays_unless_none_is_needed(
         return
     with pytest.raises(Conflict, match=said) as refused:
         access.check_removal(boss.id)
-    assert "make another" in refused.value.message
+    assert "create another" in refused.value.message
 
 
 async def test_over_http_too_the_last_key_stays_where_the_gateway_listens_on_the_network(
@@ -171,6 +171,6 @@ def test_scopes_must_be_known(scopes: tuple[str, ...]) -> None:
 
 def test_a_principal_may_what_its_scopes_say() -> None:
     with pytest.raises(Forbidden, match="'invoke:b'"):
-        Principal("k", frozenset({"invoke:a"})).need_invoke("b")
+        Principal("k", frozenset({"invoke:a"})).require_invoke("b")
     with pytest.raises(Forbidden, match="'deploy'"):
-        Principal("k", frozenset({"read"})).need("deploy")
+        Principal("k", frozenset({"read"})).require("deploy")

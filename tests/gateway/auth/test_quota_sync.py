@@ -1,4 +1,4 @@
-"""Calls against the limits of their key, over HTTP: one gateway without a bus, then two on a real one."""
+"""Limits of API keys over HTTP: with one gateway without a bus, then with two on a real bus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INVOKE = "/v1/functions/embed/invoke"
 
 
 def key_with(*gateways: Any, **limits: Any) -> dict[str, str]:
-    """A request's headers."""
+    """Request headers with a new key."""
     key, secret = new_key("", ("admin",), 0.0, KeyLimits(**limits))
     for gateway in gateways:
         gateway.access.put(key)
@@ -57,7 +57,7 @@ async def test_a_key_without_limits_hears_of_none_and_takes_nothing_of_others(ga
     answers = [await gateway.post(INVOKE, GOOD, **free) for _ in range(3)]
     assert [(answer.status_code, answer.headers.get("ratelimit")) for answer in answers] == [(200, None)] * 3
     assert (await gateway.post(INVOKE, GOOD, **limited)).status_code == 429
-    assert (await gateway.get("/v1/functions", **limited)).status_code == 200  # only calls count
+    assert (await gateway.get("/v1/functions", **limited)).status_code == 200  # only calls are counted
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
@@ -113,7 +113,7 @@ async def test_submitted_calls_of_a_key_are_bounded_until_they_end(nats: Any, ma
         assert sorted(answer.status_code for answer in answers) == [202] * 3 + [429] * 7
         assert await stored(gateway.bus) == 3
         taken = next(answer.json()["id"] for answer in answers if answer.status_code == 202)
-        assert (await put(gateway, key, taken)).status_code == 202  # the same call again is no other
+        assert (await put(gateway, key, taken)).status_code == 202  # a repeat is the same call
         refused = await put(gateway, key)
         assert problem(refused) == (429, "rate_limited")
         assert "3 submitted calls that have not ended" in refused.json()["detail"]
@@ -121,7 +121,7 @@ async def test_submitted_calls_of_a_key_are_bounded_until_they_end(nats: Any, ma
         record = (await call_records.read(gateway.bus, taken)) or pytest.fail("it is gone")
         await end(gateway, taken)
         await streams.delete_message(gateway.bus, subjects.ASYNC, record[0].queue_seq)
-        assert (await put(gateway, key)).status_code == 202  # though it was counted a moment ago
+        assert (await put(gateway, key)).status_code == 202  # the full queue was counted again
         assert await stored(gateway.bus) == 3
 
 
@@ -134,11 +134,11 @@ async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_
         assert [(await each.http.post(url, content=GOOD, headers=key)).status_code for each in (one, one, other)] == [
             202, 202, 202,
         ]  # fmt: skip
-        one.uses.tell()
+        one.quotas.publish()
         principal = other.access.authenticate({b"authorization": key["authorization"].encode()})
-        await until(lambda: b'"rate";r=2' in dict(other.uses.headers(principal))[b"ratelimit"])
-        other.uses.tell()
-        await until(lambda: b'"rate";r=2' in dict(one.uses.headers(principal))[b"ratelimit"])
+        await until(lambda: b'"rate";r=2' in dict(other.quotas.headers(principal))[b"ratelimit"])
+        other.quotas.publish()
+        await until(lambda: b'"rate";r=2' in dict(one.quotas.headers(principal))[b"ratelimit"])
         used_up = [(await one.http.post(url, content=GOOD, headers=key)).status_code for _ in range(3)]
         assert used_up == [202, 202, 429]
 
@@ -156,9 +156,9 @@ async def test_a_schedule_that_is_run_now_is_a_call_of_the_key_that_asks(nats: A
             assert [answer.status_code for answer in answers] == [202, 429]
             assert problem(answers[1]) == (429, "rate_limited")
         submitted = await gateway.http.post("/v1/functions/run-now/submit", content=GOOD, headers=by_queue)
-        assert problem(submitted) == (429, "rate_limited")  # what was run has its place in the queue
+        assert problem(submitted) == (429, "rate_limited")  # the calls of the schedule count as queued
         free = key_with(gateway)
-        assert (await gateway.http.post(here, headers=free)).status_code == 202  # without limits it has none here
+        assert (await gateway.http.post(here, headers=free)).status_code == 202  # it has no limits
         await gateway.http.delete(f"/v1/schedules/{made['id']}", headers=free)
 
 
@@ -171,7 +171,8 @@ async def test_dead_letters_are_replayed_as_far_as_the_key_has_room(nats: Any, m
         key = key_with(gateway, queued=2, rate=0.001, burst=2)
         url = "/v1/dlq/often-dead"
         replayed = await gateway.http.post(f"{url}/replay", headers=key)
-        assert [each["letter"] for each in replayed.json()["replayed"]] == dead[:2]  # one call of the rate, two queued
+        # It counts as one call of the rate, and as two queued calls.
+        assert [each["letter"] for each in replayed.json()["replayed"]] == dead[:2]
         assert problem(await gateway.http.post(f"{url}/{dead[2]}/replay", headers=key)) == (429, "rate_limited")
         over = await gateway.http.post(f"{url}/replay", headers=key)
         assert problem(over) == (429, "rate_limited")
@@ -217,7 +218,7 @@ async def test_the_limits_of_a_key_are_changed_at_once(nats: Any, make: Any, pro
 
 
 async def test_a_key_that_is_told_of_once_more_has_what_it_had_left(gateway: Any, make: Any) -> None:
-    """As when the watch of the keys begins anew after a reconnect."""
+    """The watch of the keys sends all keys again after a reconnect."""
     gateway.deploy(make.spec("embed"))
     key, secret = new_key("", ("admin",), 0.0, KeyLimits(rate=0.001, burst=2))
     headers = {"authorization": f"Bearer {secret}"}
@@ -240,7 +241,7 @@ async def test_what_a_key_has_used_is_forgotten_with_it(gateway: Any, make: Any)
     gateway.access.put(key)
     assert [(await gateway.post(INVOKE, GOOD, **headers)).status_code for _ in range(2)] == [200, 429]
     gateway.registry.on_key(key.id, None)
-    gateway.access.put(key)  # which no deleted key ever is again, but it shows what is left
+    gateway.access.put(key)  # a deleted key never comes back; this shows that its quota was removed
     assert (await gateway.post(INVOKE, GOOD, **headers)).status_code == 200
 
 
@@ -251,9 +252,9 @@ async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any
         url = f"/v1/functions/mapped/maps/{new_map_id()}/items"
         chunk = b'{"texts":["a"]}\n' * 4
         answers = [await gateway.http.put(f"{url}/{first}", content=chunk) for first in (0, 4, 8)]
-        assert [answer.status_code for answer in answers] == [202, 202, 429]  # whole or not at all
+        assert [answer.status_code for answer in answers] == [202, 202, 429]  # each completely or not at all
         assert problem(answers[2]) == (429, "rate_limited")
-        assert (await gateway.http.put(f"{url}/4", content=chunk)).status_code == 202  # it is there
+        assert (await gateway.http.put(f"{url}/4", content=chunk)).status_code == 202  # it is stored already
 
 
 async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(nats: Any, make: Any) -> None:
@@ -261,17 +262,17 @@ async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(
         await gateway.deploys.deploy(make.spec("dear"), DIGEST)
         key = key_with(gateway, gpu_s=100)
         url = "/v1/functions/dear/submit"
-        looking = asyncio.create_task(gateway.uses.run())
+        looking = asyncio.create_task(gateway.quotas.run())
         try:
             assert (await gateway.http.post(url, content=GOOD, headers=key)).status_code == 202
             principal = gateway.access.authenticate({b"authorization": key["authorization"].encode()})
-            await until(lambda: b";t=" in dict(gateway.uses.headers(principal))[b"ratelimit"])  # it was looked up
+            await until(lambda: b";t=" in dict(gateway.quotas.headers(principal))[b"ratelimit"])  # the usage was read
             day = day_of(gateway.clock.time())
             for function, node, gpu_s in (("dear", "n1", 40.0), ("dear", "n2", 40.0), ("other", "n1", 30.0)):
                 record = UsageKey(day, function, principal.id).record(node)
                 await gateway.buckets.usage.put(record, encode(Usage(calls=1, gpu_s=gpu_s)))
             await gateway.buckets.usage.put(UsageKey(day, "dear", "another").record("n1"), encode(Usage(gpu_s=1e6)))
-            await gateway.uses.look_up()
+            await gateway.quotas.refresh_usage()
             refused = await gateway.http.post(url, content=GOOD, headers=key)
             assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
             assert 0 < int(refused.headers["retry-after"]) <= 86_400

@@ -1,4 +1,4 @@
-"""What a key has used of its limits, as tables and as properties; time is an argument."""
+"""The quota of a key, as tables and as properties; time is an argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufn_core.domain.metering import Usage
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.protocol.reports import KeyUse
-from gpufn_gateway.auth.quotas import Bucket, Use, check, count_again_at
+from gpufn_gateway.auth.quotas import Bucket, KeyQuota, check, recount_at
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_limits_that_do_are_not() -> None:
 def test_the_least_rate_that_is_taken_is_told_and_held() -> None:
     limits = KeyLimits(rate=1e-6, burst=1_000_000)
     check(limits)
-    use = Use("k", limits, 0.0)
-    assert use.admit(0.0) is None
-    assert use.headers(0.0) == [
+    quota = KeyQuota("k", limits, 0.0)
+    assert quota.admit(0.0) is None
+    assert quota.headers(0.0) == [
         (b"ratelimit-policy", b'"rate";q=1000000;w=1000000000000'),
         (b"ratelimit", b'"rate";r=999999;t=1000000'),
     ]
@@ -74,78 +74,78 @@ def test_a_bucket_lets_pass_its_burst_and_its_rate_and_no_more(rate: float, burs
 
 
 def test_a_refused_call_hears_when_there_is_one_again() -> None:
-    use = Use("k", KeyLimits(rate=0.5), 10.0)
-    assert use.admit(10.0) is None
-    refusal = use.admit(11.0)
+    quota = KeyQuota("k", KeyLimits(rate=0.5), 10.0)
+    assert quota.admit(10.0) is None
+    refusal = quota.admit(11.0)
     assert refusal is not None
     assert refusal == ("This key may make one call in 2 s.", 1.0)
-    assert use.admit(12.0) is None
+    assert quota.admit(12.0) is None
 
 
 def test_what_other_gateways_let_pass_is_taken_out() -> None:
-    use = Use("k", KeyLimits(rate=10, concurrency=3), 0.0)
-    use.heard("gw2", KeyUse("k", admitted=25, running=2), 0.0)
-    refusal = use.admit(0.0)
+    quota = KeyQuota("k", KeyLimits(rate=10, concurrency=3), 0.0)
+    quota.add_report("gw2", KeyUse("k", admitted=25, running=2), 0.0)
+    refusal = quota.admit(0.0)
     assert refusal is not None
     assert math.isclose(refusal.retry_after_s, 1.6)
-    assert use.admit(1.6) is None
-    assert use.begin(1.6) is None
-    assert use.begin(1.6) is not None
-    assert use.begin(5.0) is None  # it has said nothing for long: it is gone, or has none
+    assert quota.admit(1.6) is None
+    assert quota.begin(1.6) is None
+    assert quota.begin(1.6) is not None
+    assert quota.begin(5.0) is None  # the other gateway has not reported for long: its calls no longer count
 
 
 def test_calls_at_a_time_are_counted_until_they_end() -> None:
-    use = Use("k", KeyLimits(concurrency=2), 0.0)
-    assert (use.begin(0.0), use.begin(0.0)) == (None, None)
-    refusal = use.begin(0.0)
+    quota = KeyQuota("k", KeyLimits(concurrency=2), 0.0)
+    assert (quota.begin(0.0), quota.begin(0.0)) == (None, None)
+    refusal = quota.begin(0.0)
     assert refusal is not None
-    assert refusal == ("This key may have 2 calls at a time.", 1.0)
+    assert refusal == ("This key may have at most 2 calls at a time.", 1.0)
     for _ in range(50):
-        use.end(40.0)
-        assert use.begin(0.0) is None
-    later = use.begin(0.0)
+        quota.end(40.0)
+        assert quota.begin(0.0) is None
+    later = quota.begin(0.0)
     assert later is not None
-    assert 19 < later.retry_after_s <= 20  # two places, of calls that take 40 s each
+    assert 19 < later.retry_after_s <= 20  # two slots, for calls that take 40 s each
 
 
 def test_submitted_calls_are_never_more_than_counted() -> None:
-    use = Use("k", KeyLimits(queued=3), 0.0)
-    assert use.needs_count(-1.0)
-    use.counted(1, 0, 0.0)
-    assert not use.needs_count(-0.5)
-    assert (use.queue(1), use.queue(1)) == (None, None)
-    assert use.queue(1) == "This key may have 3 submitted calls that have not ended, and has 3."
-    assert use.is_full
-    assert use.needs_count(count_again_at(0.0))
-    use.stored(1)
-    use.counted(1, use.storing, 0.1)  # one may be stored, and counted, or not
-    assert use.queue(10) is None  # a chunk is not taken apart
-    assert use.queue(1) is not None
-    assert not Use("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
+    quota = KeyQuota("k", KeyLimits(queued=3), 0.0)
+    assert quota.needs_count(-1.0)
+    quota.set_queued(1, 0, 0.0)
+    assert not quota.needs_count(-0.5)
+    assert (quota.start_storing(1), quota.start_storing(1)) == (None, None)
+    assert quota.start_storing(1) == "This key may have at most 3 submitted calls that have not ended, and has 3."
+    assert quota.is_full
+    assert quota.needs_count(recount_at(0.0))
+    quota.finish_storing(1)
+    quota.set_queued(1, quota.storing, 0.1)  # the call being stored may or may not be in the count
+    assert quota.start_storing(10) is None  # a chunk is not split
+    assert quota.start_storing(1) is not None
+    assert not KeyQuota("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
 
 
 def test_the_seconds_of_a_day_are_there_again_on_the_next() -> None:
-    use = Use("k", KeyLimits(run_s=100, gpu_s=10), 0.0)
-    assert use.admit(0.0) is None  # nothing is known yet
-    use.spent(Usage(calls=3, run_s=99.0, gpu_s=9.0), day_ends=50.0)
-    assert use.admit(1.0) is None
-    use.spent(Usage(calls=4, run_s=99.0, gpu_s=12.5), day_ends=50.0)
-    assert use.admit(2.0) == ("This key may take 10 GPU seconds per day (UTC).", 48.0)
-    assert dict(use.headers(2.0))[b"ratelimit"] == b'"run-seconds";r=1;t=48, "gpu-seconds";r=0;t=48'
-    assert use.admit(50.0) is None
-    assert dict(use.headers(50.0))[b"ratelimit"] == b'"run-seconds";r=100, "gpu-seconds";r=10'
+    quota = KeyQuota("k", KeyLimits(run_s=100, gpu_s=10), 0.0)
+    assert quota.admit(0.0) is None  # the usage is not known yet
+    quota.set_usage(Usage(calls=3, run_s=99.0, gpu_s=9.0), day_ends=50.0)
+    assert quota.admit(1.0) is None
+    quota.set_usage(Usage(calls=4, run_s=99.0, gpu_s=12.5), day_ends=50.0)
+    assert quota.admit(2.0) == ("This key may take 10 GPU seconds per day (UTC).", 48.0)
+    assert dict(quota.headers(2.0))[b"ratelimit"] == b'"run-seconds";r=1;t=48, "gpu-seconds";r=0;t=48'
+    assert quota.admit(50.0) is None
+    assert dict(quota.headers(50.0))[b"ratelimit"] == b'"run-seconds";r=100, "gpu-seconds";r=10'
 
 
 def test_a_gateway_tells_what_is_new_and_that_there_is_nothing_once() -> None:
-    use = Use("k", KeyLimits(rate=5, concurrency=5), 0.0)
-    assert use.tell() is None
-    use.admit(0.0)
-    use.begin(0.0)
-    assert use.tell() == KeyUse("k", 1, 1)
-    assert use.tell() == KeyUse("k", 0, 1)
-    use.end(1.0)
-    assert use.tell() == KeyUse("k", 0, 0)
-    assert use.tell() is None
+    quota = KeyQuota("k", KeyLimits(rate=5, concurrency=5), 0.0)
+    assert quota.take_report() is None
+    quota.admit(0.0)
+    quota.begin(0.0)
+    assert quota.take_report() == KeyUse("k", 1, 1)
+    assert quota.take_report() == KeyUse("k", 0, 1)
+    quota.end(1.0)
+    assert quota.take_report() == KeyUse("k", 0, 0)
+    assert quota.take_report() is None
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_a_gateway_tells_what_is_new_and_that_there_is_nothing_once() -> None:
     ],
 )
 def test_the_header_fields_of_the_draft(limits: KeyLimits, policy: bytes, state: bytes) -> None:
-    use = Use("k", limits, 0.0)
-    use.admit(0.0)
-    use.begin(0.0)
-    assert use.headers(0.0) == [(b"ratelimit-policy", policy), (b"ratelimit", state)]
-    assert Use("k", KeyLimits(queued=1), 0.0).headers(0.0) == []
+    quota = KeyQuota("k", limits, 0.0)
+    quota.admit(0.0)
+    quota.begin(0.0)
+    assert quota.headers(0.0) == [(b"ratelimit-policy", policy), (b"ratelimit", state)]
+    assert KeyQuota("k", KeyLimits(queued=1), 0.0).headers(0.0) == []

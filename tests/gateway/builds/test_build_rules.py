@@ -104,5 +104,5 @@ def test_a_build_that_is_not_heard_of_is_waited_for_and_then_missed() -> None:
     assert after is not None
     assert after.error is not None
     assert (after.state, after.error.message) == (
-        RevisionState.FAILED, "a build of this revision is gone: deploy again",
+        RevisionState.FAILED, "a build of this revision is missing: deploy again",
     )  # fmt: skip

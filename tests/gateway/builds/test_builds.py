@@ -1,5 +1,5 @@
 """Models through the gateway, on a real bus: uploads, builds, revisions that wait for them, engines. No builder runs:
-the tests write what one would."""
+the tests write a builder's records."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def deploy(gateway: Whole, spec: FunctionSpec) -> Any:
 
 
 async def built(gateway: Whole, build_id: str, state: BuildState = BuildState.SUCCEEDED, **fields: Any) -> None:
-    """What a builder says at the end, as far as the gateway has heard of it."""
+    """Record a build's end, and wait until the gateway has read it."""
     build = gateway.builds.get(build_id)
     given: dict[str, Any] = {"engines": (f"key-of-{build_id}",)} | fields
     ended = msgspec.structs.replace(build, state=state, **given)
@@ -80,7 +80,7 @@ async def built(gateway: Whole, build_id: str, state: BuildState = BuildState.SU
 
 
 async def state_of(gateway: Whole, name: str, number: int) -> tuple[Any, Any]:
-    """Of the revision, as HTTP tells it; and which is active."""
+    """Return the revision's state over HTTP, and the active revision."""
     view = (await gateway.http.get(f"/v1/functions/{name}/revisions/{number}")).json()
     function = gateway.registry.functions.get(name)
     return view["state"], function and function.active
@@ -102,7 +102,7 @@ async def test_a_models_file_is_uploaded_once(nats: Any) -> None:
 
 
 async def test_an_upload_is_looked_at_though_its_file_is_there(nats: Any, problem: Any) -> None:
-    """Who sent other bytes than he meant would hear of it on a new platform only."""
+    """Otherwise a client that sent wrong bytes would only find out on a new platform."""
     async with gateway_on(nats) as gateway:
         data = b"the file"
         assert (await upload(gateway, data)).status_code == 201
@@ -160,7 +160,7 @@ async def test_a_model_whose_files_are_not_here_is_refused(nats: Any, problem: A
         answer = await deploy(gateway, model("absent", msgspec.structs.replace(NET, samples=samples)))
         assert problem(answer) == (422, "invalid_spec")
         assert answer.json()["detail"] == (
-            f"the model's file samples.npz (222222222222) is not here: PUT /v1/artifacts/{'2' * 64} first"
+            f"the model's file samples.npz (222222222222) is not uploaded: PUT /v1/artifacts/{'2' * 64} first"
         )
         assert gateway.registry.numbers("absent") == []
 
@@ -221,7 +221,7 @@ async def test_only_the_leader_finishes_and_a_new_one_takes_up_what_ended_before
         await one.finishing.step()
         assert await state_of(one, "heir", 1) == ("building", None)
         await until(lambda: "heir" in other.registry.revisions and other.builds.get(build_id).state.ended)
-        # A leader that died between the two records: READY, and not active.
+        # A leader died between the two records: the revision is READY but not active.
         half = msgspec.structs.replace(
             other.registry.revisions["heir"][1], state=RevisionState.READY, engines={"net": {"cpu": ("k",)}}
         )
@@ -239,7 +239,7 @@ async def test_a_revision_that_was_built_gets_active_though_the_bus_went_away_be
 ) -> None:
     async with gateway_on(nats) as gateway:
         name = f"halfway-{type(trouble).__name__.lower()}"
-        await gateway.finishing.step()  # it has led for long
+        await gateway.finishing.step()  # it has led for a while
         await built(gateway, (await deploy(gateway, model(name))).json()["builds"][0])
 
         async def fails(*_: Any) -> Any:
@@ -259,7 +259,7 @@ async def test_deleting_a_function_cancels_its_builds_and_nothing_brings_it_back
         await built(gateway, first, BuildState.BUILDING, engines=())
         assert (await gateway.http.delete("/v1/functions/gone")).status_code == 204
         assert gateway.builds.get(first).cancel
-        await built(gateway, first)  # the builder was quicker than the request to cancel
+        await built(gateway, first)  # the builder was faster than the cancel request
         await gateway.finishing.step()
         assert await state_of(gateway, "gone", 1) == ("failed", None)
         with pytest.raises(FunctionNotFound):
@@ -340,7 +340,7 @@ async def test_who_waits_for_a_build_hears_of_its_next_change(nats: Any) -> None
         missed = await gateway.http.get(f"{url}&since={seen['change'] - 1}")
         assert missed.json() == seen
         await built(gateway, build_id)
-        assert (await gateway.http.get(url)).json()["state"] == "succeeded"  # nothing more will change
+        assert (await gateway.http.get(url)).json()["state"] == "succeeded"  # it cannot change any more
 
 
 async def test_a_build_is_cancelled(nats: Any) -> None:
@@ -352,7 +352,7 @@ async def test_a_build_is_cancelled(nats: Any) -> None:
         for build_id in (waits, runs, ended):
             view = (await gateway.http.delete(f"/v1/builds/{build_id}")).json()
             states.append((view["state"], view["cancel"], view["ended_at"] is not None))
-        # Nobody has begun the first; the second is its builder's to end.
+        # No builder has started the first; the builder of the second has to end it.
         assert states == [("cancelled", True, True), ("building", True, False), ("succeeded", False, False)]
 
 
@@ -420,7 +420,7 @@ async def collected(gateway: Whole) -> list[str]:
 
 
 async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what_was_heard_of_them(nats: Any) -> None:
-    """As if the watches had been silent since before the deploy."""
+    """The watches are silent from before the deploy."""
     async with gateway_on(nats) as gateway:
         build_id = (await deploy(gateway, model("unheard"))).json()["builds"][0]
         await publish(gateway, "unheard-1", b"unheard")
@@ -429,7 +429,7 @@ async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what
         revision = gateway.registry.revisions.pop("unheard")[1]
         assert "unheard-1" not in await collected(gateway)
         assert await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
-        await gateway.deploys.delete("unheard")  # of a function that is deleted they go, when somebody asks for it
+        await gateway.deploys.delete("unheard")  # engines of a deleted function are removed on request
         await gateway.revisions.put("unheard.1", encode(retired(revision, gateway.clock.time())))
         assert "unheard-1" in await collected(gateway)
         assert not await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
@@ -442,7 +442,7 @@ async def test_an_engine_that_a_build_finds_again_meanwhile_stays(nats: Any, mon
         assert entry is not None
 
         async def found_meanwhile(*given: Any) -> Any:
-            await gateway.buckets.engines.put(entry.key, entry.value)  # as a builder does that finds it
+            await gateway.buckets.engines.put(entry.key, entry.value)  # as a builder does that finds the engine
             return await records(*given)
 
         monkeypatch.setattr(engines, "records", found_meanwhile)
@@ -455,7 +455,7 @@ async def test_an_engine_that_a_build_finds_again_meanwhile_stays(nats: Any, mon
 async def test_the_files_of_a_removed_engine_stay_that_another_names_meanwhile(
     nats: Any, monkeypatch: pytest.MonkeyPatch, heard: bool
 ) -> None:
-    """When this gateway heard of it, and when it is published behind our looking and then touched."""
+    """Both when this gateway's watch reports the engine, and when it is published and touched unnoticed."""
     async with gateway_on(nats) as gateway:
         going, data = f"going-{heard}", f"shared bytes {heard}".encode()
         await publish(gateway, going, data)
@@ -510,7 +510,7 @@ async def test_a_build_that_began_at_another_gateway_just_now_is_known(nats: Any
         await other.start()
         assert other._watch is not None
         assert other._watch._feed is not None
-        other._watch._feed._on_message = lambda *_: None  # it has not told it yet
+        other._watch._feed._on_message = lambda *_: None  # the watch has not reported it yet
         begun = await gateway.builds.begin(NET, "cpu")
         assert begun.id not in other.known
         assert await other.changed(begun.id, 0, wait_s=0.0) == begun

@@ -26,7 +26,7 @@ WHY = "no builder runs for NVIDIA L4: there is no live node"
 
 
 class Builder:
-    """Takes builds and keeps them."""
+    """A builder that takes builds and does not end them."""
 
     def __init__(self, gateway: Whole, device: str) -> None:
         self._gateway = gateway
@@ -44,7 +44,7 @@ class Builder:
         self.pull.grant(1)
 
     def die(self) -> None:
-        """Holding what it has taken."""
+        """Die while holding the taken builds."""
         self._presence.unsubscribe()
         self.pull.withdraw()
 
@@ -167,7 +167,7 @@ async def test_a_build_that_is_begun_meanwhile_is_left_as_it_is(nats: Any) -> No
         build = await gateway.builds.begin(MODEL, "NVIDIA T4")
         known = gateway.builds.known[build.id]
         await gateway.builds.cancel(build.id)
-        gateway.builds.known[build.id] = known  # as it was heard of last
+        gateway.builds.known[build.id] = known  # the state that the watch last reported
         gateway.builds._changed_at[build.id] -= 1
         await looking(gateway).step()
         entry = await gateway.buckets.builds.get(build.id)

@@ -85,10 +85,10 @@ def test_retry_after_follows_depth_workers_and_service_time(make: Any, status: A
 
 def test_the_limit_is_named() -> None:
     assert too_large("a call's arguments", 7_864_320).message == (
-        "The body is larger than the 7.5 MiB that a call's arguments may have here."
+        "The body is too large: the limit for a call's arguments is 7.5 MiB."
     )
     assert too_large("a call's arguments", 7_864_320, 9_000_000).message == (
-        "The body has 9,000,000 bytes, more than the 7.5 MiB that a call's arguments may have here."
+        "The body has 9,000,000 bytes: the limit for a call's arguments is 7.5 MiB."
     )
 
 

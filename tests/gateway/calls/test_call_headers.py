@@ -1,4 +1,4 @@
-"""What a request's headers ask of its call."""
+"""Options of a call from its request headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from gpufn_core.errors import GpufnError
 from gpufn_core.spec.priority import Priority
-from gpufn_gateway.calls.call_headers import Asked, asked
+from gpufn_gateway.calls.call_headers import CallOptions, parse_call_options
 
 NOW = 1000.0
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_what_is_not_asked_for_is_left_open() -> None:
-    assert asked({}, NOW) == Asked(None, None, None, "")
+    assert parse_call_options({}, NOW) == CallOptions(None, None, None, "")
 
 
 def test_each_header_is_read() -> None:
@@ -23,7 +23,7 @@ def test_each_header_is_read() -> None:
         b"x-gpufn-priority": b"hi",
         b"traceparent": TRACE.encode(),
     }
-    assert asked(headers, NOW) == Asked(2.5, 1060.0, Priority.HI, TRACE)
+    assert parse_call_options(headers, NOW) == CallOptions(2.5, 1060.0, Priority.HI, TRACE)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def test_each_header_is_read() -> None:
 )
 def test_what_cannot_be_is_refused(header: bytes, value: bytes, code: str) -> None:
     with pytest.raises(GpufnError) as refused:
-        asked({header: value}, NOW)
+        parse_call_options({header: value}, NOW)
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize("trace", [b"", b"nonsense", TRACE.upper().encode(), TRACE.encode() + b"\n"])
 def test_a_trace_that_is_none_is_left_out(trace: bytes) -> None:
-    assert asked({b"traceparent": trace}, NOW).trace == ""
+    assert parse_call_options({b"traceparent": trace}, NOW).trace == ""
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "deadline", "left_s"),
+    ("timeout_s", "deadline", "remaining_s"),
     [
         (None, None, None),
         (30.0, None, 30.0),
@@ -62,6 +62,6 @@ def test_a_trace_that_is_none_is_left_out(trace: bytes) -> None:
     ],
 )
 def test_a_timeout_begins_when_the_body_is_there_and_a_deadline_does_not_wait_for_it(
-    timeout_s: float | None, deadline: float | None, left_s: float | None
+    timeout_s: float | None, deadline: float | None, remaining_s: float | None
 ) -> None:
-    assert Asked(timeout_s, deadline, None, "").left_s(now=1004.0) == left_s
+    assert CallOptions(timeout_s, deadline, None, "").remaining_s(now=1004.0) == remaining_s

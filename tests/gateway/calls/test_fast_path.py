@@ -1,4 +1,4 @@
-"""The gateway's end of the lane, and the Caller that offers calls on it: the runner's end is played by the test."""
+"""The gateway's end of the fast path, and the Caller that offers calls on it. The test plays the runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import fast_path, frames, subjects
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_gateway.calls.fast_path import Lane
+from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.streams import depths, ensure_streams, next_message
@@ -30,7 +30,7 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 
 
 class Runner:
-    """Says that there is room, and keeps what it is sent."""
+    """A fake runner that announces capacity and records the frames it receives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Runner:
         await self._connected.wait()
         self.send(fast_path.Room("f", 1, created_at, calls))
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         assert self._writer is not None
         self._writer.transport.abort()
 
@@ -81,7 +81,7 @@ class Runner:
 
 
 class Scene:
-    def __init__(self, bus: Bus, caller: Caller, way: Lane, runner: Runner) -> None:
+    def __init__(self, bus: Bus, caller: Caller, way: FastPath, runner: Runner) -> None:
         self.bus = bus
         self.caller = caller
         self.lane = way
@@ -92,7 +92,7 @@ class Scene:
         return self.caller.invoke(CallRequest(REVISION, "", "application/json", body, "application/json", deadline))
 
     async def call_on_the_lane(self) -> tuple[Any, InvocationMessage]:
-        """A call that was offered. The lane knows of room for it before: a call that is queued would stay there."""
+        """Invoke a call over the fast path. Capacity must be known before, or the call stays in the queue."""
         call = self.invoke()
         assert call.offered is not None
         return call, await self.runner.offered()
@@ -114,11 +114,11 @@ async def scene(nats: EmbeddedServer, path: Path, *, room: int = 1, created_at: 
     runner = Runner(path / "lane")
     await runner.start()
     caller = Caller(bus, name="gw", clock=SystemClock())
-    way = Lane(runner.path, caller)
+    way = FastPath(runner.path, caller)
     caller.start(way)
     way.tick(0.0)
     await runner.room(room, created_at=created_at)
-    await until(lambda: way._rooms)
+    await until(lambda: way._capacity)
     try:
         yield Scene(bus, caller, way, runner)
     finally:
@@ -163,7 +163,7 @@ async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: Embedd
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
         call.starts_by = call.since + 2.0
-        it.runner.hang_up()
+        it.runner.disconnect()
         await it.is_queued()
         assert not call.future.done()
         assert (await it.queued()).expires_at(2.0) == message.deadline, "it has begun, for all that is known"
@@ -209,13 +209,13 @@ async def test_nothing_is_kept_of_a_revision_that_has_no_room_any_more(nats: Emb
         await it.runner.room(0)
         it.runner.send(fast_path.Refused(message.id))
         await until(lambda: call.offered is None)
-        assert (it.lane._rooms, it.lane._under_way, it.lane._counts, it.lane._refused_until) == ({}, {}, {}, {})
+        assert (it.lane._capacity, it.lane._in_flight, it.lane._counts, it.lane._refused_until) == ({}, {}, {}, {})
 
 
 async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path, created_at=8.0) as it:
         assert it.invoke().offered is None
         it.runner.send(fast_path.Room("f", 1, REVISION.created_at, 1))
-        await until(lambda: len(it.lane._rooms) == 2)
+        await until(lambda: len(it.lane._capacity) == 2)
         call, _ = await it.call_on_the_lane()
         assert call.offered is not None, "it is told apart by when it was made"

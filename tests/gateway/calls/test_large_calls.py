@@ -1,5 +1,5 @@
-"""Bodies that are too large for their messages: stored, named by reference, removed. The bus is a real one; the runner
-is played."""
+"""Bodies that are too large for their messages: stored, passed by reference, removed. The bus is real; the test
+plays the runner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO = ErrorInfo("function_raised", "no")
 
 @contextlib.asynccontextmanager
 async def empty_gateway(nats: Any, folder: Path) -> AsyncIterator[Whole]:
-    """No other test has stored anything."""
+    """A gateway on a bus without stored bodies of other tests."""
     async with gateway_on(nats, folder=folder) as gateway:
         for bucket in (subjects.ARGUMENT_FILES, subjects.RESULT_FILES):
             await streams.purge(gateway.bus, f"OBJ_{bucket}", ">")
@@ -64,7 +64,7 @@ async def submitted(gateway: Whole, function: str, content: bytes = LARGE, **hea
 
 
 async def end(gateway: Whole, invocation: str, state: InvocationState, ended_at: float = 1.0) -> None:
-    """As a runner ends it; that it dies then leaves the arguments."""
+    """End a call like a runner that dies before it removes the arguments."""
     found = await call_records.read(gateway.bus, invocation)
     assert found is not None
     message, body = await message_of(gateway, invocation)
@@ -91,8 +91,8 @@ async def test_the_arguments_of_a_submitted_call_are_stored_before_it(
         assert message.reference is not None
         assert (message.reference.owner, message.reference.size) == (message.id, len(LARGE))
         assert await read(gateway, message.reference) == LARGE
-        assert gateway.parcels is not None
-        assert not gateway.parcels._kept, "the file of the gateway is not needed any more"
+        assert gateway.shared_bodies is not None
+        assert not gateway.shared_bodies._in_use, "the file of the gateway is not needed any more"
 
 
 async def test_a_repeat_with_large_arguments_is_the_same_call(nats: Any, make: Any, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_large_items_of_a_map_are_stored_before_its_chunk(nats: Any, make:
         await gateway.deploys.deploy(make.spec("mapped-large"), DIGEST)
         map_id, small = new_map_id(), b'{"texts":["a"]}'
         url = f"/v1/functions/mapped-large/maps/{map_id}/items/0"
-        for _ in range(2):  # the second one is the same chunk
+        for _ in range(2):  # the second one repeats the chunk
             answer = await gateway.http.put(url, content=b"\n".join([LARGE, small, LARGE]))
             assert (answer.status_code, answer.json()["accepted"]) == (202, 3)
         for index, expected in enumerate((LARGE, small, LARGE)):
@@ -141,14 +141,14 @@ async def test_large_items_of_a_map_are_stored_before_its_chunk(nats: Any, make:
 async def test_small_items_that_are_too_much_together_are_refused(
     nats: Any, make: Any, tmp_path: Path, problem: Any
 ) -> None:
-    """They would be one batch, which the bus has in memory."""
+    """They would be stored as one batch, which the bus holds in memory."""
     async with empty_gateway(nats, tmp_path) as gateway:
         await gateway.deploys.deploy(make.spec("batch"), DIGEST)
         item = b'{"texts":["' + b"x" * 600_000 + b'"]}'
         url = f"/v1/functions/batch/maps/{new_map_id()}/items/0"
         answer = await gateway.http.put(url, content=b"\n".join([item, item]))
         assert problem(answer) == (413, "payload_too_large")
-        assert "1,200,028 together" in answer.json()["detail"]
+        assert "1,200,028 bytes together" in answer.json()["detail"]
 
 
 async def test_a_call_that_somebody_waits_for_has_its_bodies_stored_for_so_long(
@@ -193,7 +193,8 @@ async def test_arguments_that_were_left_are_collected(
     async with empty_gateway(nats, tmp_path) as gateway:
         await gateway.deploys.deploy(make.spec("left"), DIGEST)
         waits, over = [await submitted(gateway, "left") for _ in range(2)]
-        await large_bodies.store(gateway.bus, subjects.ARGUMENT_FILES, LARGE, owner=new_map_id())  # was never accepted
+        never_accepted = new_map_id()
+        await large_bodies.store(gateway.bus, subjects.ARGUMENT_FILES, LARGE, owner=never_accepted)
         await end(gateway, over, state)
         await step(gateway, 0.0)
         assert len(await stored(gateway)) == 3, "they are young"
@@ -207,7 +208,8 @@ async def test_arguments_of_a_maps_items_stay_while_they_wait(nats: Any, make: A
         map_id = new_map_id()
         url = f"/v1/functions/items/maps/{map_id}/items/0"
         assert (await gateway.http.put(url, content=LARGE + b"\n" + LARGE)).status_code == 202
-        await large_bodies.store(gateway.bus, subjects.ARGUMENT_FILES, LARGE, owner=item_id(map_id, 2))  # not accepted
+        never_accepted = item_id(map_id, 2)
+        await large_bodies.store(gateway.bus, subjects.ARGUMENT_FILES, LARGE, owner=never_accepted)
         await end(gateway, item_id(map_id, 1), InvocationState.SUCCEEDED)
         await step(gateway, argument_files._SETTLED_S + 1)
         assert [blob.digest.partition(".")[0] for blob in await stored(gateway)] == [item_id(map_id, 0)]

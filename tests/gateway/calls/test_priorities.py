@@ -1,4 +1,4 @@
-"""The class of a call: who says it, who may, and where it waits. The bus, where there is one, is real."""
+"""The priority of a call: where it comes from, who may set it, and its queue. Where a bus is used, it is real."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HI, NORMAL, LOW = Priority
 
 
 def key_of(gateway: Any, *scopes: str) -> tuple[str, str]:
-    """Its id, and the header's value."""
+    """Return the id of a new key, and its Authorization header."""
     key, secret = new_key("", scopes, 0.0)
     gateway.access.put(key)
     return key.id, f"Bearer {secret}"
@@ -58,8 +58,8 @@ async def test_an_unknown_class_is_refused_with_those_that_there_are(
         (("invoke:*",), NORMAL, "low", 200),
         (("invoke:*", "hi"), NORMAL, "hi", 200),
         (("admin",), NORMAL, "hi", 200),
-        (("invoke:*",), HI, "hi", 200),  # whoever deployed it has decided so
-        (("hi",), NORMAL, "hi", 403),  # it may call nothing
+        (("invoke:*",), HI, "hi", 200),  # the deployer chose this priority
+        (("hi",), NORMAL, "hi", 403),  # this key may call no function
     ],
 )
 async def test_a_key_needs_the_scope_hi_to_raise_a_call(

@@ -1,4 +1,4 @@
-"""The gateway's parcels: large bodies of calls, and what becomes of them."""
+"""Shared bodies of the gateway: large bodies of calls, and their cleanup."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import ArtifactUnavailable, CapacityError, PayloadTooLarge
 from gpufn_gateway.calls import call_bodies
 from gpufn_gateway.calls.call_bodies import CallBodies
-from gpufn_gateway.calls.shared_bodies import GatewayParcels
-from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone
-from gpufn_gateway.http.responses import OWN, send_result
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected
+from gpufn_gateway.http.responses import GPUFN_FORMAT, send_result
 from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
 
 LARGE = b"x" * LEAST_BYTES
 
 
-def parcels_in(root: Path, name: str = "gw-1", *, limit: int = 1 << 30, reaches_all: bool = True) -> GatewayParcels:
-    parcels = GatewayParcels(root, name, budget=BodyBudget(limit), reaches_all=lambda: reaches_all)
-    parcels.open()
-    return parcels
+def shared_bodies_in(
+    root: Path, name: str = "gw-1", *, limit: int = 1 << 30, reaches_all: bool = True
+) -> GatewaySharedBodies:
+    shared_bodies = GatewaySharedBodies(root, name, budget=BodyBudget(limit), reaches_all=lambda: reaches_all)
+    shared_bodies.open()
+    return shared_bodies
 
 
-def bodies_of(parcels: GatewayParcels) -> CallBodies:
+def bodies_of(shared_bodies: GatewaySharedBodies) -> CallBodies:
     budget = BodyBudget(1 << 30)
     inline = BodyReader(LEAST_BYTES + 1, 30, what="a call's arguments", budget=budget)
     large = BodyReader(4 * LEAST_BYTES, 30, what="a call's arguments", budget=budget)
-    return CallBodies(inline, large, parcels)
+    return CallBodies(inline, large, shared_bodies)
 
 
 def files_in(folder: Path) -> set[str]:
@@ -56,118 +58,118 @@ class Client:
 async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_come(
     tmp_path: Path, reaches_all: bool
 ) -> None:
-    bodies = bodies_of(parcels_in(tmp_path, reaches_all=reaches_all))
-    for receive in (bodies.read, functools.partial(bodies.take, function="f")):
-        for may_be_parcel in (True, False):
+    bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=reaches_all))
+    for receive in (bodies.read, functools.partial(bodies.receive_body, function="f")):
+        for may_share in (True, False):
             with pytest.raises(PayloadTooLarge) as refused:
-                await receive({}, Client(LARGE, LARGE).receive, may_be_parcel=may_be_parcel)
+                await receive({}, Client(LARGE, LARGE).receive, may_share=may_share)
             assert "send Content-Length" in refused.value.message
 
 
 async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
-    parcels = parcels_in(tmp_path)
-    bodies = bodies_of(parcels)
+    shared_bodies = shared_bodies_in(tmp_path)
+    bodies = bodies_of(shared_bodies)
     client = Client(LARGE, LARGE)
-    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
     assert body.data == b""
-    assert body.parcel is not None
+    assert body.shared is not None
     assert body.size == 2 * LEAST_BYTES
-    assert (tmp_path / "gw-1" / body.parcel.name).read_bytes() == LARGE + LARGE
+    assert (tmp_path / "gw-1" / body.shared.name).read_bytes() == LARGE + LARGE
     bodies.discard(body)
-    assert body.parcel.name not in files_in(tmp_path / "gw-1")
-    parcels.rest()
-    parcels.rest()
+    assert body.shared.name not in files_in(tmp_path / "gw-1")
+    shared_bodies.drop_unused()
+    shared_bodies.drop_unused()
     assert files_in(tmp_path / "gw-1") == set()
 
 
 async def test_the_memory_of_a_call_that_ended_is_written_again_for_the_same_function_only(tmp_path: Path) -> None:
-    """A function may have kept a way to the file of its input that the kernel does not count: O_PATH."""
-    parcels = parcels_in(tmp_path)
+    """A function may keep an O_PATH descriptor of its input file, which the kernel does not count as open."""
+    shared_bodies = shared_bodies_in(tmp_path)
 
     def inode_of(function: str) -> int:
-        parcel = parcels.keep(LARGE, function=function)
+        parcel = shared_bodies.share(LARGE, function=function)
         found = (tmp_path / "gw-1" / parcel.name).stat().st_ino
-        parcels.discard(parcel)
+        shared_bodies.discard(parcel)
         return found
 
     first = inode_of("mine")
     assert inode_of("mine") == first
     assert inode_of("theirs") != first
-    parcels.rest()
+    shared_bodies.drop_unused()
     assert inode_of("mine") == first, "a body came lately"
-    parcels.rest()
-    parcels.rest()
+    shared_bodies.drop_unused()
+    shared_bodies.drop_unused()
     assert files_in(tmp_path / "gw-1") == set()
 
 
 async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -> None:
-    bodies = bodies_of(parcels_in(tmp_path))
-    for client, may_be_parcel in ((Client(b"small"), True), (Client(LARGE), False)):
-        body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=may_be_parcel)
-        assert body.parcel is None
+    bodies = bodies_of(shared_bodies_in(tmp_path))
+    for client, may_share in ((Client(b"small"), True), (Client(LARGE), False)):
+        body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=may_share)
+        assert body.shared is None
         assert body.data
-    assert bodies.wrap(LARGE, function="f", may_be_parcel=False).data == LARGE
-    assert bodies.wrap(LARGE, function="f", may_be_parcel=True).data == b""
+    assert bodies.wrap(LARGE, function="f", may_share=False).data == LARGE
+    assert bodies.wrap(LARGE, function="f", may_share=True).data == b""
 
 
 async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(tmp_path: Path) -> None:
-    bodies = bodies_of(parcels_in(tmp_path, reaches_all=False))
+    bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=False))
     client = Client(LARGE)
-    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
-    assert (body.data, body.by_reference) == (LARGE, False)
+    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
+    assert (body.data, body.exceeds_message) == (LARGE, False)
     client = Client(LARGE, b"more")
-    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
-    assert body.parcel is not None
-    assert body.by_reference
+    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
+    assert body.shared is not None
+    assert body.exceeds_message
     assert bytes(bodies.view(body)) == LARGE + b"more"
     bodies.discard(body)
-    assert bodies.wrap(LARGE + b"more", function="f", may_be_parcel=True) == (LARGE + b"more", None, True)
+    assert bodies.wrap(LARGE + b"more", function="f", may_share=True) == (LARGE + b"more", None, True)
 
 
 async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_bodies, "RECORD_BYTES", 100)
-    bodies = bodies_of(parcels_in(tmp_path))
+    bodies = bodies_of(shared_bodies_in(tmp_path))
     for size, by_reference in ((100, False), (101, True)):
         client = Client(b"x" * size)
-        body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=False, is_queued=True)
-        assert (body.size, body.by_reference) == (size, by_reference)
+        body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=False, is_queued=True)
+        assert (body.size, body.exceeds_message) == (size, by_reference)
 
 
 async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> None:
-    parcels = parcels_in(tmp_path, limit=2 * LEAST_BYTES)
+    shared_bodies = shared_bodies_in(tmp_path, limit=2 * LEAST_BYTES)
     client = Client(LARGE, leaves=True)
-    with pytest.raises(ClientGone):
-        await bodies_of(parcels).take(client.headers, client.receive, function="f", may_be_parcel=True)
+    with pytest.raises(ClientDisconnected):
+        await bodies_of(shared_bodies).receive_body(client.headers, client.receive, function="f", may_share=True)
     assert files_in(tmp_path / "gw-1") == set()
-    parcels.keep(LARGE + LARGE, function="f")  # and its bytes are free
+    shared_bodies.share(LARGE + LARGE, function="f")  # the bytes of the rejected body were released
 
 
 async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
-    parcels = parcels_in(tmp_path, limit=LEAST_BYTES)
-    first = parcels.keep(LARGE, function="f")
+    shared_bodies = shared_bodies_in(tmp_path, limit=LEAST_BYTES)
+    first = shared_bodies.share(LARGE, function="f")
     with pytest.raises(CapacityError):
-        parcels.keep(LARGE, function="f")
+        shared_bodies.share(LARGE, function="f")
     with pytest.raises(CapacityError):
-        await parcels.receive(Client(LARGE).receive, LEAST_BYTES, function="f")
-    parcels.discard(first)
-    parcels.discard(await parcels.receive(Client(LARGE).receive, LEAST_BYTES, function="f"))
+        await shared_bodies.receive(Client(LARGE).receive, LEAST_BYTES, function="f")
+    shared_bodies.discard(first)
+    shared_bodies.discard(await shared_bodies.receive(Client(LARGE).receive, LEAST_BYTES, function="f"))
 
 
 @pytest.fixture
 def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
-    """A gateway whose calls' results are parcels; what they are is in `gateway.result`."""
-    parcels = parcels_in(tmp_path)
-    gateway = make.Gateway(clock, parcels=parcels)
+    """A gateway whose calls have shared bodies as results; `gateway.result` sets the result."""
+    shared_bodies = shared_bodies_in(tmp_path)
+    gateway = make.Gateway(clock, shared_bodies=shared_bodies)
     gateway.deploy(make.spec())
     gateway.report(make.status())
 
     def answer(call: Any) -> None:
         content_type, body = gateway.result
-        call.reply(content_type=content_type, parcel=Parcels(tmp_path / parcels.folder).write([body]))
+        call.reply(content_type=content_type, parcel=Parcels(tmp_path / shared_bodies.folder).write([body]))
 
     gateway.queue.answer = answer
     yield gateway
-    assert files_in(tmp_path / parcels.folder) == set(), "who takes a result removes it"
+    assert files_in(tmp_path / shared_bodies.folder) == set(), "who takes a result removes it"
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * LEAST_BYTES, 5 << 20])
@@ -203,10 +205,10 @@ async def test_a_parcel_that_is_gone_is_a_problem_of_its_call(
 
 
 async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(tmp_path: Path) -> None:
-    parcels = parcels_in(tmp_path)
+    shared_bodies = shared_bodies_in(tmp_path)
     theirs = Parcels(tmp_path / "w-1")
     name = theirs.write([bytes(4 << 20)])
-    ours = theirs.hand_on(name, Parcels(tmp_path / parcels.folder))
+    ours = theirs.hand_on(name, Parcels(tmp_path / shared_bodies.folder))
     sent = []
 
     async def send(message: Any) -> None:
@@ -215,7 +217,7 @@ async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(t
             os.truncate(tmp_path / "w-1" / name, 1)
 
     with pytest.raises(ArtifactUnavailable, match="cut short"):
-        await send_result(send, OWN, "image/png", parcels.take(ours), [])
+        await send_result(send, GPUFN_FORMAT, "image/png", shared_bodies.open_result(ours), [])
     assert sent[-1]["more_body"], "who waits for the rest sees that it does not come"
 
 
@@ -224,9 +226,9 @@ def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: 
     dead.mkdir()
     (dead / "lock").touch()
     (dead / ("0" * 26)).write_bytes(b"left")
-    living = parcels_in(tmp_path, "gw-living")
-    kept = living.keep(LARGE, function="f")
-    mine = parcels_in(tmp_path, "gw-mine")
+    living = shared_bodies_in(tmp_path, "gw-living")
+    kept = living.share(LARGE, function="f")
+    mine = shared_bodies_in(tmp_path, "gw-mine")
     assert not dead.exists()
     assert kept.name in files_in(tmp_path / "gw-living")
     mine.close()
@@ -234,23 +236,23 @@ def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: 
 
 
 def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tmp_path: Path) -> None:
-    """A gateway that died between the two, or a result that came while its folder was removed."""
+    """A gateway died before it locked its folder, or a result arrived while the folder was removed."""
     for name in ("gw-begun", "gw-left"):
         (tmp_path / name).mkdir()
     (tmp_path / "gw-left" / ("0" * 26)).write_bytes(b"result")
     os.utime(tmp_path / "gw-left", (0, 0))
-    parcels_in(tmp_path).close()
+    shared_bodies_in(tmp_path).close()
     assert [folder.name for folder in tmp_path.iterdir()] == ["gw-begun"]
 
 
 def test_results_that_came_for_nobody_are_swept(tmp_path: Path) -> None:
-    parcels = parcels_in(tmp_path)
-    kept = parcels.keep(LARGE, function="f")
+    shared_bodies = shared_bodies_in(tmp_path)
+    kept = shared_bodies.share(LARGE, function="f")
     folder = tmp_path / "gw-1"
     stray, fresh = folder / ("0" * 26), folder / ("1" * 26)
     for path in (stray, fresh):
         path.write_bytes(b"result")
     for path in (stray, folder / kept.name):
         os.utime(path, (0, 0))
-    parcels.sweep()
+    shared_bodies.sweep()
     assert files_in(folder) == {kept.name, fresh.name}

@@ -1,4 +1,4 @@
-"""A platform on paper: queues, nodes and workers that obey the plan, in steps of 0.1 s. No clock, no bus."""
+"""A simulated platform: queues, nodes and workers that follow the plan, in steps of 0.1 s. No clock, no bus."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def assignment(worker: str, name: str = "f", number: int = 1, node: str = "a") -
 
 
 class Sim:
-    """`service_s` a call takes, `start_s` a start; `fails(key)` says whose starts fail. Parking and resuming take a
-    step each, and a parked worker has `parked_bytes` of its host."""
+    """A call takes `service_s`, a start `start_s`; starts of a revision fail if `fails(key)`. Parking and resuming take
+    a step each, and a parked worker takes `parked_bytes` of host memory."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Sim:
         return sum(isinstance(action, kind) for action in self.history)
 
     def run(self, seconds: float, each: Callable[[Sim], None] = lambda sim: None) -> None:
-        """`each(sim)` is called every 0.1 s, to bring traffic."""
+        """Run the simulation. `each(sim)` is called every 0.1 s, to generate traffic."""
         until = self.now + seconds
         while self.now < until - 1e-6:
             self.now = round(self.now + 0.1, 3)
@@ -262,17 +262,17 @@ class Sim:
                     self.world.on_assignment(worker, made, self.now)
                     self.starting[worker] = self.now + self.start_s
                 case Drain():
-                    self.world.workers[action.worker].drain_asked = True
+                    self.world.workers[action.worker].drain_requested = True
                     self.draining.add(action.worker)
                     if self.starting.pop(action.worker, None) is not None:
                         self._gone(action.worker)
                 case Park():
-                    self.world.ask(
+                    self.world.set_desired(
                         self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes
                     )
                     self.parking.add(action.worker)
                 case Resume():
-                    self.world.ask(self.world.workers[action.worker], Desired.RUN)
+                    self.world.set_desired(self.world.workers[action.worker], Desired.RUN)
                     if action.worker in self.parked:
                         self.resuming.add(action.worker)
                     self.parking.discard(action.worker)

@@ -1,4 +1,4 @@
-"""What the controller's pass costs, and says, on a large fleet where many functions have no room."""
+"""The cost and the reports of a controller step on a large fleet where many functions have no room."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = [f"waits-{number:03}" for number in range(FUNCTIONS)]
 
 
 def fleet(wants: list[Resources]) -> World:
-    """1,000 nodes with 8 H100 each; 400 functions have calls, and want one of `wants` in turn."""
+    """Return 1,000 nodes with 8 H100 each; 400 functions have calls, with the requests `wants` in turn."""
     world = World(100.0)
     for report in FLEET:
         world.on_node_report(report, 100.0)
@@ -41,7 +41,7 @@ def fleet(wants: list[Resources]) -> World:
 
 
 def python_calls(world: World) -> tuple[int, dict[str, FunctionStatus]]:
-    """Calls of Python functions in one full step: the same on every machine, unlike its seconds."""
+    """Return the number of Python function calls in one full step: unlike seconds, it is the same on every machine."""
     count = 0
 
     def on_event(frame: FrameType, event: str, argument: object) -> None:
@@ -109,7 +109,7 @@ def test_causes_and_the_names_of_nodes_are_bounded_however_different_the_nodes_a
 
 
 def test_workers_that_could_go_are_looked_for_once_per_kind_of_request() -> None:
-    """500 idle workers that min_workers keeps: no function that waits may have the place of any of them."""
+    """500 idle workers are protected by min_workers: no waiting function may take the place of any of them."""
     world = fleet([Resources(memory_bytes=510 * GIB)])
     world.on_revision(("kept", 1), revision("kept", scaling=ScalingPolicy(min_workers=NODES, max_workers=NODES)))
     world.on_function("kept", function("kept"))

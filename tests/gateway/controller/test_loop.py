@@ -1,4 +1,4 @@
-"""The loop on a real nats-server, with a node that is played by the test."""
+"""The loop on a real nats-server, with a node that the test simulates."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Stage:
         self.report()
 
     def parks(self, worker: str) -> None:
-        """As its runner says, and its agent has proven."""
+        """Report a worker as parked, by its runner and with the proof of its agent."""
         (was,) = self.workers
         held = ParkedMemory(GIB)
         self.workers = (msgspec.structs.replace(was, state=WorkerState.PARKED, parked=held),)
@@ -218,9 +218,9 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(made))
         await stage.until(lambda: "w" in controller.world.workers)
         for action in (Park("w", 1, 0, "first"), Resume("w", "then"), Park("w", 2, 0, "last")):
-            controller._acts.begin(action, time.monotonic())
+            controller._runner.begin(action, time.monotonic())
         await stage.until(lambda: stage.assignments["w"].desired is Desired.PARK)
-        await controller._acts.finish(10)
+        await controller._runner.finish(10)
         await stage.bus.flush()
         assert (stage.assignments["w"].desired, stage.assignments["w"].park_bytes) == (Desired.PARK, 2)
         assert not controller.world.workers["w"].is_written
@@ -240,8 +240,8 @@ def test_what_a_newer_controller_wrote_stands(late: Park | Drain, nats: Embedded
         newer = msgspec.structs.replace(assignment("w"), epoch=1 << 40, created_at=time.time())
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(newer))
         await stage.until(lambda: "w" in controller.world.workers)
-        controller._acts.begin(late, time.monotonic())
-        await controller._acts.finish(10)
+        controller._runner.begin(late, time.monotonic())
+        await controller._runner.finish(10)
         assert stage.assignments["w"] == newer
         assert controller.world.workers["w"].desired is Desired.RUN
         await stage.gone("w")
@@ -265,8 +265,8 @@ def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
             raise BusUnavailable("no answer came")
 
         monkeypatch.setattr(stage.assigned, "create", store_and_say_nothing)
-        controller._acts.begin(Start("f", 1, "a", assignment("w").share, "for this test"), time.monotonic())
-        await controller._acts.finish(30)
+        controller._runner.begin(Start("f", 1, "a", assignment("w").share, "for this test"), time.monotonic())
+        await controller._runner.finish(30)
         (worker,) = [name for name, one in stage.assignments.items() if one.reason == "for this test"]
         assert worker in controller.world.workers
         await stage.gone(worker)
@@ -295,7 +295,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
             stage.bus.publish(subjects.doorbell("f"), b"")
             await stage.until(lambda: _waits_for(stage) is WaitReason.STORE)
         await stage.until(lambda: _waits_for(stage) is WaitReason.STARTING and bool(stage.assignments))
-        await _stop(task)  # first: while the call is there it would start another worker, for the next test to find
+        await _stop(task)  # first: with the call queued it would start another worker, which the next test would find
         await streams.purge(stage.bus, subjects.SYNC, subjects.sync_queue("f", 1))
         for entry in await stage.assigned.entries():
             await stage.assigned.delete(entry.key)
@@ -304,7 +304,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
 
 
 def _waits_for(stage: Stage) -> WaitReason | None:
-    stage.report()  # however long it takes, its node is not silent
+    stage.report()  # keep the node alive, however long it takes
     told = stage.reports[-1].functions
     return told[0].waiting.reason if told and told[0].waiting is not None else None
 

@@ -15,7 +15,7 @@ _decode = msgspec.msgpack.Decoder(ControllerReport).decode
 
 
 class _SmallBus:
-    """It takes messages of at most 8 KiB."""
+    """A bus that takes messages of at most 8 KiB."""
 
     def __init__(self) -> None:
         self.server_info = {"max_payload": 8 << 10}
@@ -65,9 +65,9 @@ def test_a_part_that_the_bus_refuses_is_logged_once_and_the_others_go_on(
     caplog.set_level(logging.INFO, "gpufn_gateway.controller.reports")
     large = statuses("a") | statuses("b", reason="x" * 20_000) | statuses("c")
     for _ in range(3):
-        reports.complain("")  # as each tick does that went well
+        reports.log_problem("")  # as every successful tick does
         reports.send_all(large)
     assert {status.function for report in bus.published for status in report.functions} == {"a", "c"}
     reports.send_all(statuses("a", "b", "c"))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "others keep what they last knew: " in caplog.records[0].getMessage()
+    assert "readers keep the last status: " in caplog.records[0].getMessage()

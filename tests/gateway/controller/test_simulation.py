@@ -124,7 +124,7 @@ def test_a_deploy_brings_up_as_many_new_workers_as_are_needed_before_the_old_one
 
 
 def _keep_calling(calls: int) -> Callable[[Sim], None]:
-    """A client that always has so many calls of `f` under way."""
+    """Return a client that always has this many calls of `f` in flight."""
 
     def call(sim: Sim) -> None:
         under_way = sum(map(len, sim.queues.values())) + len(sim.running)
@@ -196,7 +196,7 @@ def test_a_revision_that_cannot_start_gets_no_calls_and_says_why() -> None:
     assert sim.world.functions["f"].serving == 1
     assert sim.done["f"] == 1
     assert "fail to start" in sim.statuses["f"].reason
-    assert sim.count(Start) <= 1 + 3 + 4  # three failures, then one try after 5, 10, 20 s
+    assert sim.count(Start) <= 1 + 3 + 4  # three failures, then one attempt after 5, 10, 20 s
 
 
 def test_calls_of_a_function_that_cannot_start_end_at_the_second_opening() -> None:
@@ -213,7 +213,7 @@ def test_calls_of_a_function_that_cannot_start_end_at_the_second_opening() -> No
     assert sim.count(EndQueued) == 1
     starts = sim.count(Start)
     sim.run(100)
-    assert sim.count(Start) == starts  # nobody asks any more
+    assert sim.count(Start) == starts  # no calls any more
 
 
 def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_and_its_error_is_told() -> None:

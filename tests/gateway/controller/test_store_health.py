@@ -1,4 +1,4 @@
-"""What is told while the bus does not store what the controller decides."""
+"""Reports while the bus does not store the controller's decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpufn_core.protocol.reports import FunctionStatus, WaitReason
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import undecided
 from gpufn_gateway.controller.state.world import World
-from gpufn_gateway.controller.store_health import TOLD_FOR_S, WHY, Store
+from gpufn_gateway.controller.store_health import NOT_STORED, STUCK_FOR_S, Store
 from tests.gateway.controller.simulation import assignment
 from tests.gateway.controller.told import world
 
@@ -30,7 +30,7 @@ def test_what_could_not_be_stored_is_doubted_until_something_is_and_not_for_ever
     store = Store()
     assert not store.is_stuck(NOW)
     store.failed(NOW)
-    assert [store.is_stuck(NOW + after) for after in (0.0, TOLD_FOR_S, TOLD_FOR_S + 0.1)] == [True, True, False]
+    assert [store.is_stuck(NOW + after) for after in (0.0, STUCK_FOR_S, STUCK_FOR_S + 0.1)] == [True, True, False]
     store.worked()
     assert not store.is_stuck(NOW)
 
@@ -59,4 +59,4 @@ def test_while_nobody_can_lead_every_function_is_told_of_and_those_without_a_wor
     made.on_depths(None if calls is None else {("f", 1): calls}, NOW, NOW)
     status = undecided(made, NOW)["f"]
     assert (status.workers.ready, reason(status)) == (workers, expected)
-    assert status.reason == f"the last decision stands: {WHY}"
+    assert status.reason == f"the last decision stands: {NOT_STORED}"

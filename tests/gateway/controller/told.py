@@ -1,4 +1,4 @@
-"""A world that was told exactly so much."""
+"""Worlds with known reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gateway.controller.simulation import assignment, function, node, revi
 
 
 def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: object) -> World:
-    """One function `f` on node `a`; its workers are READY and idle, the depths known to be empty, at 100 s."""
+    """Return a world with a function `f` on node `a`, with READY idle workers and empty queues, at 100 s."""
     made = World(100.0)
     made.on_revision(("f", 1), revision("f", 1, scaling))
     made.on_function("f", function("f", **options))  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def why_no_room(
     engine_kinds: frozenset[str] | None = None,
     in_container: bool = False,
 ) -> str:
-    """Checks that there is none."""
+    """Return why there is no room, after checking that there is none."""
     limits = limits or Limits()
     found = place(resources, nodes, book, limits, engine_kinds=engine_kinds, in_container=in_container)
     assert isinstance(found, NoRoom)

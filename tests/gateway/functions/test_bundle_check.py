@@ -30,12 +30,12 @@ def entry(name: str, mode: int) -> zipfile.ZipInfo:
 
 
 def renamed(new: bytes) -> bytes:
-    """An archive whose entry has a name that zipfile would not write."""
+    """Return an archive with an entry name that zipfile would not write."""
     return zipped([("x" * len(new), b"")]).replace(b"x" * len(new), new)
 
 
 def claims(size: int) -> bytes:
-    """An archive that says its entry unpacks to `size` bytes."""
+    """Return an archive whose entry claims to unpack to `size` bytes."""
     data = bytearray(zipped([("a", b"\0" * 5_000_000)]))
     at = data.rindex(b"PK\x01\x02")
     data[at + 24 : at + 28] = struct.pack("<I", size)
@@ -49,7 +49,7 @@ def check(data: bytes) -> None:
 def test_an_ordinary_bundle_is_accepted() -> None:
     check(zipped([("app.py", b"x = 1"), ("data/", b""), ("data/a.bin", bytes(1000)), ("..data.py", b"")]))
     check(zipped([(entry("run.sh", stat.S_IFREG | 0o755), b"#!/bin/sh")]))
-    check(zipped([]))  # of a function without code
+    check(zipped([]))  # for a function without code
     check(zipped([("x/", b""), ("x/y.py", b""), ("x.py", b""), ("x-y", b""), (entry("z/", stat.S_IFDIR | 0o755), b"")]))
 
 
@@ -103,7 +103,7 @@ def test_many_files_may_not_add_up_to_a_bomb(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_digest_must_be_that_of_the_bytes() -> None:
-    with pytest.raises(InvalidBundle, match="damaged on its way"):
+    with pytest.raises(InvalidBundle, match="damaged in transit"):
         check_bundle(zipped([("a", b"")]), "0" * 64)
 
 

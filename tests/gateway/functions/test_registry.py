@@ -7,7 +7,7 @@ import pytest
 from gpufn_core.domain.revision import Function
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn_core.protocol.codec import encode
-from gpufn_gateway.functions.registry import COMES_WITHIN_S, CONTROLLER_FRESH_S
+from gpufn_gateway.functions.registry import ARRIVES_WITHIN_S, CONTROLLER_FRESH_S
 from gpufn_platform.bus.storage.key_value import Entry
 
 CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
@@ -33,14 +33,14 @@ def test_a_new_serving_revision_takes_over_at_once(gateway: Any, make: Any) -> N
 
 def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
     gateway.registry.on_function("new", Entry("new", record("new", 4), 60))
-    with pytest.raises(PlatformError, match="new@4 is not known here yet") as caught:
+    with pytest.raises(PlatformError, match="new@4 is not loaded yet") as caught:
         gateway.registry.resolve("new")
     assert caught.value.retryable
 
 
 def test_a_revision_that_never_comes_is_lost_and_who_calls_is_told_what_to_do(gateway: Any, make: Any) -> None:
     gateway.registry.on_function("two", Entry("two", record("two", 1), 60))
-    gateway.clock.now += COMES_WITHIN_S + 1
+    gateway.clock.now += ARRIVES_WITHIN_S + 1
     with pytest.raises(RevisionNotFound, match="record of two@1 is lost: deploy two again") as caught:
         gateway.registry.resolve("two")
     assert not caught.value.retryable
@@ -70,7 +70,7 @@ def test_a_controller_is_heard_whose_bus_has_begun_anew_and_counts_from_one(gate
     gateway.report(make.status("a", ready=2), epoch=70_000)
     gateway.clock.now += CONTROLLER_FRESH_S + 1
     gateway.report(make.status("a", ready=0), epoch=3)
-    assert gateway.registry.hears_controller()
+    assert gateway.registry.has_fresh_controller_report()
     gateway.report(make.status("a", ready=1), epoch=2)
     assert gateway.registry.status("a").workers.ready == 0
 

@@ -1,4 +1,4 @@
-"""What goes by itself, on a real bus. The rules are tested as tables in test_usage.py."""
+"""The garbage collector on a real bus. The rules are tested as tables in test_rules.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 
 class Ahead:
-    """The clock of a collection that comes by later."""
+    """A clock that runs ahead, for a later collection."""
 
     def __init__(self) -> None:
         self.by_s = 0.0
@@ -70,10 +70,10 @@ class Collected:
 
 
 async def upload_bundle(gateway: Whole, text: str) -> str:
-    """One that no other test's function names; its digest."""
+    """Upload a bundle that no other test's function names, and return its digest."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("app.py"), text)  # the same bytes at any time
+        archive.writestr(zipfile.ZipInfo("app.py"), text)  # a fixed date: the same bytes each time
     data = buffer.getvalue()
     await gateway.deploys.put_bundle(digest_of(data), data)
     return digest_of(data)
@@ -121,7 +121,7 @@ async def test_a_revision_that_goes_while_others_of_it_are_collected_stops_no_pa
 
         async def deleted_by_two(key: str, revision: int | None = None) -> None:
             await delete(key, revision)
-            gateway.registry.revisions.pop("vanishing", None)  # as after a deletion and a watch that begins anew
+            gateway.registry.revisions.pop("vanishing", None)  # another collector deleted it, and the watch restarted
 
         monkeypatch.setattr(gateway.revisions, "delete", deleted_by_two)
         await collected.after(0)
@@ -134,7 +134,7 @@ async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any)
         for _ in range(3):
             await gateway.deploys.deploy(make.spec("again"), DIGEST)
         await gateway.deploys.delete("again")
-        collected.in_use = {("again", 1)}  # a call that runs
+        collected.in_use = {("again", 1)}  # a running call
         await collected.after(0)
         assert await stored_numbers(gateway, "again") == [1, 3]
         collected.in_use = set()
@@ -200,7 +200,7 @@ async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, m
 
 
 async def test_what_the_records_say_counts_and_not_what_was_heard_of_them(nats: Any, make: Any) -> None:
-    """As if the watches had been silent since before the deploy."""
+    """The watches are silent from before the deploy."""
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
         digest = await upload_bundle(gateway, "late")

@@ -9,7 +9,7 @@ from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision
-from gpufn_gateway.garbage_collection.rules import builds_over, changes, named_blobs, tombstone, unused, users
+from gpufn_gateway.garbage_collection.rules import changes, expired_builds, named_blobs, tombstone, unused, users
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
 DAY = 86_400.0
@@ -59,7 +59,7 @@ FUNCTION = Function(name="f", active=2, serving=1, latest=2, updated_at=0.0)
         ([revision(3, RevisionState.BUILDING, builds=("b",))], {}, [build(BuildState.SUCCEEDED, "k")], True),
         ([], {}, [build(BuildState.SUCCEEDED, "k")], False),
         ([], {}, [ended("b", NOW - 61, "k")], False),
-        ([], {}, [ended("b", NOW - 59, "k")], True),  # its revision's record may be still to come
+        ([], {}, [ended("b", NOW - 59, "k")], True),  # its revision's record may still follow
         ([revision(3, RevisionState.FAILED, builds=("b",))], {}, [ended("b", NOW - 59, "k")], False),
         ([], {}, [build(BuildState.BUILDING)], True),
         ([], {}, [build(BuildState.PENDING)], True),
@@ -95,7 +95,7 @@ def test_a_revision_whose_engines_may_go_uses_none() -> None:
 
 
 def numbered(states: str, *, created_at: float = NOW, retired_at: float = NOW) -> dict[int, Revision]:
-    """Revisions 1, 2, ... by a letter each: building, ready, failed, and x for retired."""
+    """Return revisions 1, 2, ... from a letter each: building, ready, failed, and x for retired."""
     names = {
         "b": RevisionState.BUILDING,
         "r": RevisionState.READY,
@@ -125,12 +125,12 @@ LIVE = Function(name="f", active=1, serving=1, latest=1, updated_at=0.0)
 @pytest.mark.parametrize(
     ("states", "ages", "expected"),
     [
-        # With its Function, whose active is 1.
+        # With its Function, whose active revision is 1.
         ("rrr", {}, {}),
-        ("rrrr", {}, {2: "retired"}),  # 1 is active, two are kept
-        ("rxrrr", {}, {3: "retired"}),  # retired in this minute: still there for a rollback under way
+        ("rrrr", {}, {2: "retired"}),  # 1 is active, two are kept for rollbacks
+        ("rxrrr", {}, {3: "retired"}),  # retired within the last minute: a rollback may be in progress
         ("rxrr", {"retired_at": NOW - 61}, {2: "gone"}),
-        ("rxrr", {"retired_at": None}, {2: "gone"}),  # by a release that did not note when
+        ("rxrr", {"retired_at": None}, {2: "gone"}),  # by a release that did not record the time
         ("rfffr", {}, {2: "gone"}),
         ("rfrr", {"created_at": NOW - 8 * DAY}, {2: "gone"}),
         ("rf", {"created_at": NOW - 8 * DAY}, {2: "tombstone"}),
@@ -147,11 +147,11 @@ def test_revisions_of_a_function_go_when_they_are_too_old_to_come_back_to(
     ("states", "in_use", "ages", "expected"),
     [
         ("xxx", set(), {}, {1: "gone", 2: "gone", 3: "tombstone"}),
-        ("xxx", {1, 3}, {}, {2: "gone"}),  # calls that run finish
+        ("xxx", {1, 3}, {}, {2: "gone"}),  # running calls finish
         ("xxb", set(), {}, {1: "gone", 2: "gone"}),
         ("xxf", set(), {}, {1: "gone", 2: "gone"}),
-        ("xr", set(), {}, {1: "gone"}),  # its Function's record is still to come
-        ("xr", set(), {"created_at": NOW - 2 * 3600}, {1: "gone", 2: "retired"}),  # or it never came
+        ("xr", set(), {}, {1: "gone"}),  # its Function's record may still follow
+        ("xr", set(), {"created_at": NOW - 2 * 3600}, {1: "gone", 2: "retired"}),  # the record never followed
         ("f", set(), {}, {}),
     ],
 )
@@ -179,10 +179,10 @@ def test_builds_go_when_they_are_old_or_many() -> None:
     many = [ended(f"n{each}", NOW - each) for each in range(502)]
     old = ended("old", NOW - 8 * DAY)
     runs = msgspec.structs.replace(build(BuildState.BUILDING), created_at=NOW - 8 * DAY)
-    assert [each.id for each in builds_over([*many, runs], [], NOW)] == ["n500", "n501"]
-    assert [each.id for each in builds_over([old, runs], [], NOW)] == ["old"]
+    assert [each.id for each in expired_builds([*many, runs], [], NOW)] == ["n500", "n501"]
+    assert [each.id for each in expired_builds([old, runs], [], NOW)] == ["old"]
     waits = revision(1, RevisionState.BUILDING, builds=("old",))
-    assert builds_over([old, runs], [waits], NOW) == []
+    assert expired_builds([old, runs], [waits], NOW) == []
 
 
 def test_blobs_are_named_by_revisions_builds_and_engines() -> None:

@@ -1,4 +1,4 @@
-"""Large bodies over real connections, with the loop that the gateway has and with asyncio's own."""
+"""Large bodies over real connections, with uvloop and with asyncio's own event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from gpufn_core.errors import CapacityError
-from gpufn_gateway.http.body_reader import ClientGone, write_body
+from gpufn_gateway.http.body_reader import ClientDisconnected, write_body
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
 from tests.gateway.listening import serving
@@ -20,7 +20,7 @@ BODY = bytes(range(256)) * (4 * LEAST_BYTES // 256)
 
 
 class App:
-    """Answers with what was written of a body; `write` may be another's."""
+    """An application that responds with the written body; a test may replace `write`."""
 
     def __init__(self) -> None:
         self.write: Callable[[bytes | memoryview], object] | None = None
@@ -33,7 +33,7 @@ class App:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await write_body(receive, self.write or got.extend)
-        except (ClientGone, CapacityError, TimeoutError) as error:
+        except (ClientDisconnected, CapacityError, TimeoutError) as error:
             self.ended.put_nowait(error)
             got = bytearray(b"refused")
         else:
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_midway_is_gone(run: Callable[[Awaitable[None]], No
             client.writer.write(BODY[: 2 * LEAST_BYTES])
             await reached.wait()
             client.writer.transport.abort()
-            assert isinstance(await app.ended.get(), ClientGone)
+            assert isinstance(await app.ended.get(), ClientDisconnected)
 
     run(scene())
 
@@ -174,7 +174,7 @@ def test_a_client_that_stalls_is_hung_up_on(run: Callable[[Awaitable[None]], Non
             await reached.wait()
             now = asyncio.get_running_loop().time()
             assert [sweep(server.server_state.connections, now + each) for each in (0, 5, 15)] == [0, 0, 1]
-            assert isinstance(await app.ended.get(), ClientGone)
+            assert isinstance(await app.ended.get(), ClientDisconnected)
 
     run(scene())
 

@@ -81,8 +81,8 @@ def test_loopback_addresses_are_compared_by_value(host: str, expected: bool) -> 
         ("1.1", b"/", [(b"host", b"x"), (b"transfer-encoding", b"Chunked")], None),
         ("1.1", b"http://X:1/a", [(b"host", b"x:1")], None),
         ("1.1", b"/?u=http://y/", [(b"host", b"x")], None),
-        ("0.9", b"/", [], "HTTP/0.9 is not served"),
-        ("2.0", b"/", [(b"host", b"x")], "HTTP/2.0 is not served"),
+        ("0.9", b"/", [], "HTTP/0.9 is not supported"),
+        ("2.0", b"/", [(b"host", b"x")], "HTTP/2.0 is not supported"),
         ("1.1", b"/", [], "no Host field"),
         ("1.1", b"/", [(b"host", b"x"), (b"host", b"x")], "several Host fields"),
         ("1.0", b"/", [(b"host", b"x"), (b"host", b"y")], "several Host fields"),
@@ -91,21 +91,21 @@ def test_loopback_addresses_are_compared_by_value(host: str, expected: bool) -> 
         ("1.1", b"/", [(b"host", b"x y")], "The Host field is not"),
         ("1.1", b"/", [(b"host", b"x"), (b"transfer-encoding", b"gzip, chunked")], "Transfer-Encoding"),
         ("1.0", b"/", [(b"transfer-encoding", b"chunked")], "Transfer-Encoding"),
-        ("1.1", b"http://y/a", [(b"host", b"x")], "names another host"),
-        ("1.1", b"http://x@y/a", [(b"host", b"x")], "names another host"),
+        ("1.1", b"http://y/a", [(b"host", b"x")], "differs from the Host field"),
+        ("1.1", b"http://x@y/a", [(b"host", b"x")], "differs from the Host field"),
     ],
 )
 def test_a_head_follows_the_rules(
     version: str, target: bytes, lines: list[tuple[bytes, bytes]], said: str | None
 ) -> None:
-    fault = head_rules.fault(version, target, lines, dict(lines))
+    fault = head_rules.find_violation(version, target, lines, dict(lines))
     assert fault is None if said is None else said in (fault or "")
 
 
 @pytest.mark.parametrize(
     ("looks", "expected"),
     [
-        # (request, bytes received, seconds, is the gateway not reading)
+        # (request, bytes received, seconds, is reading paused)
         ([(1, 0, 0, False), (1, 0, 10, False), (1, 0, 11, False)], True),
         ([(1, 0, 0, False), *[(1, second // 3, second, False) for second in range(1, 12)]], True),
         ([(1, 0, 0, False), *[(1, 1100 * second, second, False) for second in range(1, 60)]], False),
@@ -138,11 +138,11 @@ def test_a_refused_upload_is_read_for_a_while(looks: list[tuple[int, int, float]
 
 def test_connections_are_counted_by_address() -> None:
     limit = ConnectionLimit(2)
-    assert [limit.opened(each) for each in ("a", "a", "a", "b")] == [True, True, False, True]
-    limit.closed("a")
-    assert limit.opened("a")
+    assert [limit.add(each) for each in ("a", "a", "a", "b")] == [True, True, False, True]
+    limit.remove("a")
+    assert limit.add("a")
     for each in ("a", "a", "b"):
-        limit.closed(each)
+        limit.remove(each)
     assert limit._open == {}
 
 

@@ -25,12 +25,12 @@ BODIES = [
 
 @pytest.mark.parametrize(("content_type", "kind"), BODIES)
 def test_what_a_body_is(content_type: str | None, kind: str) -> None:
-    assert negotiation.of_body(None if content_type is None else content_type.encode("latin-1")) == kind
+    assert negotiation.body_kind(None if content_type is None else content_type.encode("latin-1")) == kind
 
 
 @pytest.mark.parametrize("content_type", [text for text, _ in BODIES])
 def test_the_worker_takes_a_body_for_what_the_gateway_did(content_type: str | None) -> None:
-    kind = negotiation.of_body(None if content_type is None else content_type.encode("latin-1"))
+    kind = negotiation.body_kind(None if content_type is None else content_type.encode("latin-1"))
     assert negotiation.is_arguments(media.media_type(kind)) == negotiation.is_arguments(kind)
     if negotiation.is_arguments(kind):
         assert media.media_type(content_type or "") == kind
@@ -54,4 +54,4 @@ def test_the_worker_takes_a_body_for_what_the_gateway_did(content_type: str | No
     ],
 )
 def test_what_the_sender_wants_back(accept: str | None, wanted: str) -> None:
-    assert negotiation.wanted(None if accept is None else accept.encode()) == wanted
+    assert negotiation.result_encoding(None if accept is None else accept.encode()) == wanted

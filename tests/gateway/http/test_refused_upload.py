@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import PayloadTooLarge, Unauthorized
-from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone, Receive, Scope, Send
-from gpufn_gateway.http.responses import OWN, send_problem
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected, Receive, Scope, Send
+from gpufn_gateway.http.responses import GPUFN_FORMAT, send_problem
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_gateway.problems import problem_of
 from tests.gateway.listening import serving
@@ -30,8 +30,8 @@ async def too_large(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         body = await reader.read(dict(scope["headers"]), receive)
     except PayloadTooLarge as error:
-        await send_problem(send, OWN, problem_of(error))
-    except ClientGone:
+        await send_problem(send, GPUFN_FORMAT, problem_of(error))
+    except ClientDisconnected:
         return
     else:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
@@ -39,7 +39,7 @@ async def too_large(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def unauthorized(scope: Scope, receive: Receive, send: Send) -> None:
-    await send_problem(send, OWN, problem_of(Unauthorized()))
+    await send_problem(send, GPUFN_FORMAT, problem_of(Unauthorized()))
 
 
 def by_urllib(port: int) -> int:
@@ -72,7 +72,7 @@ def by_socket(port: int) -> int:
 
 
 def expecting_100(port: int) -> int:
-    """A client that does not wait for long, and sends its body without the 100."""
+    """A client may send its body without waiting for the 100."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
         client.sendall(head % len(UPLOAD))
@@ -98,7 +98,7 @@ async def test_a_refused_upload_takes_no_memory() -> None:
 
 
 async def test_an_answer_in_place_of_100_continue_ends_the_connection() -> None:
-    """The client may send the body or not: what comes next would be taken for the body."""
+    """The client may omit the body; its next request would then be read as the body."""
     async with serving(unauthorized) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Clients that ask and do not read: the decision as a table, and over a real connection."""
+"""Clients that send a request and do not read: the decision as a table, and over a real connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_gateway.http.slow_reader import Unread
+from gpufn_gateway.http.slow_reader import UnreadOutput
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from tests.gateway.listening import Server, serving
 
@@ -20,9 +20,9 @@ LARGE = bytes(32 << 20)  # more than the kernel's buffers on both sides hold
 @pytest.mark.parametrize(
     ("looks", "is_left"),
     [
-        # (bytes here, in the kernel, when)
+        # (bytes in this process, in the kernel, time)
         ([(0, 0, 0), (0, 0, 1000)], False),
-        ([(0, 900, 0), (0, 900, 1000)], False),  # small answers are the kernel's to keep
+        ([(0, 900, 0), (0, 900, 1000)], False),  # the kernel holds small responses
         ([(500, 900, 0), (500, 900, 60)], False),
         ([(500, 900, 0), (500, 900, 61)], True),
         ([(500, 900, 0), (400, 900, 61)], False),
@@ -34,12 +34,12 @@ LARGE = bytes(32 << 20)  # more than the kernel's buffers on both sides hold
 def test_a_client_has_stopped_reading_when_the_same_bytes_wait_for_a_minute(
     looks: list[tuple[int, int, float]], is_left: bool
 ) -> None:
-    unread = Unread()
-    assert [unread.is_left(*look) for look in looks][-1] is is_left
+    unread = UnreadOutput()
+    assert [unread.is_stalled(*look) for look in looks][-1] is is_left
 
 
 class Answering:
-    """An application that answers with a large body; `ended` once it could send all of it, or nobody was there."""
+    """An application that sends a large body; `ended` is set when all is sent or the client is gone."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -53,7 +53,7 @@ class Answering:
 
 @contextlib.asynccontextmanager
 async def asking(app: Any) -> AsyncIterator[tuple[Server, asyncio.StreamReader]]:
-    """A client that has asked, and whose answer waits for it."""
+    """A client that has sent a request and not read the response."""
     async with serving(app) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -67,7 +67,7 @@ async def test_a_client_that_asks_and_does_not_read_is_hung_up_on_with_all_that_
     app = Answering()
     async with asking(app) as (server, _):
         connections = server.server_state.connections
-        for minutes in itertools.count():  # the kernel may take some more at first
+        for minutes in itertools.count():  # the kernel may accept some more at first
             if sweep(list(connections), minutes * 61.0):
                 break
             await asyncio.sleep(0.001)

@@ -23,7 +23,7 @@ RECORDS = "application/vnd.gpufn.items"
 
 
 class StubCaller:
-    """What a PendingStream needs of its Caller."""
+    """The part of the Caller that a PendingStream uses."""
 
     def __init__(self) -> None:
         self.abandoned: list[str] = []
@@ -40,7 +40,7 @@ class StubCaller:
 
 @pytest.fixture
 def streaming(gateway: Any, make: Any) -> Any:
-    """A gateway whose function is a generator; its streams are real PendingStreams, kept in `gateway.streams`."""
+    """A gateway whose function is a generator; its streams are real PendingStreams, listed in `gateway.streams`."""
     gateway.deploy(make.spec("count", make.generator()))
     gateway.caller = StubCaller()
     gateway.streams = []
@@ -193,8 +193,8 @@ async def test_a_client_that_does_not_read_holds_the_generator_back(
     await task
 
 
-class KeptStream:
-    """One that a test's clients read under its key, one after the other; it is begun in its `place`."""
+class ResumableStream:
+    """A stream that clients read one after the other with its key; `place` is its index in `gateway.streams`."""
 
     def __init__(self, streaming: Any, connection: Any, settle: Any, *, key: str = "k", place: int = 0) -> None:
         self.streaming = streaming
@@ -204,7 +204,7 @@ class KeptStream:
         self._settle = settle
 
     async def read(self, body: bytes = b"{}", **headers: str) -> Any:
-        """What a client has been sent so far, who has left then."""
+        """Return a client that received the items so far and then disconnected."""
         client = self._connection(URL, body, accept=EVENTS, idempotency_key=self._key, **headers)
         task = client.start(self.streaming.app)
         await self._settle()
@@ -226,11 +226,11 @@ class KeptStream:
 
 
 @pytest.fixture
-def kept(streaming: Any, connection: Any, settle: Any) -> KeptStream:
-    return KeptStream(streaming, connection, settle)
+def kept(streaming: Any, connection: Any, settle: Any) -> ResumableStream:
+    return ResumableStream(streaming, connection, settle)
 
 
-async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: KeptStream) -> None:
+async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: ResumableStream) -> None:
     assert await kept.ids() == []
     kept.items(range(3))
     assert await kept.ids() == [0, 1, 2]
@@ -242,14 +242,14 @@ async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: Kept
     assert (len(kept.streaming.streams), kept.streaming.caller.abandoned) == (1, [])
 
 
-async def test_the_end_tells_how_many_items_there_were_also_to_a_reader_who_has_them_all(kept: KeptStream) -> None:
+async def test_the_end_tells_how_many_items_there_were_also_to_a_reader_who_has_them_all(kept: ResumableStream) -> None:
     await kept.ids()
     kept.items(range(2))
     end(kept.streaming.streams[0], 2)
     assert (await kept.read(last_event_id="1")).body == b'event: end\ndata: {"items":2}\n\n'
 
 
-async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: KeptStream) -> None:
+async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: ResumableStream) -> None:
     await kept.ids()
     kept.streaming.clock.now += 59
     kept.streaming.invoke.tick(kept.streaming.clock.now)
@@ -262,7 +262,7 @@ async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: KeptStream) -
     assert len(kept.streaming.streams) == 2
 
 
-async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept: KeptStream, settle: Any) -> None:
+async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept: ResumableStream, settle: Any) -> None:
     await kept.ids()
     kept.items(range(128))
     await settle()
@@ -271,8 +271,8 @@ async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept:
     assert len(kept.streaming.caller.credits) == 4
 
 
-async def test_a_kept_stream_that_cannot_go_on_says_so(kept: KeptStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._KEPT_BYTES", 2 * (4 + 400))
+async def test_a_kept_stream_that_cannot_go_on_says_so(kept: ResumableStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._STREAM_BYTES", 2 * (4 + 400))
     assert await kept.refusal(last_event_id="0") == (404, "invocation_not_found")
     assert await kept.refusal(last_event_id="-1") == (422, "invalid_input")
     await kept.ids()
@@ -285,10 +285,10 @@ async def test_a_kept_stream_that_cannot_go_on_says_so(kept: KeptStream, monkeyp
 
 
 async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
-    kept: KeptStream, monkeypatch: pytest.MonkeyPatch
+    kept: ResumableStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token of 4 bytes takes a hundred times that."""
-    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._KEPT_BYTES", 1000)
+    """A token of 4 bytes takes 400 bytes of memory."""
+    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._STREAM_BYTES", 1000)
     await kept.ids()
     kept.items(range(4))
     assert await kept.ids() == [0, 1, 2, 3]
@@ -296,12 +296,12 @@ async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
 
 
 async def test_what_all_streams_keep_is_bounded(
-    kept: KeptStream, connection: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+    kept: ResumableStream, connection: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None began beyond the bound, and those that had begun grew to 16 MiB each."""
-    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._MOST_BYTES", 20)
-    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._ITEM_BYTES", 0)
-    other = KeptStream(kept.streaming, connection, settle, key="other", place=1)
+    """Bug: no stream started beyond the limit, but existing ones still grew to 16 MiB each."""
+    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._MAX_TOTAL_BYTES", 20)
+    monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._ITEM_OVERHEAD_BYTES", 0)
+    other = ResumableStream(kept.streaming, connection, settle, key="other", place=1)
     for stream in (kept, other):
         await stream.ids()
         stream.items(range(4))
@@ -311,7 +311,7 @@ async def test_what_all_streams_keep_is_bounded(
     assert await other.ids() == [0, 1, 2, 3]
     kept.streaming.clock.now += 61
     kept.streaming.invoke.tick(kept.streaming.clock.now)
-    again = KeptStream(kept.streaming, connection, settle, key="again", place=2)
+    again = ResumableStream(kept.streaming, connection, settle, key="again", place=2)
     await again.ids()
     again.items(range(4))
     assert await again.ids() == [0, 1, 2, 3]
@@ -321,7 +321,7 @@ async def test_what_all_streams_keep_is_bounded(
 async def test_only_a_generators_stream_can_be_taken_up_again(gateway: Any, connection: Any) -> None:
     client = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept=EVENTS, idempotency_key="k")
     await client.start(gateway.app)
-    assert (client.sent[0]["status"], b"is no generator" in client.body) == (422, True)
+    assert (client.sent[0]["status"], b"is not a generator" in client.body) == (422, True)
 
 
 async def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch, connection: Any) -> None:
@@ -347,7 +347,7 @@ async def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch, connect
 async def test_a_client_that_has_stopped_reading_is_given_up(
     monkeypatch: pytest.MonkeyPatch, streaming: Any, connection: Any, settle: Any
 ) -> None:
-    monkeypatch.setattr("gpufn_gateway.http.sse._STALLED_S", 0.001)
+    monkeypatch.setattr("gpufn_gateway.http.sse._STALL_TIMEOUT_S", 0.001)
     client = connection(URL, accept=EVENTS)
     send = client.send
 

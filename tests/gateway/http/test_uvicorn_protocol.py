@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientGone
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.uvicorn_protocol import MAX_HEAD_BYTES, sweep
 from gpufn_gateway.problems import RouteError
@@ -19,11 +19,11 @@ from tests.gateway.listening import Server, serving
 
 @contextlib.asynccontextmanager
 async def reading() -> AsyncIterator[tuple[Server, int]]:
-    """A server that reads bodies and answers with their size."""
+    """A server that reads bodies and responds with their size."""
     reader = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        with contextlib.suppress(ClientGone):
+        with contextlib.suppress(ClientDisconnected):
             body = await reader.read(dict(scope["headers"]), receive)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
             await send({"type": "http.response.body", "body": b"%07d" % len(body)})
@@ -83,8 +83,8 @@ async def test_a_large_head_in_one_burst_is_refused(earlier: bytes) -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (b"GET /\r\n\r\n", b"HTTP/0.9 is not served"),
-        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", b"HTTP/2.0 is not served"),
+        (b"GET /\r\n\r\n", b"HTTP/0.9 is not supported"),
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", b"HTTP/2.0 is not supported"),
         (b"GET / HTTP/1.1\r\n\r\n", b"no Host field"),
         (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", b"several Host fields"),
         (b"GET / HTTP/1.1\r\nhost: [::1].evil.com\r\n\r\n", b"The Host field"),
@@ -193,7 +193,7 @@ async def test_a_body_that_dribbles_is_given_up() -> None:
 
 
 async def test_requests_that_come_many_at_once_are_all_served() -> None:
-    """Their heads are small each, however many a single read holds, and wherever it cuts one."""
+    """Each head is small, no matter how many a single read holds and where it splits one."""
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         count = 2 * MAX_HEAD_BYTES // 32
@@ -226,7 +226,7 @@ async def test_garbage_behind_a_request_breaks_off_its_answer_quietly(
 
 
 async def test_a_request_to_change_the_protocol_is_served_in_this_one() -> None:
-    """Java's client asks for h2c with its first request and goes on in HTTP/1.1 when it is not offered."""
+    """Java's client requests h2c with its first request, and continues in HTTP/1.1 if the server does not upgrade."""
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAI\r\n"
@@ -237,7 +237,7 @@ async def test_a_request_to_change_the_protocol_is_served_in_this_one() -> None:
 
 
 async def test_fields_behind_a_body_are_no_headers() -> None:
-    """Whoever stands in front of the gateway has judged the headers, and not those."""
+    """A proxy in front of the gateway checks the headers, but not the trailer fields."""
     seen: list[dict[bytes, bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -265,7 +265,7 @@ async def test_what_stands_beside_a_body_may_be_as_large_as_a_head(endless: byte
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + endless)
-        with contextlib.suppress(ConnectionError):  # it is closed while we write on
+        with contextlib.suppress(ConnectionError):  # the server closes while we keep writing
             assert (await reader.read()).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
         assert reader.at_eof() or reader.exception() is not None
         writer.close()
@@ -284,7 +284,7 @@ async def test_a_body_in_chunks_may_be_larger_than_a_head() -> None:
 
 
 async def test_requests_that_come_ahead_of_their_turn_wait_with_their_client() -> None:
-    """uvicorn reads on after each answer, and a request that waits takes a hundred times its own bytes."""
+    """uvicorn resumes reading after each response, and a waiting request takes a hundred times its bytes."""
     waiting: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,15 +1,15 @@
-"""What reaches the socket, by the writes of one turn of the loop."""
+"""Writes to the socket per iteration of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from gpufn_gateway.http.write_coalescing import JoinedWrites
+from gpufn_gateway.http.write_coalescing import CoalescingTransport
 
 
 class Recorded:
-    """A transport that keeps what it was told."""
+    """A transport that records its calls."""
 
     def __init__(self) -> None:
         self.did: list[Any] = []
@@ -33,7 +33,7 @@ class Recorded:
 
 async def test_a_head_goes_with_its_body() -> None:
     transport = Recorded()
-    joined = JoinedWrites(transport)  # type: ignore[arg-type]
+    joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     for part in (b"head", b" and body", b"next head", b" and body"):
         joined.write(part)
     assert transport.did == [b"head and body", b"next head and body"]
@@ -43,7 +43,7 @@ async def test_a_head_goes_with_its_body() -> None:
 
 async def test_a_large_body_is_not_copied() -> None:
     transport, body = Recorded(), bytes(1 << 20)
-    joined = JoinedWrites(transport)  # type: ignore[arg-type]
+    joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"head")
     joined.write(body)
     ((head, sent),) = transport.did
@@ -52,7 +52,7 @@ async def test_a_large_body_is_not_copied() -> None:
 
 async def test_a_head_whose_body_takes_its_time_goes_at_the_end_of_the_turn() -> None:
     transport = Recorded()
-    joined = JoinedWrites(transport)  # type: ignore[arg-type]
+    joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"head")
     assert transport.did == []
     await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_a_head_whose_body_takes_its_time_goes_at_the_end_of_the_turn() ->
 
 async def test_what_is_held_goes_before_the_end() -> None:
     transport = Recorded()
-    joined = JoinedWrites(transport)  # type: ignore[arg-type]
+    joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"refusal")
     joined.close()
     assert transport.did == [b"refusal", "close"]
@@ -69,7 +69,7 @@ async def test_what_is_held_goes_before_the_end() -> None:
 
 async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
     transport = Recorded()
-    joined = JoinedWrites(transport)  # type: ignore[arg-type]
+    joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"head")
     transport.closing = True
     await asyncio.sleep(0)
@@ -77,4 +77,4 @@ async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
 
 
 async def test_all_else_is_the_transports() -> None:
-    assert JoinedWrites(Recorded()).get_extra_info("peername") == "peername"  # type: ignore[arg-type]
+    assert CoalescingTransport(Recorded()).get_extra_info("peername") == "peername"  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Maps: items accepted in chunks, their ends followed. The bus is a real one; the runner is played."""
+"""Maps: items are accepted in chunks, and outcomes are followed. The bus is real; the tests play the runner."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ async def queued_ids(gateway: Whole, function: str) -> list[str]:
 
 
 async def end(gateway: Whole, function: str, invocation: str, body: bytes = b"1", **fields: Any) -> None:
-    """As a runner ends an item: it has no record before."""
+    """End an item like a runner: it has no record before."""
     given: dict[str, Any] = {"state": InvocationState.SUCCEEDED, "content_type": "application/json"} | fields
     record = CallRecord(id=invocation, function=function, revision=1, submitted_at=0.5, ended_at=1.0, **given)
     assert await call_records.end(gateway.bus, record, body)
 
 
 async def fail_once(gateway: Whole, invocation: str) -> None:
-    """As a runner does it: the next attempt is queued, the record says so, and the first is out of the queue."""
+    """Retry an item like a runner: queue the next attempt, update the record, remove the first message."""
     found = await call_records.read(gateway.bus, invocation)
     assert found is not None
     stored = await streams.message_at(gateway.bus, subjects.ASYNC, found[0].queue_seq)
@@ -110,7 +110,7 @@ async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, 
         assert problem(await put(gateway, "again", map_id, 0, lines("a", "x"))) == (409, "conflict")
         answer = await put(gateway, "again", map_id, 3, lines("c"))
         assert problem(answer) == (409, "conflict")
-        assert "go on with number 2" in answer.json()["detail"]
+        assert "continue with number 2" in answer.json()["detail"]
         assert answer.json()["retryable"] is False
 
 
@@ -140,7 +140,7 @@ async def test_ends_come_in_their_order_and_a_cursor_goes_on_behind_them(nats: A
         assert found[1]["error"]["code"] == "function_raised"
         assert [each["index"] for each in await read(gateway, map_id, after=found[1]["cursor"])] == [1]
         assert await read(gateway, map_id, after=found[2]["cursor"]) == []
-        again = await put(gateway, "ends", map_id, 0, lines("a", "b", "c"), last=True)  # whose answer was lost
+        again = await put(gateway, "ends", map_id, 0, lines("a", "b", "c"), last=True)  # its response was lost
         assert (again.status_code, again.json()["accepted"]) == (202, 3)
         assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["state"] == "ended"
         assert (await gateway.http.get(f"/v1/invocations/{map_id}-1/result")).json() == 11
@@ -173,7 +173,7 @@ async def test_what_has_not_ended_is_cancelled(nats: Any, make: Any, problem: An
         await end(gateway, "stopped", item_id(map_id, 1), b"1")
         answer = (await gateway.http.delete(f"/v1/maps/{map_id}")).json()
         assert (answer["state"], answer["cancelled"], answer["ended"]) == ("cancelled", True, 3)
-        assert await queued_ids(gateway, "stopped") == [item_id(map_id, 1)]  # its runner was about to ack
+        assert await queued_ids(gateway, "stopped") == [item_id(map_id, 1)]  # its runner has not acknowledged it yet
         states = {each["index"]: each["state"] for each in await read(gateway, map_id)}
         assert states == {0: "cancelled", 1: "succeeded", 2: "cancelled"}
         assert problem(await put(gateway, "stopped", map_id, 3, lines("d"))) == (409, "invocation_cancelled")
@@ -219,7 +219,7 @@ async def test_a_cancelled_item_tells_its_webhook_and_is_kept_for_as_long_as_its
 async def test_of_an_endless_map_the_items_are_cancelled_that_wait_and_no_others(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the first ones were stored is forgotten; most of them ended long ago."""
+    """The log entries of the first items have expired; most of these items ended long ago."""
     for name in ("_KEPT_CHUNKS", "_PRUNE_EACH"):
         monkeypatch.setattr(map_log, name, 1)
     async with gateway_on(nats) as gateway:
@@ -332,7 +332,7 @@ async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any)
 
 
 async def forget(gateway: Whole, function: str, map_id: str, index: int) -> None:
-    """As when its retention is over."""
+    """Remove a record as if its retention had expired."""
     await streams.purge(gateway.bus, subjects.RESULTS, subjects.result(function, item_id(map_id, index)))
 
 
@@ -354,7 +354,7 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         reading = asyncio.ensure_future(read(gateway, map_id))
         look = EndedMaps(gateway.bus)
         await look.step()
-        assert not await is_noted(gateway, map_id)  # the other waits in its queue
+        assert not await is_noted(gateway, map_id)  # the other item is queued
         await end(gateway, "longer", item_id(map_id, 1))
         await streams.purge(gateway.bus, subjects.ASYNC, subjects.async_queue("longer", 1))
         await look.step()
@@ -364,7 +364,7 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
 
 
 async def test_a_map_does_not_end_by_the_word_of_a_reader(nats: Any, make: Any) -> None:
-    """Who came with the cursor of another map noted this one as ended: for others, and for who would cancel it."""
+    """Bug: a reader with the cursor of another map marked this one as ended, also for other readers and for cancel."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("believed"), DIGEST)
         map_id = new_map_id()
@@ -380,7 +380,7 @@ async def test_a_map_does_not_end_by_the_word_of_a_reader(nats: Any, make: Any) 
 async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_for_another_attempt(
     nats: Any, make: Any
 ) -> None:
-    """Its newest revision alone was asked whether items are tried again: readers lost the end of this one."""
+    """Bug: only the retry policy of the newest revision was checked, so readers missed the outcome of this item."""
     async with gateway_on(nats) as gateway:
         map_id = new_map_id()
         await gateway.deploys.deploy(make.spec("redeployed", retries=Retry(1)), DIGEST)

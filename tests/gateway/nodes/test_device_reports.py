@@ -1,4 +1,4 @@
-"""How nodes' GPUs are, at `/v1/nodes` and for Prometheus."""
+"""The state of the nodes' GPUs, at `/v1/nodes` and for Prometheus."""
 
 from __future__ import annotations
 

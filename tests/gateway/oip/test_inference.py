@@ -1,5 +1,5 @@
-"""The Open Inference Protocol, as clients speak it that know nothing of us. The worker's part, reading tensors and
-writing them, is the real one; the model gives back what it gets."""
+"""The Open Inference Protocol, with third-party clients. The worker code that reads and writes tensors is real; the
+model returns its input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def manifest(**fields: Any) -> EngineManifest:
 
 
 def same(call: Any) -> None:
-    """What a worker with an identity model would do."""
+    """Respond like a worker with an identity model."""
     fields = call.fields
     assert fields["accept"] == media.TENSORS
     try:
@@ -78,7 +78,7 @@ def same(call: Any) -> None:
 
 @pytest.fixture(name="models")
 def models_on_a_gateway(gateway: Any, make: Any) -> Any:
-    """`same`, which is model and function at revision 3, beside the function `embed`."""
+    """A gateway with the model `same` at revision 3, and the function `embed`."""
     gateway.registry.on_engine("k", Entry("k", encode(manifest()), 1))
     gateway.deploy(model(batch=Batch(8, max_wait_ms=2)), 3, {"net": {"cpu": ("k",)}})
     gateway.report(make.status("embed"), make.status("same", 3))
@@ -87,7 +87,7 @@ def models_on_a_gateway(gateway: Any, make: Any) -> Any:
 
 
 def error(answer: Any) -> tuple[int, str]:
-    """Status and message; nothing else is in the protocol's errors."""
+    """Return status and message of an error, and check that it has no other fields."""
     assert answer.headers["content-type"] == "application/json", answer.text
     (message,) = msgspec.json.decode(answer.content, type=dict[str, str]).values()
     assert answer.json() == {"error": message}
@@ -119,7 +119,7 @@ async def test_a_version_is_the_number_of_the_serving_revision(models: Any) -> N
 @pytest.mark.parametrize("length", [str(len(REQUEST) + 1), "-1", "x", "9" * 30])
 async def test_the_head_is_a_part_of_the_body(models: Any, length: str) -> None:
     answer = await models.post(INFER, REQUEST, inference_header_content_length=length)
-    assert error(answer) == (422, "Inference-Header-Content-Length is not the length of a part of the body.")
+    assert error(answer) == (422, "Inference-Header-Content-Length must be a length within the body.")
     assert models.queue.calls == []
 
 
@@ -135,7 +135,7 @@ async def test_a_packed_request_is_unpacked_within_the_limit(
     assert error(too_much)[0] == 413
     for broken in (pack(REQUEST)[:-3], pack(REQUEST) + b"more", REQUEST):
         status, message = error(await models.post(INFER, broken, content_encoding=encoding))
-        assert (status, message.startswith("The body is not what its Content-Encoding says")) == (422, True)
+        assert (status, message.startswith("The body does not match its Content-Encoding")) == (422, True)
     assert error(await models.post(INFER, REQUEST, content_encoding="br"))[0] == 422
 
 
@@ -151,7 +151,7 @@ async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -
     )  # fmt: skip
     assert error(await models.post("/v2/models/none/infer", REQUEST)) == (404, "There is no model 'none'.")
     assert error(await models.post("/v2/models/embed/infer", REQUEST)) == (
-        404, "embed is no model; it is called at /v1/functions/embed/invoke.",
+        404, "embed is not a model; call it at /v1/functions/embed/invoke.",
     )  # fmt: skip
     assert error(await models.get(INFER)) == (405, "GET is not allowed here; POST is.")
     assert error(await models.post(INFER, bytes(make.CALL_LIMIT + 1)))[0] == 413
@@ -276,7 +276,7 @@ async def test_statistics_tell_how_long_failures_took_apart_from_successes(model
 async def test_models_are_not_loaded_by_the_protocol(models: Any) -> None:
     for change in ("load", "unload"):
         status, message = error(await models.post(f"/v2/repository/models/same/{change}"))
-        assert (status, message) == (400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
+        assert (status, message) == (400, "Models cannot be loaded or unloaded; deploy and delete them with gpufn.")
 
 
 async def test_openapi_describes_inference_with_what_is_deployed(models: Any) -> None:
@@ -327,7 +327,7 @@ async def listening(models: Any) -> AsyncIterator[str]:
 
 
 def talk(url: str) -> dict[str, Any]:
-    """Everything that the blocking client asks for, in one go: what it got."""
+    """Call all methods of the blocking client; return the results."""
     got: dict[str, Any] = {}
     with contextlib.closing(triton.InferenceServerClient(url)) as client:
         got["live"] = client.is_server_live() and client.is_server_ready()

@@ -26,9 +26,9 @@ BUNDLE_VARIABLE: Final = "GPUFN_TEST_BUNDLE"  # the digest of a bundle that was 
 KEY_VARIABLE: Final = "GPUFN_TEST_KEY"  # the id of an API key that authenticates no request
 _MODEL_DIGEST: Final = digest_of(MODEL)
 _IN_AN_HOUR: Final = 3600.0
-_WEBHOOK: Final = "https://example.org/done"  # no address inside a network
+_WEBHOOK: Final = "https://example.org/done"  # an address in a private network is not allowed
 _CRON: Final = re.compile(r"\s*\S+(\s+\S+){4}\s*")
-_ULID: Final = re.compile(r"0{26}")  # as it is generated
+_ULID: Final = re.compile(r"0{26}")  # as generated
 _UNKNOWN_CALL: Final = "1" * 26
 _LONGEST_KEY: Final = 200
 
@@ -46,7 +46,7 @@ def lines(_context: Any, value: Any) -> bytes:
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     changed = case.meta.phase.data if case.meta is not None else None
     if getattr(changed, "parameter", None) == "Authorization":
-        return  # an edited case would count as a valid one, and get its key back
+        return  # an edited case would count as valid, and get its key back
     # Cases share their values.
     path, query, headers = (copy.copy(each) for each in (case.path_parameters, case.query, case.headers))
     body = copy.deepcopy(case.body) if isinstance(case.body, dict) else case.body
@@ -60,7 +60,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
         body = _ITEMS[operation.split("/")[3]]
     elif isinstance(body, dict):
         _mend_body(operation, body)
-    if "detect" in operation and query:  # the query counts beside a body of raw bytes only
+    if "detect" in operation and query:  # the query is used only with a body of raw bytes
         if getattr(changed, "parameter_location", None) is ParameterLocation.QUERY:
             case.media_type, body = media.BYTES, b"bytes"
         elif case.media_type != media.BYTES:
@@ -75,16 +75,16 @@ def _name_what_is_stored(operation: str, path: dict[str, Any]) -> None:
     if "/v1/keys/" in operation and isinstance(found, str):
         path["id"] = os.environ[KEY_VARIABLE]
     elif operation.endswith(("/events", "/outcomes")) and isinstance(found, str):
-        path["id"] = _UNKNOWN_CALL  # a stream of a call that nobody runs has no end
+        path["id"] = _UNKNOWN_CALL  # without a runner the event stream does not end
     elif operation.startswith("put ") and _matches(_ULID, found):
-        path["id"] = f"{next(_numbers):026}"  # a call of its own
+        path["id"] = f"{next(_numbers):026}"  # a new call
     if str(path.get("first")).isdecimal():
-        path["first"] = int(path["first"])  # as in its schema: an edited case is validated again
+        path["first"] = int(path["first"])  # keep it valid for its schema: an edited case is validated again
 
 
 def _bound_query(query: dict[str, Any]) -> None:
     if query.get("follow") in ("true", "1"):
-        query["follow"] = "false"  # a log that is followed has no end
+        query["follow"] = "false"  # a followed log does not end
     if _is_positive(query.get("wait")):
         query["wait"] = "0.01"
     for name in ("since", "until"):
@@ -100,9 +100,9 @@ def _bound_headers(operation: str, headers: dict[str, Any]) -> None:
         headers["X-Gpufn-Webhook"] = _WEBHOOK
     key = headers.get("Idempotency-Key")
     if key and operation.endswith("/invoke"):
-        del headers["Idempotency-Key"]  # no runner ends calls that are kept
+        del headers["Idempotency-Key"]  # there is no runner that ends submitted calls
     elif key and len(key) < _LONGEST_KEY:
-        headers["Idempotency-Key"] = f"{key}{next(_numbers)}"  # a call of its own
+        headers["Idempotency-Key"] = f"{key}{next(_numbers)}"  # a new call
 
 
 def _mend_body(operation: str, body: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
             if is_digest(str(body.get("bundle"))):
                 body["bundle"] = os.environ[BUNDLE_VARIABLE]
             if isinstance(body.get("replace", True), bool):
-                body["replace"] = True  # a function of this name may be there, from another source
+                body["replace"] = True  # a function with this name may exist, from another source
             if isinstance(body.get("spec"), dict):
                 _mend_spec(body["spec"])
         case "post /v1/functions/{fn}/scale":

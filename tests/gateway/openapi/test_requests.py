@@ -1,4 +1,4 @@
-"""The OpenAPI document and the gateway agree about requests: schemathesis sends those at the bounds of each schema."""
+"""The OpenAPI document and the gateway agree: schemathesis sends requests at the bounds of each schema."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RESULTS = {"shout": b'"A"', "detect": b'{"image": 1}'}
 
 
 def answer_calls(bus: Bus, function: str) -> None:
-    """As a runner would, each with the same result."""
+    """End all calls like a runner, with the same result."""
 
     def on_message(message: Any) -> None:
         invocation, _ = unpack_invocation(message.payload)
@@ -58,7 +58,7 @@ def answer_calls(bus: Bus, function: str) -> None:
 
 
 async def prepare(gateway: Whole) -> tuple[str, str]:
-    """Deploys and uploads what the requests name. The secret of an admin key, and the id of another key."""
+    """Deploy and upload the objects that the requests name. Return the secret of an admin key and the id of another."""
     for each in (shout, detect):
         spec = each.spec()
         await gateway.deploys.deploy(spec, DIGEST, How(check=False))

@@ -96,7 +96,7 @@ async def test_a_method_is_called_by_its_name(gateway: Any, make: Any, problem: 
 
 
 NO_JSON = "the body is not valid JSON: JSON is malformed"
-HINT = 'it is an object with the arguments, such as {"name": "value"}'
+HINT = 'send an object with the arguments, such as {"name": "value"}'
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,10 @@ async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any
         for _ in range(100):
             yield b" " * 1000
 
-    for content, is_told in ((b" " * (make.CALL_LIMIT + 1), "has 4,097 bytes, more"), (chunks(), "is larger")):
+    for content, fault in ((b" " * (make.CALL_LIMIT + 1), "has 4,097 bytes"), (chunks(), "is too large")):
         answer = await gateway.post(URL, content)
         assert problem(answer) == (413, "payload_too_large")
-        said = f"The body {is_told} than the 4,096 bytes that a call's arguments may have here."
-        assert answer.json()["detail"] == said
+        assert answer.json()["detail"] == f"The body {fault}: the limit for a call's arguments is 4,096 bytes."
         assert answer.headers["connection"] == "close"
 
 
@@ -196,9 +195,9 @@ async def test_the_deadline_is_what_the_client_asked_for(gateway: Any, make: Any
     assert [call.fields["deadline"] for call in gateway.queue.calls] == [1002.5, 1015.0]
 
 
-@pytest.mark.parametrize(("took_s", "left_s"), [(0.0, 10.0), (4.0, 6.0), (15.0, -5.0)])
+@pytest.mark.parametrize(("took_s", "remaining_s"), [(0.0, 10.0), (4.0, 6.0), (15.0, -5.0)])
 async def test_a_deadline_stays_where_it_is_however_long_the_body_takes(
-    gateway: Any, clock: Any, connection: Any, took_s: float, left_s: float
+    gateway: Any, clock: Any, connection: Any, took_s: float, remaining_s: float
 ) -> None:
     slow = connection(URL, GOOD, x_gpufn_deadline=str(clock.time() + 10.0))
     receive = slow.receive
@@ -210,7 +209,7 @@ async def test_a_deadline_stays_where_it_is_however_long_the_body_takes(
     slow.receive = dribble
     await slow.start(gateway.app)
     (call,) = gateway.queue.calls
-    assert call.fields["deadline"] - clock.time() == pytest.approx(left_s)
+    assert call.fields["deadline"] - clock.time() == pytest.approx(remaining_s)
 
 
 async def test_a_traceparent_travels_only_when_it_is_one(gateway: Any) -> None:
@@ -272,9 +271,9 @@ async def test_without_a_bus_calls_fail_at_once_and_name_nothing(gateway: Any, p
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (BusUnavailable("gpufn.v1.x did not answer"), "does not answer right now"),
-        (NotStored("gpufn.v1.x did not answer"), "did not store this in time: its disk may be full"),
-        (NoResponders("nobody listens on gpufn.v1.x"), "does not answer right now"),
+        (BusUnavailable("gpufn.v1.x did not answer"), "does not respond right now"),
+        (NotStored("gpufn.v1.x did not answer"), "did not confirm this write in time"),
+        (NoResponders("nobody listens on gpufn.v1.x"), "does not respond right now"),
     ],
 )
 def test_a_bus_that_stores_nothing_is_told_from_one_that_is_away(error: BusUnavailable, words: str) -> None:
@@ -392,7 +391,7 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
     gateway.queue.answer = lambda call: call.reply(b"", OutcomeKind.LOST)
     await gateway.post(URL, GOOD)
     text = (await gateway.get("/metrics")).text
-    assert "# HELP gpufn_calls_total Calls that a client waited for" in text
+    assert "# HELP gpufn_calls_total Ended calls that a client waited for" in text
     assert 'gpufn_calls_total{function="embed",outcome="succeeded"} 1.0' in text
     assert 'gpufn_calls_total{function="embed",outcome="lost"} 1.0' in text
     assert 'gpufn_refusals_total{code="invalid_input",function="embed"} 1.0' in text

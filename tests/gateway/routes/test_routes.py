@@ -1,4 +1,4 @@
-"""The routes that need no bus; the others are in test_on_bus.py."""
+"""Routes that need no bus; the others are in test_on_bus.py."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_revisions_are_listed(gateway: Any, make: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("number", ["٢", "²", "-2", "2" * 10, "2.0"])  # `int` reads the first one
+@pytest.mark.parametrize("number", ["٢", "²", "-2", "2" * 10, "2.0"])  # `int` would accept the first one
 async def test_a_revision_is_named_by_the_digits_0_to_9(gateway: Any, make: Any, problem: Any, number: str) -> None:
     gateway.deploy(make.spec(), 2)
     assert problem(await gateway.get(f"/v1/functions/embed/revisions/{number}")) == (404, "revision_not_found")

@@ -1,4 +1,4 @@
-"""`GET /v1/usage` over the records of all nodes, and the metric beside it."""
+"""`GET /v1/usage` over the records of all nodes, and the metric for attempts."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_fu
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("since=yesterday", "are days"),
+        ("since=yesterday", "must be days"),
         ("since=2020-01-01&until=2026-01-01", "at most 366 days"),
         ("since=0001-01-01&until=9999-12-31", "at most 366 days"),
         ("since=2025-01-01&until=2026-01-02", "at most 366 days"),
-        ("since=2026-02-30", "are days"),
-        ("since=12026-01-01", "are days"),
-        ("since=-0001-01-01", "are days"),
-        ("since=", "are days"),
-        ("until=9999-12-31T00:00", "are days"),
+        ("since=2026-02-30", "must be days"),
+        ("since=12026-01-01", "must be days"),
+        ("since=-0001-01-01", "must be days"),
+        ("since=", "must be days"),
+        ("until=9999-12-31T00:00", "must be days"),
     ],
 )
 async def test_days_that_are_none_or_too_many_are_refused(nats: Any, query: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Schedules on a bus: what is due is submitted once, whoever leads, and never what is paused."""
+"""Schedules on a bus: what is due is submitted once, whichever gateway leads, and never while paused."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_two_leaders_submit_a_call_once_and_one_that_died_before_it_said_s
         before = one.schedules.get("twice")
         await asyncio.gather(one.at(NOON + 60), other.at(NOON + 60))
         assert len(await queued(gateway, "twice")) == 1
-        await one.schedules.change("twice", lambda _: before)  # as if nobody had said that it is done
+        await one.schedules.change("twice", lambda _: before)  # as if the run had not been recorded
         await one.at(NOON + 61)
         assert len(await queued(gateway, "twice")) == 1
 
@@ -141,7 +141,7 @@ async def test_one_that_runs_once_and_whose_time_fell_into_a_pause_is_gone_after
 
 
 async def redeployed(gateway: Whole, make: Any, spec: Any) -> None:
-    """Its second revision serves at once."""
+    """Deploy a second revision, which serves at once."""
     gateway.report(make.status(spec.name, ready=0))
     await gateway.deploys.deploy(spec, DIGEST, How(check=False))
 
@@ -183,7 +183,7 @@ async def test_what_is_paused_at_another_gateway_does_not_run_though_the_leader_
         await gateway.deploys.deploy(make.spec("deaf-leader", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)
         await leader.at(NOON)
-        leader.schedules.stop()  # it hears no more
+        leader.schedules.stop()  # its watch is dead
         await gateway.schedules.pause("deaf-leader", paused=True)
         await leader.at(NOON + 61)
         assert await queued(gateway, "deaf-leader") == []
@@ -210,7 +210,7 @@ async def test_after_a_clock_that_was_far_ahead_runs_go_on(nats: Any, make: Any)
         await leader.at(NOON + 10 * 365 * 86_400)
         await leader.at(NOON + 10 * 365 * 86_400 + 60)
         assert len(await queued(gateway, "ahead")) == 1
-        await leader.at(NOON + 1)  # it is right again
+        await leader.at(NOON + 1)  # the clock is right again
         await leader.at(NOON + 60)
         assert len(await queued(gateway, "ahead")) == 2
 
@@ -229,7 +229,7 @@ async def test_a_leader_whose_clock_is_a_little_behind_waits_and_repeats_nothing
 
 
 async def test_a_time_whose_call_was_made_with_other_arguments_is_done(nats: Any, make: Any) -> None:
-    """By a clock that was ahead, say: the call's id follows from the schedule and the time."""
+    """For example by a clock that was ahead: the call's id is derived from the schedule and the time."""
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("other", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)
@@ -256,7 +256,7 @@ async def test_what_cannot_be_called_is_said_once_and_not_each_second(
             await leader.at(NOON + second)
         said = [record.message for record in caplog.records if "renamed" in record.message]
         assert len(said) == 1
-        assert "waits" in said[0]
+        assert "could not be submitted" in said[0]
 
 
 async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
@@ -283,7 +283,7 @@ async def test_over_http_a_schedule_is_added_listed_run_paused_and_removed(nats:
         run = await http.post(f"/v1/schedules/{made['id']}/run")
         self_ = f"/v1/invocations/{run.json()['id']}"
         links = {"self": self_, "result": f"{self_}/result", "events": f"{self_}/events"}
-        assert (run.headers["location"], run.json()["links"]) == (self_, links)  # as of a submit
+        assert (run.headers["location"], run.json()["links"]) == (self_, links)  # as for a submit
         assert run.status_code == 202
         assert await call_records.read(gateway.bus, run.json()["id"]) is not None
         paused = (await http.post(f"/v1/schedules/{made['id']}/pause")).json()
@@ -342,13 +342,13 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         await runs.step()
         refused = await gateway.http.delete("/v1/schedules/own")
         assert problem(refused) == (409, "conflict")
-        assert "deploy it without, or pause the schedule" in refused.json()["detail"]
+        assert "deploy it without one, or pause the schedule" in refused.json()["detail"]
 
 
 async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name_comes_at_once(
     nats: Any, make: Any
 ) -> None:
-    """Those of the last minute stayed, and called the next function."""
+    """Schedules of the last minute used to stay, and called the next function of the name."""
     async with empty(nats) as gateway:
         for name in ("renewed", "renewed-too"):
             await gateway.deploys.deploy(make.spec(name, schedule=MINUTELY), DIGEST)
@@ -364,7 +364,7 @@ async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name
 async def test_a_call_is_on_the_disk_before_its_schedule_says_that_it_was_made(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `GPUFN_SYNC=always` promises of every accepted call."""
+    """`GPUFN_SYNC=always` promises this for every accepted call."""
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("synced", schedule=MINUTELY), DIGEST)
         led = await Led.from_now(gateway, NOON)

@@ -1,4 +1,4 @@
-"""What a queued call says of itself, as tables."""
+"""The status of queued calls, as tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record(**fields: Any) -> CallRecord:
         (9, {"ready": 0, "wanted": 1, "service_s": 0.5, "waiting": STARTING}, 3.75),  # 2 slots
         (1, {"ready": 0, "wanted": 1, "cold_start_s": 3.0}, 3.0),
         (1, {"ready": 0, "wanted": 1}, None),
-        (2, {"ready": 1}, None),  # nobody knows how long a call takes
+        (2, {"ready": 1}, None),  # the service time is not known
         (2, {"ready": 0, "service_s": 0.5, "cold_start_s": 3.0, "waiting": NO_ROOM}, None),
         (None, {"ready": 1, "service_s": 0.5}, None),
         (3, None, None),
@@ -54,7 +54,7 @@ def test_when_a_call_starts_is_told_when_it_is_known(
     make: Any, place: int | None, status: dict[str, Any] | None, eta_s: float | None
 ) -> None:
     known = None if status is None else make.status("f", **status)
-    assert call_views.waits(record(), place, make.spec("f", concurrency=2), known, NOW)["eta_s"] == eta_s
+    assert call_views.wait_fields(record(), place, make.spec("f", concurrency=2), known, NOW)["eta_s"] == eta_s
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_call_starts_after_those_that_gather_in_workers(
     make: Any, queued: int | None, running: int | None, eta_s: float
 ) -> None:
     known = make.status("f", ready=1, queued=queued, running=running, service_s=0.8)
-    told = call_views.waits(record(), 1, make.spec("f", batch=Batch(8)), known, NOW)
+    told = call_views.wait_fields(record(), 1, make.spec("f", batch=Batch(8)), known, NOW)
     assert told["eta_s"] == pytest.approx(eta_s)
 
 
@@ -82,7 +82,7 @@ def test_a_call_starts_after_those_that_gather_in_workers(
         ({}, 1, {}, "others", "it is next: it waits for a free slot"),
         ({}, 2, {}, "others", "1 call is before it"),
         ({}, 5001, {}, "others", "5,000 calls are before it"),
-        ({}, None, {}, "unknown", "it is about to be taken, or to be told of"),
+        ({}, None, {}, "unknown", "a runner is about to take it or to report it"),
         ({}, 1, None, "unknown", "the controller has not reported on its function yet"),
     ],
 )
@@ -90,21 +90,21 @@ def test_a_queued_call_always_says_why_it_waits(
     make: Any, *, fields: dict[str, Any], place: int | None, status: dict[str, Any] | None, reason: str, detail: str
 ) -> None:
     known = None if status is None else make.status("f", **status)
-    waiting = call_views.waits(record(**fields), place, None, known, NOW)["waiting"]
+    waiting = call_views.wait_fields(record(**fields), place, None, known, NOW)["waiting"]
     assert (waiting.reason.value, waiting.detail) == (reason, detail)
 
 
 def test_a_call_that_waits_for_its_turn_on_a_gpu_is_queued_though_a_runner_has_it(make: Any) -> None:
     held = HeldBy("i", "w-1", "n", 1, 0.0, waits_on="GPU-0")
     assert call_views.status(record(), held)["state"] is InvocationState.QUEUED
-    told = call_views.waits(record(), 3, None, make.status("f"), NOW, held=held)
+    told = call_views.wait_fields(record(), 3, None, make.status("f"), NOW, holder=held)
     assert (told["waiting"].reason.value, told["waiting"].detail) == ("turn", "it waits for its turn on GPU-0")
     assert (told["place"], told["eta_s"]) == (None, None)
 
 
 def test_the_pause_before_an_attempt_is_its_eta(make: Any) -> None:
     waiting = record(attempt=2, not_before=1001.5)
-    told = call_views.waits(waiting, 7, make.spec("f"), make.status("f", service_s=1.0), NOW)
+    told = call_views.wait_fields(waiting, 7, make.spec("f"), make.status("f", service_s=1.0), NOW)
     assert (told["place"], told["eta_s"]) == (None, 1.5)
 
 
@@ -129,9 +129,9 @@ def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
 
 
 def test_a_call_of_a_retired_revision_waits_for_workers_of_its_own(make: Any) -> None:
-    """It was told why calls of the new revision wait, and when one of these would start."""
+    """Bug: it showed the wait reason and the estimate of the new revision."""
     status = make.status("f", serving=2, ready=2, running=0, service_s=0.5, waiting=STARTING, waiting_of={1: NO_ROOM})
-    told = call_views.waits(record(), 1, make.spec("f"), status, NOW)
+    told = call_views.wait_fields(record(), 1, make.spec("f"), status, NOW)
     assert (told["waiting"], told["eta_s"]) == (NO_ROOM, None)
 
 

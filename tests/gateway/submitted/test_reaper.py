@@ -1,4 +1,4 @@
-"""Calls that nobody would end: what is decided of them, and that they are out of their queue."""
+"""The reaper: which queued calls it ends, and that it removes them from their queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIED = AttemptRecord(1, OutcomeKind.RAISED, ended_at=2 * DAY)
 
 
 class Ahead(SystemClock):
-    """`ahead_s`: how much later it is than it is."""
+    """A clock that is `ahead_s` ahead."""
 
     def __init__(self, ahead_s: float) -> None:
         self.ahead_s = ahead_s
@@ -41,14 +41,14 @@ class Ahead(SystemClock):
     [
         ({}, 12 * DAY, {}, None),
         ({}, 13.1 * DAY, {}, "expired"),
-        ({"attempt": 2, "attempts": (TRIED,)}, 14.9 * DAY, {}, None),  # it was queued anew two days after it came
+        ({"attempt": 2, "attempts": (TRIED,)}, 14.9 * DAY, {}, None),  # it was requeued after two days
         ({"attempt": 2, "attempts": (TRIED,)}, 15.1 * DAY, {}, "expired"),
         ({"deadline": 10.0}, 9.0, {}, None),
-        ({"deadline": 10.0}, 11.0, {}, None),  # whoever has it ends it in time
+        ({"deadline": 10.0}, 11.0, {}, None),  # a runner that holds it would end it
         ({"deadline": 10.0}, 12.1, {}, "expired"),
         ({}, 12.1, {"queue_timeout_s": 10.0}, "expired"),
         ({"attempt": 2}, 12.1, {"queue_timeout_s": 10.0}, None),
-        ({}, 59.0, None, None),  # it may have been deployed this moment
+        ({}, 59.0, None, None),  # it may have been deployed just now
         ({}, 61.0, None, "cancelled"),
     ],
 )
@@ -124,7 +124,7 @@ async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats:
 async def test_the_time_in_the_queue_does_not_limit_what_a_runner_that_died_may_have_begun(
     nats: Any, make: Any
 ) -> None:
-    """While its successor starts nobody has the call: it will be handed out again, and goes on from its checkpoint."""
+    """No runner has the call until a new one has started. It is redelivered then, and continues from its checkpoint."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("begun", queue_timeout_s=1.0), DIGEST)
         begun, late = await submit(gateway, "begun"), await submit(gateway, "begun", x_gpufn_timeout="1")
@@ -138,7 +138,8 @@ async def test_calls_of_a_function_that_is_gone_are_cancelled(nats: Any, make: A
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("gone"), DIGEST)
         invocation = await submit(gateway, "gone")
-        gateway.registry.on_function("gone", None)  # as another gateway's delete that died before the queue
+        # Another gateway deleted the function, and died before it ended the queued calls.
+        gateway.registry.on_function("gone", None)
         await reaper(gateway, 120.0).step()
         assert await state_of(gateway, invocation) == "cancelled"
         assert ("gone", 1) not in await streams.depths(gateway.bus)
@@ -153,7 +154,7 @@ async def test_what_has_ended_leaves_its_queue(nats: Any, make: Any) -> None:
         for invocation, state in zip(made, ends, strict=True):
             found = await call_records.read(gateway.bus, invocation)
             assert found is not None
-            # Whoever ended it died before it was out.
+            # The process that ended the call died before it removed the message.
             assert await call_records.end(gateway.bus, msgspec.structs.replace(found[0], state=state, ended_at=1.0))
         told: list[Cancel] = []
         cancels = msgspec.msgpack.Decoder(Cancel)
@@ -162,7 +163,7 @@ async def test_what_has_ended_leaves_its_queue(nats: Any, make: Any) -> None:
         assert (await streams.depths(gateway.bus))["over", 1].asynchronous == 2
         await reaper(gateway, 15.0).step()
         await gateway.bus.flush()
-        assert told == [Cancel(made[0])]  # or a runner that has it would go on with it
+        assert told == [Cancel(made[0])]  # a runner that holds it must stop it
         assert ("over", 1) not in await streams.depths(gateway.bus)
         letters = [await dead_letters.read(gateway.bus, "over", invocation) for invocation in made]
         assert [letter is not None for letter in letters] == [False, True]

@@ -1,4 +1,4 @@
-"""Calls that are kept: idempotent, followed, listed, replayed. The bus is a real one; the runner is played."""
+"""Submitted calls: idempotency, events, lists, replay. The bus is real; the tests play the runner."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def end(gateway: Whole, invocation: str, body: bytes = b"[1]", **fields: A
 
 
 async def die(gateway: Whole, invocation: str) -> None:
-    """As a runner ends a call that failed for good."""
+    """End a call like a runner after its last failed attempt."""
     attempts = (AttemptRecord(1, OutcomeKind.RAISED, 2.0, 1.0, "w-1", NO.code, NO.message),)
     await end(gateway, invocation, b"", state=InvocationState.FAILED, error=NO, attempts=attempts)
     record = await record_of(gateway, invocation)
@@ -59,7 +59,7 @@ async def die(gateway: Whole, invocation: str) -> None:
 
 
 class Holder:
-    """Says that it runs the calls that a test hands it."""
+    """A fake runner that reports to hold the calls that a test gives it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -105,7 +105,7 @@ async def test_a_key_with_another_body_is_refused(nats: Any, make: Any, problem:
 
 
 async def test_a_call_is_found_under_the_id_that_its_client_wrote(nats: Any, make: Any) -> None:
-    """Most makers of ULIDs write them in capitals."""
+    """Most ULID libraries write upper case."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("capitals"), DIGEST)
         own = "01ARZ3NDEKTSV4RRFFQ69G5FAX"
@@ -139,11 +139,11 @@ async def test_an_invoke_with_a_key_can_be_taken_up_again(nats: Any, make: Any, 
         answer = await second
         assert (answer.status_code, answer.content) == (200, b"[1]")
         assert answer.headers["x-gpufn-invocation"] == invocation
-        assert answer.headers["server-timing"] == (  # all that an invoke without a key tells
+        assert answer.headers["server-timing"] == (  # as for an invoke without a key
             "queue;dur=500.0, run;dur=250.0, gpu;dur=125.0, "
             "place;dur=1.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
         )
-        third = await gateway.http.post(path, content=GOOD, headers=headers)  # of what is stored
+        third = await gateway.http.post(path, content=GOOD, headers=headers)  # from the stored record
         assert (third.status_code, third.content) == (200, b"[1]")
         assert (await gateway.http.get(f"/v1/invocations/{invocation}/result")).content == b"[1]"
 
@@ -323,7 +323,7 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
         assert await listed("state=succeeded&function=two") == []
         since = (await record_of(gateway, third)).submitted_at
         assert await listed(f"since={since}") == [third]
-        assert await listed("limit=1") == [first]  # the last that changed
+        assert await listed("limit=1") == [first]  # the call that changed last
         for query in ("state=lost", "since=x", "function=../x"):
             assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
 
@@ -344,7 +344,7 @@ async def test_a_list_says_why_calls_wait_as_far_as_that_takes_no_look_at_each(n
 
 
 class Events:
-    """The events of one call, as a client reads them."""
+    """Read the events of one call like a client."""
 
     def __init__(self, connection: Any, gateway: Whole, invocation: str, **headers: str) -> None:
         self._connection = connection(f"/v1/invocations/{invocation}/events", b"", **headers)
@@ -518,7 +518,7 @@ async def test_what_is_replayed_is_told_where_the_call_wanted_it_or_where_its_fu
         for invocation, url in ((own, "https://example.org/mine"), (functions, "https://example.org/new")):
             await die(gateway, invocation)
             here = f"/v1/dlq/tells-again/{invocation}"
-            assert "example.org" not in (await gateway.http.get(here)).text  # to read it is not to know the address
+            assert "example.org" not in (await gateway.http.get(here)).text  # readers must not see the URL
             again = await record_of(gateway, (await gateway.http.post(f"{here}/replay")).json()["id"])
             assert again.webhook == Webhook(url)
 
@@ -592,7 +592,7 @@ async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_
 async def test_who_replays_all_dead_letters_leaves_those_of_a_method_that_is_gone(
     nats: Any, make: Any, problem: Any
 ) -> None:
-    """The oldest of them stopped all others, each time."""
+    """Bug: the oldest of them stopped the replay of all others."""
     async with gateway_on(nats) as gateway:
         old, new = (MethodSpec(name=name, parameters={"type": "object"}) for name in ("old", "new"))
         await gateway.deploys.deploy(make.spec("changed", old, new, is_class=True), DIGEST)

@@ -1,4 +1,4 @@
-"""What a user runs to hear of calls: a small HTTP server on loopback that keeps what it is sent."""
+"""A webhook receiver: a small HTTP server on loopback that stores the requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Request(NamedTuple):
 
 
 class Receiver:
-    """`answers` gives each request's answer, in bytes; None: it never answers."""
+    """`answers` returns the response to each request, in bytes; None means that it never answers."""
 
     def __init__(self) -> None:
         self.answers: Callable[[Request], bytes | None] = lambda request: OK

@@ -24,7 +24,7 @@ from gpufn_gateway.webhooks.address_policy import Addresses
         ("fe80::1%eth0", "a link-local"),
         ("fd00::1", "a private"),
         ("ff02::1", "a multicast"),
-        ("fec0::1", "a private"),  # site-local, which fd00::/8 replaced, and which networks still route
+        ("fec0::1", "a private"),  # site-local: replaced by fd00::/8, but networks still route it
         ("feff:1::1", "a private"),
         ("2001:db8::1", "a private"),
         ("::10.0.0.1", "a reserved"),
@@ -43,7 +43,7 @@ def test_what_is_not_the_internet_is_refused(address: str, kind: str) -> None:
     assert f"is {kind} address" in refusal
 
 
-@pytest.mark.parametrize("address", ["3fff:1::1", "192.0.0.8", "64:ff9b:1::a00:1"])  # the last: NAT64 of somebody's own
+@pytest.mark.parametrize("address", ["3fff:1::1", "192.0.0.8", "64:ff9b:1::a00:1"])  # the last: local NAT64 prefix
 def test_what_pythons_have_other_words_for_is_refused_by_all(address: str) -> None:
     assert Addresses().refusal(address) is not None
 

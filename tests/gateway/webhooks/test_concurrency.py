@@ -1,4 +1,4 @@
-"""One that does not answer gets a few tries at a time, and all the hands again once it answers."""
+"""A receiver that hangs gets a few attempts at a time, and unlimited ones once it answers again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_one_that_answers_soon_gets_as_many_as_there_are() -> None:
     receivers = Receivers()
     for number in range(100 * MOST):
         assert receivers.begin(A, now=number / 1e6) == 0
-    for _ in range(MOST - 1):  # a few that hang tell nothing of the others
+    for _ in range(MOST - 1):  # a few hanging attempts do not make it slow
         assert receivers.begin(B, 0.0) == 0
     assert receivers.begin(B, 600.0) == 0
 
@@ -36,7 +36,7 @@ def test_a_slow_one_stays_slow_while_its_tries_fail_late() -> None:
         receivers.end(A, 0.0, now=15.0)
     assert receivers.begin(A, 15.0) > 0
     receivers.end(A, 0.0, now=15.0)
-    assert receivers.begin(A, 15.0) == 0  # one of the few
+    assert receivers.begin(A, 15.0) == 0  # one of the few slots
     assert receivers.begin(A, 15.0) > 0
 
 

@@ -1,4 +1,4 @@
-"""From a call's end to its receiver: signed, again until it is heard, and by whichever gateway lives."""
+"""From a call's end to its receiver: signed, retried until it is answered, by whichever gateway is alive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSED = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def whole(nats: Any) -> AsyncIterator[Whole]:
-    """A gateway on a bus without anybody else's jobs."""
+    """A gateway on a bus without other tests' jobs."""
     async with gateway_on(nats) as gateway:
         await streams.purge(gateway.bus, subjects.WEBHOOKS, subjects.WEBHOOKS_FILTER)
         await streams.delete_consumer(gateway.bus, subjects.WEBHOOKS, subjects.WEBHOOK_CONSUMER)
@@ -151,7 +151,7 @@ async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
 async def test_what_was_handed_over_often_and_not_tried_is_not_late(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bus was away, or gateways died: none of that was the receiver's doing."""
+    """The bus was away, or gateways died: that was not the receiver's fault."""
     asked: list[float] = []
 
     def at_once(age_s: float) -> float:
@@ -179,7 +179,7 @@ async def test_what_was_handed_over_often_and_not_tried_is_not_late(
                 await receiver.requests.get()
     assert away == []
     assert len(asked) == 1
-    assert 0.0 <= asked[0] < 4.0  # seconds, and not how often it was handed over
+    assert 0.0 <= asked[0] < 4.0  # seconds, and not the number of redeliveries
 
 
 async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,10 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
-        assert f"the webhook to {receiver.url()} was given up after 0.0 hours: it answered 503".encode() in line.payload
+        assert (
+            f"the webhook to {receiver.url()} was given up after 0.0 hours: the receiver answered 503".encode()
+            in line.payload
+        )
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
 
@@ -200,7 +203,7 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
 async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in_silence(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its retention may be shorter than the tries are long."""
+    """The retention may be shorter than the retries take."""
     delays = [0.0, None]
     monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: delays.pop(0))
     async with whole(nats) as gateway, delivering(gateway):
@@ -225,7 +228,7 @@ async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
     def broken(*_: Any) -> bytes:
         raise RuntimeError("what?")
 
-    monkeypatch.setattr(deliveries, "letter", broken)
+    monkeypatch.setattr(deliveries, "encode_payload", broken)
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("broken"), DIGEST)
         record = await submit(gateway, "broken", receiver.url())
@@ -258,7 +261,7 @@ async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, 
     async with whole(nats) as gateway, receiving() as receiver:
         await gateway.deploys.deploy(make.spec("inside"), DIGEST)
         record = await submit(gateway, "inside", receiver.url(host="localhost"))
-        gateway.post = Post(Addresses())  # what was allowed is not any more
+        gateway.post = Post(Addresses())  # the address is no longer allowed
         async with delivering(gateway):
             await call_records.end(gateway.bus, ended(record))
             while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("inside"))) is None:
@@ -278,8 +281,8 @@ async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
         bus = await Bus.connect(nats.url, name="killed")
         async with delivering(gateway, bus):
             await call_records.end(gateway.bus, ended(record))
-            await receiver.requests.get()  # it is about to be told
-            await bus.close()  # and says nothing more: neither that it was, nor that it was not
+            await receiver.requests.get()  # the attempt is in flight
+            await bus.close()  # so the gateway neither acknowledges nor rejects it
         receiver.answers = lambda _: OK
         gateway.post = Post(Addresses(("127.0.0.0/8",)))
         async with delivering(gateway):

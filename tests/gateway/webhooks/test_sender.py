@@ -1,4 +1,4 @@
-"""One POST to a receiver on loopback: where it may go, and what bounds it."""
+"""One POST to a receiver on loopback: allowed addresses and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from gpufn_gateway.webhooks import sender as post
 from gpufn_gateway.webhooks.address_policy import Addresses
-from gpufn_gateway.webhooks.sender import AddressRefused, NotReached, Post
+from gpufn_gateway.webhooks.sender import AddressRefused, Post, ReceiverUnreachable
 from tests.gateway.webhooks.receiver import OK, receiving, redirect
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -44,7 +44,7 @@ async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> 
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str] | Exception]) -> None:
-    """What the DNS says of names."""
+    """Fake the DNS."""
 
     async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
         found = answers[host]
@@ -67,9 +67,9 @@ async def test_of_several_addresses_the_next_is_tried_when_nobody_listens_at_one
 async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiving() as receiver, posting("127.0.0.0/8") as sender:
         resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})
-        with pytest.raises(NotReached):
+        with pytest.raises(ReceiverUnreachable):
             await sender.send(receiver.url(host="two.test"), {}, b"{}")
-        with pytest.raises(NotReached, match=r"none\.test has no address"):
+        with pytest.raises(ReceiverUnreachable, match=r"none\.test has no address"):
             await sender.send(receiver.url(host="none.test"), {}, b"{}")
         with pytest.raises(AddressRefused, match=r"no webhook is sent to in\.test: 10\.0\.0\.1 is a private"):
             await sender.send(receiver.url(host="in.test"), {}, b"{}")
@@ -80,11 +80,11 @@ async def test_a_name_that_the_dns_does_not_know_or_that_is_none_is_not_reached(
 ) -> None:
     async with posting() as sender:
         resolving(monkeypatch, {"away.test": socket.gaierror(-3, "Temporary failure in name resolution")})
-        with pytest.raises(NotReached, match="Temporary failure"):
+        with pytest.raises(ReceiverUnreachable, match="Temporary failure"):
             await sender.send("https://away.test/", {}, b"{}")
         monkeypatch.undo()
         for host in ("a..test", "a" * 64 + ".test"):
-            with pytest.raises(NotReached, match="is no name"):
+            with pytest.raises(ReceiverUnreachable, match="is not a valid host name"):
                 await sender.send(f"https://{host}/", {}, b"{}")
 
 
@@ -138,7 +138,7 @@ async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: 
     monkeypatch.setattr(post, "_TIMEOUT_S", 0.05)
     async with receiving() as receiver, posting(*LOOPBACK) as sender:
         receiver.answers = lambda _: None
-        with pytest.raises(NotReached, match="no answer within"):
+        with pytest.raises(ReceiverUnreachable, match="no answer within"):
             await sender.send(receiver.url(), {}, b"{}")
 
 
@@ -148,7 +148,7 @@ async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: 
 async def test_what_does_not_speak_http_or_does_not_exist_is_not_reached(answer: bytes, host: str) -> None:
     async with receiving() as receiver, posting(*LOOPBACK) as sender:
         receiver.answers = lambda _: answer
-        with pytest.raises(NotReached):
+        with pytest.raises(ReceiverUnreachable):
             await sender.send(receiver.url(host=host), {}, b"{}")
 
 
@@ -156,5 +156,5 @@ async def test_a_port_on_which_nobody_listens_is_not_reached() -> None:
     async with receiving() as receiver:
         gone = receiver.url()
     async with posting(*LOOPBACK) as sender:
-        with pytest.raises(NotReached):
+        with pytest.raises(ReceiverUnreachable):
             await sender.send(gone, {}, b"{}")

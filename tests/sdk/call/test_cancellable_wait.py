@@ -1,4 +1,4 @@
-"""A wait is ended by another thread, over HTTP too."""
+"""A wait is cancelled by another thread, over HTTP too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpufn import Client
-from gpufn.call.cancellable_wait import Wait, woken_by
+from gpufn.call.cancellable_wait import CancelScope, woken_by
 from gpufn_core.errors import GatewayUnavailable
 
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n1"
@@ -28,27 +28,27 @@ def client(listener: socket.socket) -> Iterator[Client]:
         yield client
 
 
-def test_what_waits_is_woken_and_what_would_wait_later_too_and_nothing_after_its_end() -> None:
+def test_current_and_later_waits_are_woken_and_ended_waits_are_not() -> None:
     woken: list[str] = []
 
     def waits() -> None:
         for name in ("before", "as it waits", "later"):
             with woken_by(lambda name=name: woken.append(name)):  # type: ignore[misc]
                 if name == "as it waits":
-                    wait.leave()
+                    scope.cancel()
 
-    wait = Wait()
-    wait.run(waits)
-    wait.leave()
+    scope = CancelScope()
+    scope.run(waits)
+    scope.cancel()
     assert woken == ["as it waits", "later"]
 
 
-def test_who_leaves_a_call_over_http_shuts_its_connection(listener: socket.socket, client: Client) -> None:
-    wait, raised = Wait(), []
+def test_cancelling_a_call_over_http_shuts_its_connection(listener: socket.socket, client: Client) -> None:
+    scope, raised = CancelScope(), []
 
     def call() -> None:
         try:
-            wait.run(client.invoke_raw, "f", b"{}")
+            scope.run(client.invoke_raw, "f", b"{}")
         except GatewayUnavailable as error:
             raised.append(error)
 
@@ -58,25 +58,25 @@ def test_who_leaves_a_call_over_http_shuts_its_connection(listener: socket.socke
     with connection:
         connection.settimeout(30)
         assert connection.recv(65_536).startswith(b"POST /v1/functions/f/invoke")
-        wait.leave()
+        scope.cancel()
         while connection.recv(65_536):
             pass
     thread.join(30)
     assert [type(error).__name__ for error in raised] == ["GatewayUnavailable"]
 
 
-def test_a_call_that_was_left_before_it_began_is_not_sent(listener: socket.socket, client: Client) -> None:
-    wait = Wait()
-    wait.leave()
+def test_a_call_that_was_cancelled_before_it_began_is_not_sent(listener: socket.socket, client: Client) -> None:
+    scope = CancelScope()
+    scope.cancel()
     with pytest.raises(GatewayUnavailable):
-        wait.run(client.invoke_raw, "f", b"{}")
+        scope.run(client.invoke_raw, "f", b"{}")
     connection, _ = listener.accept()
     with connection:
         connection.settimeout(30)
         assert connection.recv(65_536) == b""
 
 
-def test_who_leaves_when_the_answer_is_there_leaves_the_connection_to_the_next_call(
+def test_cancelling_after_the_answer_keeps_the_connection_for_the_next_call(
     listener: socket.socket, client: Client
 ) -> None:
     def answer() -> None:
@@ -85,15 +85,15 @@ def test_who_leaves_when_the_answer_is_there_leaves_the_connection_to_the_next_c
             connection.settimeout(30)
             for _ in range(2):
                 request = b""
-                while not request.endswith(b"{}") and (data := connection.recv(65_536)):  # they may come apart
+                while not request.endswith(b"{}") and (data := connection.recv(65_536)):  # may come in parts
                     request += data
                 connection.sendall(_ANSWER)
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    wait = Wait()
-    answers = [wait.run(client.invoke_raw, "f", b"{}").body]
-    wait.leave()
+    scope = CancelScope()
+    answers = [scope.run(client.invoke_raw, "f", b"{}").body]
+    scope.cancel()
     answers.append(client.invoke_raw("f", b"{}").body)
     thread.join(30)
     assert answers == [b"1", b"1"]

@@ -1,4 +1,4 @@
-"""Graphs and `gather`, with functions that run here."""
+"""Graphs and `gather`, with functions that run in this process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def head_of(pair: Pair) -> int:
     return pair[0]
 
 
-def test_results_take_the_places_of_steps_wherever_they_stand() -> None:
+def test_results_replace_steps_anywhere_in_the_arguments() -> None:
     graph = Graph()
     one, two = graph.call(increased, 1), graph.call(increased, 2)
     three = graph.call(increased, one, b=two)
@@ -56,7 +56,7 @@ def test_results_take_the_places_of_steps_wherever_they_stand() -> None:
     assert ended.index(whole) > ended.index(three)
 
 
-def test_no_more_calls_than_the_window_are_under_way() -> None:
+def test_at_most_window_calls_run_at_a_time() -> None:
     lock, here, most = threading.Lock(), 0, 0
 
     def counted(number: int) -> int:
@@ -77,7 +77,7 @@ def test_no_more_calls_than_the_window_are_under_way() -> None:
     assert most <= 3
 
 
-def test_the_first_failure_is_raised_with_its_step_and_what_needs_it_never_runs() -> None:
+def test_the_first_failure_is_raised_with_its_step_and_its_dependents_never_run() -> None:
     graph = Graph()
     bad = graph.call(breaks, "no")
     after = graph.call(increased, bad)
@@ -90,7 +90,7 @@ def test_the_first_failure_is_raised_with_its_step_and_what_needs_it_never_runs(
         _ = after.result
 
 
-def test_what_makes_no_graph_is_refused() -> None:
+def test_wrong_uses_of_a_graph_are_refused() -> None:
     graph, other = Graph(), Graph()
     step = other.call(increased, 1)
     with pytest.raises(InvalidInput, match="is a step of another graph"):
@@ -102,12 +102,12 @@ def test_what_makes_no_graph_is_refused() -> None:
     assert list(graph.run()) == []
 
 
-def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted() -> None:
+def test_gather_returns_results_in_order_and_failures_if_requested() -> None:
     with run_locally():
         calls = [increased.spawn(1), breaks.spawn("no"), increased.spawn(3)]
         assert gather(calls[0], calls[2]) == [1, 3]
         assert gather() == []
-        with pytest.raises(InvalidInput, match=r"waits for what \.spawn"):
+        with pytest.raises(InvalidInput, match=r"takes the calls that \.spawn"):
             gather(1)  # type: ignore[arg-type]
         with pytest.raises(FunctionRaised, match="no"):
             gather(*calls)
@@ -115,13 +115,13 @@ def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted(
         assert (one, three, isinstance(error, FunctionRaised)) == (1, 3, True)
 
 
-def test_gather_gives_results_that_are_nothing() -> None:
+def test_gather_returns_results_that_are_none() -> None:
     with run_locally(increased=lambda a: None):
         assert gather(increased.spawn(1), increased.spawn(2)) == [None, None]
 
 
 class _NeverEnds(LocalTransport):
-    """No call ends; `timeouts` has how long each was waited for."""
+    """A transport whose calls never end. `timeouts` has the timeout of each wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _NeverEnds(LocalTransport):
         raise TimeoutError(invocation)
 
 
-def test_the_time_to_gather_many_calls_is_counted_from_its_begin_for_all_of_them() -> None:
+def test_the_timeout_of_gather_starts_at_the_same_time_for_all_calls() -> None:
     before, transport = _transport.installed(), _NeverEnds()
     _transport.install(transport)
     try:
@@ -174,6 +174,6 @@ except FunctionRaised as error:
 """
 
 
-def test_calls_that_gather_has_given_up_do_not_keep_the_program_from_ending() -> None:
+def test_calls_that_gather_no_longer_waits_for_do_not_keep_the_program_alive() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "no\n", "")

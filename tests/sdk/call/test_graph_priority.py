@@ -1,4 +1,4 @@
-"""The order of a graph's steps, as tables; and played through with few slots."""
+"""The order of a graph's steps: tables, and simulations with few slots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpufn.call.graph_priority import Order, ranks
         ([[], [], []], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
     ],
 )
-def test_a_rank_is_the_longest_way_to_the_end(
+def test_a_rank_is_the_cost_of_the_longest_chain(
     needs: list[list[int]], costs: list[float], expected: list[float]
 ) -> None:
     assert ranks(needs, costs) == expected
@@ -33,7 +33,7 @@ def test_a_step_that_needs_itself_or_a_later_one_is_refused(needs: list[list[int
         ranks(needs, [1.0] * len(needs))
 
 
-def test_nothing_is_taken_before_what_it_needs_has_ended_and_equals_in_their_order() -> None:
+def test_steps_start_after_their_dependencies_and_equal_steps_in_order() -> None:
     order = Order([[], [], [0, 1, 1], [2]], [1.0] * 4)
     assert [order.take(), order.take(), order.take()] == [0, 1, None]
     order.ended(1)
@@ -45,7 +45,7 @@ def test_nothing_is_taken_before_what_it_needs_has_ended_and_equals_in_their_ord
 
 
 def _play(order: Order, costs: Sequence[float], slots: int) -> float:
-    """How long the graph takes with so many slots."""
+    """Return how long the graph takes with this number of slots."""
     now, running = 0.0, list[tuple[float, int]]()
     while True:
         while len(running) < slots and (step := order.take()) is not None:
@@ -56,10 +56,12 @@ def _play(order: Order, costs: Sequence[float], slots: int) -> float:
         order.ended(step)
 
 
-def test_a_long_chain_is_begun_before_short_steps() -> None:
+def test_a_long_chain_starts_before_short_steps() -> None:
     """Two slots: six short steps and a chain of three long ones, written last."""
     needs: list[list[int]] = [[], [], [], [], [], [], [], [6], [7]]
     costs = [1.0] * 6 + [2.0] * 3
     assert Order(needs, costs).take() == 6
     assert _play(Order(needs, costs), costs, 2) == 6.0
-    assert _play(Order(needs, [0.0] * 9), costs, 2) == 9.0  # without costs: as written, and the chain alone at the end
+    assert (
+        _play(Order(needs, [0.0] * 9), costs, 2) == 9.0
+    )  # without costs: in the order of definition, so the chain runs alone at the end

@@ -1,4 +1,4 @@
-"""Work in threads, as `.aio` and coroutines called from a loop use it."""
+"""Calls in threads, as `.aio` and coroutines in a running event loop use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from gpufn.call.threads import Caught, _Threads, in_thread, run_coroutine
+from gpufn.call.threads import Caught, _ThreadPool, in_thread, run_coroutine
 
 LEAVES = """
 import asyncio, threading
@@ -26,12 +26,12 @@ asyncio.run(main())
 """
 
 
-def test_a_call_that_nobody_awaits_any_more_does_not_keep_the_program_from_ending() -> None:
+def test_a_call_that_is_no_longer_awaited_does_not_keep_the_program_alive() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "left\n", "")
 
 
-def test_many_run_at_a_time_and_threads_are_used_again() -> None:
+def test_many_calls_run_at_a_time_and_threads_are_reused() -> None:
     seen: set[str] = set()
 
     async def main() -> None:
@@ -47,18 +47,18 @@ def test_many_run_at_a_time_and_threads_are_used_again() -> None:
     assert 20 <= len(seen) <= 128
 
 
-def test_no_more_threads_are_started_than_work_at_a_time() -> None:
-    """One that was idle, and whose work a busy one had taken, was not counted again: in the end there were 128."""
+def test_a_thread_is_started_only_if_all_are_busy() -> None:
+    """Regression: an idle thread whose work a busy one had taken was not counted again. In the end there were 128."""
     seen: set[str] = set()
-    threads = _Threads(128)
+    pool = _ThreadPool(128)
 
-    def one_after_another(left: int, ended: threading.Event) -> None:
-        def go_on(caught: Caught[threading.Thread]) -> None:
+    def one_after_another(remaining: int, ended: threading.Event) -> None:
+        def callback(caught: Caught[threading.Thread]) -> None:
             seen.add(caught.get().name)
-            one_after_another(left - 1, ended)
+            one_after_another(remaining - 1, ended)
 
-        if left:
-            threads.run(threading.current_thread, go_on)
+        if remaining:
+            pool.run(threading.current_thread, callback)
         else:
             ended.set()
 
@@ -82,12 +82,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", AFTER_A_FORK]  # of a fork beside threads
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", AFTER_A_FORK]  # about a fork with threads
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
-def test_context_goes_along_and_errors_come_back() -> None:
+def test_context_is_passed_and_errors_are_raised() -> None:
     name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
 
     async def main() -> None:

@@ -14,7 +14,7 @@ from tests.sdk.conftest import Project, StubGateway
 
 
 def test_a_map_begins_with_a_gateway_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("gpufn.maps.sender._PATIENCE_S", 0.0)
+    monkeypatch.setattr("gpufn.maps.sender._RETRY_S", 0.0)
     monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
     (lines := tmp_path / "lines.jsonl").write_text("{}\n")
     monkeypatch.setattr(Client, "send_items", lambda *_, **__: pytest.fail("it was sent"))

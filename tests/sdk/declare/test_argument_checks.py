@@ -1,4 +1,4 @@
-"""Wrong calls of what users import, which no type checker has seen: what they are told to write instead."""
+"""Wrong calls of the SDK that no type checker saw: the error says what to write instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufn.testing import run_locally
 from gpufn_core.errors import GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized
 
 
-@gpu_function(name="given-pair")  # one of its own: other tests declare theirs in the same process
+@gpu_function(name="given-pair")  # a unique name: other tests declare functions in the same process
 def _pair(a: int, b: int = 1) -> int:
     return a + b
 
@@ -42,7 +42,7 @@ def platform() -> Iterator[None]:
         yield
 
 
-def _told(call: Callable[[], Any], kind: type[Exception] = InvalidInput) -> str:
+def _error_of(call: Callable[[], Any], kind: type[Exception] = InvalidInput) -> str:
     with pytest.raises(kind) as raised:
         call()
     assert isinstance(raised.value, GpufnError) or kind is TypeError
@@ -59,7 +59,7 @@ _PER_ARGUMENT = "map takes an iterable for each argument, as in .map(range(10)),
 
 @pytest.mark.usefixtures("platform")
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: list(pair.map(3)), _PER_ARGUMENT.format(3)),
         (lambda: list(pair.map([1], 3)), _PER_ARGUMENT.format(3)),
@@ -69,32 +69,34 @@ _PER_ARGUMENT = "map takes an iterable for each argument, as in .map(range(10)),
         (lambda: list(pair.starmap([1])), _TUPLES.format(1)),
         (lambda: list(pair.starmap(["ab"])), _TUPLES.format("'ab'")),
         (lambda: list(pair.starmap([{"a": 1}])), _TUPLES.format("{'a': 1}")),
-        (Tally.add, "_Tally.add(...) runs here and needs an instance: write _Tally().add(...), or "
+        (Tally.add, "_Tally.add(...) is a local call and needs an instance: write _Tally().add(...), or "
                               "_Tally.add.remote(...) to run it on the platform"),
     ],
 )  # fmt: skip
-def test_a_call_of_another_shape_is_a_type_error_that_shows_the_right_one(call: Callable[[], Any], said: str) -> None:
-    assert _told(call, TypeError) == said
+def test_a_call_of_the_wrong_shape_raises_a_type_error_with_the_right_shape(
+    call: Callable[[], Any], message: str
+) -> None:
+    assert _error_of(call, TypeError) == message
 
 
 @pytest.mark.usefixtures("platform")
-def test_only_a_map_of_asyncio_takes_asynchronous_tuples() -> None:
+def test_only_an_asyncio_map_takes_an_asynchronous_iterable() -> None:
     for begin in (pair.map, pair.starmap, pair.aio.map):
-        told = _told(functools.partial(begin, _numbers()), TypeError)
-        assert told.endswith("; aio.starmap takes an asynchronous one of tuples")
+        message = _error_of(functools.partial(begin, _numbers()), TypeError)
+        assert message.endswith("; aio.starmap takes an asynchronous iterable of tuples")
 
     async def all_of() -> list[int]:
         return [result async for result in pair.aio.starmap(_numbers())]
 
-    assert _told(lambda: asyncio.run(all_of()), TypeError) == _TUPLES.format(1)
+    assert _error_of(lambda: asyncio.run(all_of()), TypeError) == _TUPLES.format(1)
 
 
 @pytest.mark.usefixtures("platform")
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
-        (lambda: pair.map([1], window="3"), "window is a whole number, not '3'"),
-        (lambda: pair.map([1], window=2.5), "window is a whole number, not 2.5"),
+        (lambda: pair.map([1], window="3"), "window is an integer, not '3'"),
+        (lambda: pair.map([1], window=2.5), "window is an integer, not 2.5"),
         (lambda: pair.map([1], window=0), "window is at least 1, not 0"),
         (lambda: pair.map([1], id=3), "3 is not a map's id, which has 26 letters and digits"),
         (lambda: pair.map([1], id="0" * 26, after=3), "3 is not a map's cursor"),
@@ -104,37 +106,37 @@ def test_only_a_map_of_asyncio_takes_asynchronous_tuples() -> None:
         (lambda: gather(pair.spawn(1), timeout=cast("Any", "3")), "timeout is a number of seconds, not '3'"),
         (lambda: pair.options(priority=3), "a call's priority is hi, normal or low, not 3"),
         (lambda: pair.options(priority="low")(1),
-         "<Function given-pair>.options(priority='low') is no call: use .remote(...)"),
-        (lambda: Graph().run(cast("Any", "3")), "window is a whole number, not '3'"),
-        (lambda: Graph().call(pair, 1).taking(cast("Any", "3")), "a step's cost is a number from 0 on, not '3'"),
+         "<Function given-pair>.options(priority='low') is not callable: use .remote(...)"),
+        (lambda: Graph().run(cast("Any", "3")), "window is an integer, not '3'"),
+        (lambda: Graph().call(pair, 1).taking(cast("Any", "3")), "a step's cost is a number of at least 0, not '3'"),
     ],
 )  # fmt: skip
-def test_a_value_of_another_kind_is_refused_where_it_is_given(call: Callable[[], Any], said: str) -> None:
-    assert _told(lambda: list(found) if hasattr(found := call(), "__next__") else found) == said
+def test_a_value_of_the_wrong_type_is_refused_at_the_call(call: Callable[[], Any], message: str) -> None:
+    assert _error_of(lambda: list(result) if hasattr(result := call(), "__next__") else result) == message
 
 
 @pytest.mark.usefixtures("platform")
-def test_gather_says_that_calls_are_given_one_by_one() -> None:
+def test_gather_refuses_a_list_of_calls() -> None:
     calls = [pair.spawn(1)]
     for wrong in (calls, (call for call in calls)):
-        told = _told(functools.partial(gather, cast("Any", wrong)))
-        assert told.endswith("; give them one by one, as in gather(*calls)")
+        message = _error_of(functools.partial(gather, cast("Any", wrong)))
+        assert message.endswith("; pass each call as an argument, as in gather(*calls)")
 
 
 @pytest.mark.parametrize("wrong", ["pair", len, pair.remote, Tally, 3])
-def test_a_step_is_of_a_function_that_has_not_been_called(wrong: Any) -> None:
-    assert _told(lambda: Graph().call(wrong, 1)).startswith(
-        "a step is a @gpu_function, or a @method of one, and its arguments, as in graph.call(f, 1), not "
+def test_a_step_takes_a_function_and_not_the_result_of_a_call(wrong: Any) -> None:
+    assert _error_of(lambda: Graph().call(wrong, 1)).startswith(
+        "graph.call takes a @gpu_function or a @method, and its arguments, as in graph.call(f, 1), not "
     )
 
 
-def test_a_step_that_does_not_fit_its_function_is_refused_where_it_is_written() -> None:
-    said = "given-pair: got an unexpected keyword argument 'c'; it takes a, b=1"
-    assert _told(lambda: Graph().call(pair, 1, c=2), TypeError) == said
+def test_a_step_that_does_not_fit_its_function_is_refused_when_it_is_added() -> None:
+    message = "given-pair: got an unexpected keyword argument 'c'; it takes a, b=1"
+    assert _error_of(lambda: Graph().call(pair, 1, c=2), TypeError) == message
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda client: client.function(3), _NO_NAME.format(3, "")),
         (lambda client: client.function(pair), _NO_NAME.format(pair, ": write 'given-pair'")),
@@ -162,36 +164,36 @@ def test_a_step_that_does_not_fit_its_function_is_refused_where_it_is_written() 
          "cannot encode the schedule's arguments as JSON: Encoding objects of type type is unsupported"),
     ],
 )  # fmt: skip
-def test_a_client_says_what_it_takes_before_it_sends_anything(call: Callable[[Any], Any], said: str) -> None:
+def test_a_client_checks_its_arguments_before_it_sends_a_request(call: Callable[[Any], Any], message: str) -> None:
     with Client("http://127.0.0.1:1") as client:
-        assert _told(lambda: call(client)) == said
+        assert _error_of(lambda: call(client)) == message
 
 
 def test_arguments_of_invoke_have_names() -> None:
     with Client("http://127.0.0.1:1") as client:
-        said = "invoke takes keyword arguments only: invoke('f', x=1), or invoke('f', **{'x': 1})"
-        assert _told(lambda: client.invoke("f", cast("Any", {"x": 1})), TypeError) == said
+        message = "invoke takes keyword arguments only: invoke('f', x=1), or invoke('f', **{'x': 1})"
+        assert _error_of(lambda: client.invoke("f", cast("Any", {"x": 1})), TypeError) == message
 
 
 def test_a_list_of_functions_is_deployed_one_by_one() -> None:
     with Client("http://127.0.0.1:1") as client:
-        said = "deploy takes functions one by one: deploy(*functions)"
-        assert re.search(re.escape(said), _told(lambda: client.deploy(cast("Any", [pair])), InvalidSpec))
+        message = "deploy takes functions one by one: deploy(*functions)"
+        assert re.search(re.escape(message), _error_of(lambda: client.deploy(cast("Any", [pair])), InvalidSpec))
 
 
 @pytest.mark.parametrize("wrong", [8090, "8090", True])
-def test_an_address_that_is_a_number_is_none(wrong: Any) -> None:
-    told = _told(lambda: Client(wrong), GatewayUnavailable)
-    assert told == f"{wrong!r} is not an address: write for example http://127.0.0.1:8090"
+def test_a_number_is_not_an_address(wrong: Any) -> None:
+    message = _error_of(lambda: Client(wrong), GatewayUnavailable)
+    assert message == f"{wrong!r} is not an address: write for example http://127.0.0.1:8090"
 
 
-def test_a_key_is_text() -> None:
-    said = "api_key is not a key: it is not a string; copy it exactly as `gpufn keys create` printed it"
-    assert _told(lambda: Client(api_key=cast("Any", 3)), Unauthorized) == said
+def test_a_key_is_a_string() -> None:
+    message = "api_key is not a key: it is not a string; copy it exactly as `gpufn keys create` printed it"
+    assert _error_of(lambda: Client(api_key=cast("Any", 3)), Unauthorized) == message
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"cron": 300}, "schedule: a cron line is text such as '*/5 * * * *', not 300"),
         ({"cron": "* * * * *", "timezone": 2}, "schedule: a time zone is text such as 'Europe/Berlin', not 2"),
@@ -202,5 +204,5 @@ def test_a_key_is_text() -> None:
          "tzinfo=datetime.timezone.utc): write .timestamp()"),
     ],
 )  # fmt: skip
-def test_a_schedule_says_what_it_takes(options: dict[str, Any], said: str) -> None:
-    assert _told(lambda: Schedule(**options), InvalidSpec) == said
+def test_a_schedule_checks_its_arguments(options: dict[str, Any], message: str) -> None:
+    assert _error_of(lambda: Schedule(**options), InvalidSpec) == message

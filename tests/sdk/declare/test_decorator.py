@@ -21,7 +21,7 @@ def _declared(**options: Any) -> FunctionSpec:
     return spec
 
 
-def test_without_options_the_defaults_of_the_spec_count() -> None:
+def test_without_options_the_defaults_of_the_spec_apply() -> None:
     @gpu_function
     def f_x(x: int) -> int:
         return x + 1
@@ -57,14 +57,14 @@ def test_options_become_the_spec() -> None:
     assert spec.retries == Retry(2)
 
 
-def test_a_spec_survives_its_journey_as_json() -> None:
+def test_a_spec_survives_a_round_trip_as_json() -> None:
     import msgspec
 
     spec = _declared(gpu="L4", retries=Retry(2, on=(IOError,)), env={"A": "b"})
     assert spec_from_json(msgspec.json.encode(spec)) == spec
 
 
-def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
+def test_the_share_of_a_gpu_is_an_option() -> None:
     part = _declared(gpu=["L4", "any"], share="mps", vram="6Gi", sm=25, trust_domain="team-a").resources
     assert (part.share, part.vram_bytes, part.sm_percent, part.trust_domain) == (Share.MPS, 6 << 30, 25, "team-a")
     several = _declared(gpu=["H100:2", "A100:2"]).resources
@@ -96,15 +96,18 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"gpu": "L4", "trust_domain": "Team A"}, "trust_domain='Team A': use a to z, 0 to 9 and hyphens"),
         ({"image": "x"}, "image is an Image, such as Image.python('3.12').pip_install('torch'), not 'x'"),
         ({"egress": 1}, "egress is True or False, not 1"),
-        ({"secrets": ["T"]}, "does not have secrets yet; use env=... for what is not secret"),
+        ({"secrets": ["T"]}, "does not support secrets yet; use env=... for values that are not secret"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
         ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
         ({"gpu": "H100:two"}, "gpu: 'H100:two' is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'"),
-        ({"gpu": ["H100:2", "L4"]}, "a worker has the same number of GPUs wherever it runs; write it at each name"),
+        (
+            {"gpu": ["H100:2", "L4"]},
+            "a worker has the same number of GPUs on every node; write the same number after each name",
+        ),
         ({"gpu": []}, "gpu is None, 'any', a name such as 'L4', or a list of names, not []"),
         ({"gpu": 1}, "gpu is None"),
-        ({"gpu": "cpu"}, "gpu='cpu' is no GPU"),
+        ({"gpu": "cpu"}, "gpu='cpu' is not a GPU"),
         ({"memory": "lots"}, "memory: 'lots' is not a memory size"),
         ({"memory": 512}, "memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'"),
         (
@@ -116,7 +119,7 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"min_workers": 5}, "min_workers=5 is more than max_workers=4"),
         ({"batch": 8}, "batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not 8"),
         ({"retries": "many"}, "retries is a number or a Retry"),
-        ({"env": {"A": 1}}, "env: names and values are text, not 'A': int"),
+        ({"env": {"A": 1}}, "env: names and values are strings, not 'A': int"),
         ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
         ({"name": "models"}, "'models' is a word of the protocols that the gateway speaks: choose another name"),
         ({"name": "No Good"}, "'No Good' is not a function name"),
@@ -128,12 +131,12 @@ def test_an_option_that_is_wrong_is_named(options: dict[str, Any], message: str)
     assert message.removeprefix("work: ") in str(caught.value)
 
 
-def test_an_option_left_at_none_was_not_asked_for() -> None:
+def test_none_leaves_an_option_unset() -> None:
     assert _declared(vram=None, image=None, gpu=None, memory=None).resources.gpu == ()
 
 
 @pytest.mark.parametrize("kind", list(CallKind))
-def test_the_kind_of_a_function_is_seen(kind: CallKind) -> None:
+def test_the_kind_of_a_function_is_detected(kind: CallKind) -> None:
     def sync() -> int:
         return 1
 
@@ -177,7 +180,7 @@ def test_a_class_offers_its_marked_methods_and_those_of_its_bases() -> None:
 
     spec = Embedder.spec()  # type: ignore[attr-defined]
     assert spec.is_class
-    assert [found.name for found in spec.methods] == ["first", "second"]
+    assert [each.name for each in spec.methods] == ["first", "second"]
 
 
 def _with_star(*rest: int) -> int:
@@ -224,29 +227,32 @@ class _MethodWithAnAttributeOfOurs:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (_with_star, "*rest has no names that a caller could use"),
+        (_with_star, "*rest cannot be passed by name"),
         (_positional, "x is positional only"),
-        (_NeedsArguments, "a worker makes it without arguments: give size of __init__ a default"),
+        (_NeedsArguments, "a worker creates the instance without arguments: give size of __init__ a default"),
         (_NothingToCall, "there is nothing to call; a class needs at least one @method"),
-        (_EnterTakesMore, "@enter load takes self only"),
+        (_EnterTakesMore, "@enter load takes no parameter but self"),
         (
             _MethodWithANameOfOurs,
-            "_MethodWithANameOfOurs.name is not the @method but gpufn's own: give it another name",
+            "_MethodWithANameOfOurs.name is an attribute of gpufn: give the @method another name",
         ),
-        (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is not the @method but gpufn's own"),
-        (_CallableItself, "_CallableItself: callers use a @method's name: give __call__ one without underscores"),
+        (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is an attribute of gpufn"),
+        (
+            _CallableItself,
+            "_CallableItself: callers use the name of a @method: give __call__ a name without double underscores",
+        ),
         (_NothingToCall.load, "put @gpu_function on the class and @method on the method"),
         (3, "@gpu_function takes a function or a class, not 3"),
     ],
 )
-def test_what_cannot_be_called_from_outside_is_refused(target: Any, message: str) -> None:
+def test_functions_that_cannot_be_called_remotely_are_refused(target: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         gpu_function(target)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("mark", "lacking"), [(park, "resume"), (resume, "park")])
-def test_what_is_moved_out_is_moved_back(mark: Callable[..., Any], lacking: str) -> None:
+def test_park_and_resume_need_each_other(mark: Callable[..., Any], lacking: str) -> None:
     class Half:
         @mark
         def move(self) -> None: ...
@@ -262,7 +268,7 @@ def test_what_is_moved_out_is_moved_back(mark: Callable[..., Any], lacking: str)
     ("options", "expected"),
     [({}, 0.0), ({"gpu": "any"}, 600.0), ({"gpu": "any", "park_timeout": 0}, 0.0), ({"park_timeout": 5}, 5.0)],
 )
-def test_parking_is_for_functions_with_a_gpu_unless_told_otherwise(options: dict[str, Any], expected: float) -> None:
+def test_by_default_only_functions_with_a_gpu_are_parked(options: dict[str, Any], expected: float) -> None:
     assert _declared(**options).park_timeout_s == expected
 
 
@@ -274,7 +280,7 @@ def test_batch_and_a_generator_contradict_each_other() -> None:
         gpu_function(batch=Batch(2))(items)
 
 
-def test_of_a_class_the_method_is_named_that_contradicts_its_options() -> None:
+def test_the_method_that_contradicts_the_options_of_its_class_is_named() -> None:
     class Two_Words:  # noqa: N801
         @method
         def one(self, x: list[int]) -> list[int]:
@@ -292,11 +298,11 @@ def test_a_function_is_decorated_once() -> None:
     @gpu_function
     def twice() -> None: ...
 
-    with pytest.raises(InvalidSpec, match="twice is a @gpu_function already"):
+    with pytest.raises(InvalidSpec, match="twice is already a @gpu_function"):
         gpu_function(twice)
 
 
-def test_the_signature_shows_every_option_with_the_default_that_counts() -> None:
+def test_the_signature_shows_every_option_with_its_default() -> None:
     parameters = dict(inspect.signature(gpu_function).parameters)
     assert parameters.pop("declared").kind is inspect.Parameter.POSITIONAL_ONLY
     assert list(parameters) == list(Options.__annotations__)
@@ -304,7 +310,7 @@ def test_the_signature_shows_every_option_with_the_default_that_counts() -> None
     assert settings_from(given, "f") == settings_from({}, "f")
 
 
-def test_a_lambda_is_asked_for_a_name() -> None:
-    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or give"):
+def test_a_lambda_needs_a_name() -> None:
+    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or set"):
         gpu_function(lambda x: x)
     assert gpu_function(name="doubled")(lambda x: 2 * x).name == "doubled"

@@ -79,11 +79,11 @@ class Tally:
 ended: list[int] = []
 
 
-def test_a_call_here_is_plain_python() -> None:
+def test_a_local_call_is_plain_python() -> None:
     assert (plus(2), list(count(2)), asyncio.run(double(4)), lengths(["a", "bc"])) == (3, [0, 1], 8, [1, 2])
 
 
-def test_a_remote_call_of_each_kind_gives_a_value() -> None:
+def test_remote_calls_of_each_kind_return_values() -> None:
     with run_locally():
         assert (plus.remote(2, b=3), count.remote(3), double.remote(4)) == (5, [0, 1, 2], 8)
         assert (letters.remote("ab"), lengths.remote("abc")) == (["a", "b"], 3)  # type: ignore[arg-type, comparison-overlap]
@@ -96,7 +96,7 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda: plus.remote(1, c=2),  # type: ignore[call-arg]
@@ -106,10 +106,10 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
         (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
     ],
 )
-def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], said: str) -> None:
+def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], message: str) -> None:
     with run_locally(), pytest.raises(TypeError) as raised:
         list(call())
-    assert str(raised.value) == said
+    assert str(raised.value) == message
 
 
 def test_an_exception_shows_the_remote_traceback() -> None:
@@ -122,7 +122,7 @@ def test_an_exception_shows_the_remote_traceback() -> None:
     assert "raise LookupError(message)" in text
 
 
-def test_items_stream_as_they_are_made() -> None:
+def test_items_are_streamed_as_they_are_produced() -> None:
     with run_locally():
         items = assert_type(count.stream(1_000_000_000), Iterator[int])
         assert [next(items), next(items)] == [0, 1]
@@ -130,19 +130,19 @@ def test_items_stream_as_they_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "message"),
     [
         (
             lambda: plus.local(1),  # type: ignore[attr-defined]
-            "'Function' object has no attribute 'local'; a plain call, without .local, runs here",
+            "'Function' object has no attribute 'local'; a plain call, without .local, runs in this process",
         ),
         (
             lambda: Tally.add.delay(1),  # type: ignore[attr-defined]
-            "'Method' object has no attribute 'delay'; spawn(...) submits it",
+            "'Method' object has no attribute 'delay'; spawn(...) submits a call",
         ),
         (
             lambda: Call("x").get(),  # type: ignore[attr-defined]
-            "'Call' object has no attribute 'get'; result(timeout=...) waits for it",
+            "'Call' object has no attribute 'get'; result(timeout=...) waits for the result",
         ),
         (
             lambda: plus.remot(1),  # type: ignore[attr-defined]
@@ -150,15 +150,15 @@ def test_items_stream_as_they_are_made() -> None:
         ),
     ],
 )
-def test_words_of_other_sdks_are_answered_with_ours(use: Callable[[], Any], said: str) -> None:
+def test_method_names_of_other_sdks_get_a_hint(use: Callable[[], Any], message: str) -> None:
     with pytest.raises(AttributeError) as raised:
         use()
-    assert str(raised.value) == said
+    assert str(raised.value) == message
     assert raised.value.obj is not None, "Python suggests what is like it"
 
 
 def test_only_generators_stream() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match=r"no generator: use .remote"):
+    with run_locally(), pytest.raises(InvalidInput, match="is not a generator"):
         plus.stream(1)
 
 
@@ -172,7 +172,7 @@ def test_map_keeps_the_order_and_its_window() -> None:
         with lock:
             under_way += 1
             most = max(most, under_way)
-        three.wait(30)  # so three do run at a time
+        three.wait(30)  # so three calls run at the same time
         with lock:
             under_way -= 1
         return a
@@ -197,7 +197,7 @@ def test_map_takes_no_more_arguments_than_it_needs() -> None:
     assert len(taken) <= 3
 
 
-def test_a_map_of_asyncio_is_closed_as_another_is() -> None:
+def test_an_asyncio_map_can_be_closed() -> None:
     async def main() -> list[Any]:
         left: list[Any] = []
         for end in ("close", "cancel"):
@@ -210,7 +210,7 @@ def test_a_map_of_asyncio_is_closed_as_another_is() -> None:
         assert asyncio.run(main()) == [(1, None, []), (1, False, [])]
 
 
-def test_a_map_of_asyncio_that_somebody_waits_in_may_be_cancelled_meanwhile() -> None:
+def test_an_asyncio_map_can_be_cancelled_while_a_task_waits_in_it() -> None:
     may_go_on = threading.Event()
 
     def held(a: int, b: int = 1) -> int:
@@ -220,7 +220,7 @@ def test_a_map_of_asyncio_that_somebody_waits_in_may_be_cancelled_meanwhile() ->
     async def main() -> tuple[bool, int]:
         results = plus.aio.map([1, 2], window=1)
         waiting = asyncio.ensure_future(anext(results))
-        await asyncio.sleep(0)  # it waits now
+        await asyncio.sleep(0)  # now it waits
         cancelled = await results.cancel()
         may_go_on.set()
         return cancelled, await waiting
@@ -240,7 +240,7 @@ def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
     assert (good, isinstance(bad, FunctionRaised)) == (1, True)
 
 
-def test_starmap_spreads_each_tuple() -> None:
+def test_starmap_unpacks_each_tuple() -> None:
     with run_locally():
         assert list(plus.starmap([(1, 2), (3, 4)])) == [3, 7]
 
@@ -256,7 +256,7 @@ def test_a_spawned_call_can_be_found_again() -> None:
             Call.from_id("0" * 26).status()
 
 
-def test_an_id_that_is_none_is_refused_here() -> None:
+def test_a_wrong_id_is_refused_without_a_request() -> None:
     with pytest.raises(InvalidInput, match="'abc' is not an invocation's id"):
         Call.from_id("abc")
 
@@ -277,8 +277,8 @@ def test_asyncio_has_the_same_methods() -> None:
         assert asyncio.run(main()) == [2, [0, 1, 2], [1, 2, 3], 6, "succeeded", list(range(0, 100, 2))]
 
 
-def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() -> None:
-    """It was closed under the thread that waited for the next item, and the reader got a ValueError instead."""
+def test_a_stream_whose_reader_is_cancelled_is_closed_when_its_thread_returns() -> None:
+    """Regression: closing it while a thread waited for the next item raised ValueError in the reader."""
     asked, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     @gpu_function
@@ -317,7 +317,7 @@ def test_an_async_function_can_be_called_remotely_from_a_coroutine() -> None:
         assert asyncio.run(main()) == 6
 
 
-def test_a_class_is_made_and_entered_once_per_worker_and_exited_at_its_end() -> None:
+def test_a_class_is_created_and_entered_once_per_worker_and_exited_at_its_end() -> None:
     ended.clear()
     with run_locally():
         assert (Tally.add.remote(1), Tally().add.remote(2), Tally.upto.remote(2)) == (101, 103, [0, 1])
@@ -341,22 +341,22 @@ class Reluctant:
         ended.append(-1)
 
 
-def test_each_exit_hook_runs_though_one_before_it_raises() -> None:
+def test_all_exit_hooks_run_even_if_one_raises() -> None:
     ended.clear()
     with pytest.raises(OSError, match="is busy"), run_locally():
         assert (Reluctant.work.remote(), Tally.add.remote(1)) == (1, 101)
     assert ended == [-1, 101]
 
 
-def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
+def test_a_local_instance_is_created_and_entered_on_first_use() -> None:
     ended.clear()
     with Tally(5) as tally:  # type: ignore[attr-defined]
         assert (tally.add(1), tally.total) == (106, 106)
     assert ended == [106]
 
 
-def test_arguments_of_the_constructor_do_not_travel() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) was given arguments, which stay here"):
+def test_constructor_arguments_are_not_sent() -> None:
+    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) got arguments that are not sent"):
         Tally(5).add.remote(1)
 
 
@@ -399,20 +399,20 @@ class Summing:
 
 
 @pytest.mark.parametrize("adds", [Summing.mapped, Summing.stepped, Summing.awaited])
-def test_a_class_that_runs_here_may_wait_for_calls_of_classes_in_other_threads(adds: Any) -> None:
+def test_a_local_class_may_wait_for_calls_of_classes_in_other_threads(adds: Any) -> None:
     async def in_a_loop() -> int:
         return cast("int", adds.remote())
 
     def run() -> None:
-        found.append(adds.remote())
-        found.append(asyncio.run(in_a_loop()))
+        results.append(adds.remote())
+        results.append(asyncio.run(in_a_loop()))
 
-    found: list[int] = []
+    results: list[int] = []
     with run_locally():
-        thread = threading.Thread(target=run, daemon=True)  # when they wait for each other, they do so for ever
+        thread = threading.Thread(target=run, daemon=True)  # a deadlock would last forever
         thread.start()
         thread.join(30)
-        assert found == [12, 12]
+        assert results == [12, 12]
 
 
 def test_a_class_can_be_extended() -> None:
@@ -427,7 +427,7 @@ def test_a_class_can_be_extended() -> None:
 @pytest.mark.parametrize(
     ("error", "attempts"), [(OSError("busy"), 3), (ConnectionError("busy"), 3), (ValueError("no"), 1)]
 )
-def test_a_local_call_is_tried_again_as_its_function_says(error: Exception, attempts: int) -> None:
+def test_a_local_call_is_retried_according_to_its_function(error: Exception, attempts: int) -> None:
     began: list[None] = []
 
     @gpu_function(name=f"flaky-{type(error).__name__.lower()}", retries=Retry(2, delay_s=3600, on=(OSError,)))
@@ -471,7 +471,7 @@ def test_a_local_call_returns_the_result_of_the_attempt_that_succeeds() -> None:
         assert recovers.remote() == 3
 
 
-def test_a_replacement_stands_in_and_calls_are_recorded() -> None:
+def test_replacements_are_called_and_calls_are_recorded() -> None:
     with run_locally(plus=lambda a, b=1: 42) as platform:
         assert plus.remote(1, b=2) == 42
     assert platform.calls == [RemoteCall("plus", (1,), {"b": 2})]
@@ -482,7 +482,7 @@ def test_a_function_that_was_not_imported_is_not_found() -> None:
         platform.call("nowhere", "", "", b"\x82\xa4args\x90\xa6kwargs\x80")
 
 
-def test_the_transport_of_before_is_back_afterwards() -> None:
+def test_the_earlier_transport_is_restored() -> None:
     before = _transport.installed()
     with run_locally() as outer:
         with run_locally():
@@ -505,7 +505,7 @@ def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
         return recursive
 
     data = cloudpickle.dumps(make(10))
-    gc.collect()  # the original is gone, as it is in the process that the copy is for
+    gc.collect()  # the original is gone, as in the process that loads the copy
     copy = pickle.load(io.BytesIO(data))
     assert (copy(3), copy.name, copy.settings.timeout_s) == (13, "recursive", 9)
     assert copy.raw.__globals__ is not None
@@ -538,13 +538,13 @@ def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:
             assert [file for file in files if "concurrent" in file] == []
 
 
-def test_aio_is_no_call_and_says_what_is() -> None:
-    with pytest.raises(InvalidInput, match=r"plus\.aio is no call: use plus\.aio\.remote\(\.\.\.\)"):
+def test_aio_is_not_callable() -> None:
+    with pytest.raises(InvalidInput, match=r"plus\.aio is not callable: use plus\.aio\.remote\(\.\.\.\)"):
         plus.aio(1)
 
 
 class Recorder(LocalTransport):
-    """Runs calls here, and notes the class of each, and its time."""
+    """Runs calls in this process and records the priority and the timeout of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -574,7 +574,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return transport
 
 
-def test_a_call_says_its_class_if_it_is_given_one(recorder: Recorder) -> None:
+def test_a_call_sends_its_priority_if_it_has_one(recorder: Recorder) -> None:
     assert plus.options(priority="hi").remote(1) == 2
     assert plus.remote(1) == 2
     assert list(count.options(priority="low").stream(2)) == [0, 1]
@@ -583,7 +583,7 @@ def test_a_call_says_its_class_if_it_is_given_one(recorder: Recorder) -> None:
     assert ("submit", "hi") in recorder.classes
 
 
-def test_a_call_says_its_timeout_if_it_is_given_one(recorder: Recorder) -> None:
+def test_a_call_sends_its_timeout_if_it_has_one(recorder: Recorder) -> None:
     quick = plus.options(timeout=2)
     assert quick.remote(1) == 2
     assert plus.remote(1) == 2
@@ -595,11 +595,11 @@ def test_a_call_says_its_timeout_if_it_is_given_one(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "said"),
+    ("timeout", "message"),
     [(0, "above 0, not 0"), (-1.5, "above 0, not -1.5"), ("2s", "a number of seconds, not '2s'"), (True, "not True")],
 )
-def test_a_timeout_is_a_number_of_seconds(timeout: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         plus.options(timeout=timeout)
 
 
@@ -613,30 +613,30 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, said: str) -> None:
     ],
 )
 def test_a_map_has_no_timeout(begin: Callable[[Any], Any]) -> None:
-    with pytest.raises(InvalidInput, match="a timeout is one call's: the items of a map have the function's own"):
+    with pytest.raises(InvalidInput, match="the items of a map have the timeout of the function"):
         begin(plus.options(timeout=2))
 
 
-def test_options_keep_all_else_of_a_function() -> None:
+def test_options_keep_everything_else_of_a_function() -> None:
     urgent = plus.options(priority="hi")
     assert repr(urgent) == "<Function plus>.options(priority='hi')"
     assert repr(plus.options(timeout=2)) == "<Function plus>.options(timeout=2.0)"
     with pytest.raises(TypeError):
         urgent.remote()  # type: ignore[call-arg]
-    with pytest.raises(InvalidInput, match="no generator"):
+    with pytest.raises(InvalidInput, match="is not a generator"):
         urgent.stream(1)
     with pytest.raises(InvalidInput, match="hi, normal or low, not 'high'"):
         plus.options(priority="high")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("map_of", [plus.map, plus.starmap, plus.aio.map, plus.aio.starmap])
-def test_an_argument_that_is_no_option_of_a_map_is_told_where_arguments_go(map_of: Callable[..., Any]) -> None:
-    said = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
-    with run_locally(), pytest.raises(TypeError, match=said):
+def test_an_unknown_option_of_a_map_raises_a_type_error_about_arguments(map_of: Callable[..., Any]) -> None:
+    message = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
+    with run_locally(), pytest.raises(TypeError, match=message):
         map_of([1, 2], b=5)
 
 
-def test_a_class_is_no_call_and_names_those_that_are() -> None:
+def test_a_remote_call_of_a_class_names_its_methods() -> None:
     @gpu_function
     class Model:
         map = "the user's own"
@@ -649,8 +649,8 @@ def test_a_class_is_no_call_and_names_those_that_are() -> None:
 
     for owner in (Model, Model()):
         for name in ("remote", "spawn", "aio"):
-            told = rf"Model is a class: call a method of it, as in Model\.predict\.{name}"
-            with pytest.raises(AttributeError, match=told):
+            message = rf"Model is a class: call one of its methods, as Model\.predict\.{name}"
+            with pytest.raises(AttributeError, match=message):
                 getattr(owner, name)
     assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
     with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
@@ -658,7 +658,7 @@ def test_a_class_is_no_call_and_names_those_that_are() -> None:
 
 
 class Thing:
-    """Of a class without a form of its own."""
+    """A class without a form of its own: its instances need a pickle."""
 
 
 @dataclasses.dataclass
@@ -691,7 +691,7 @@ def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
             Call.from_id(call.id).result()
 
 
-def test_an_argument_that_needs_a_pickle_is_refused_where_it_is_given() -> None:
+def test_an_argument_that_needs_a_pickle_is_refused_at_the_call() -> None:
     with run_locally() as platform:
         with pytest.raises(InvalidInput, match=r"other: a type cannot be sent: .*; send plain values, or deploy"):
             spots.remote(Spot(1), other=Thing)
@@ -712,8 +712,8 @@ def applied(function: Callable[[int], int], x: int) -> int:
     return function(x)
 
 
-def test_a_function_known_by_name_takes_pickled_arguments_where_the_caller_says_so() -> None:
-    """Such a handle does not know the option of the function: every argument without a form was refused."""
+def test_a_function_known_by_name_sends_pickles_if_the_caller_allows_them() -> None:
+    """Regression: the handle does not know the option of the function, and refused every argument without a form."""
     with run_locally():
         assert Function.from_name("applied", pickle=True).remote(lambda x: x + 1, 2) == 3
         assert Function.from_name("applied", pickle=True).options(timeout=5).remote(lambda x: x + 1, 2) == 3

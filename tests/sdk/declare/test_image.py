@@ -1,4 +1,4 @@
-"""What may be asked of an image, and how it reaches the nodes."""
+"""The options of an image, and how an image reaches the nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain(x: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "message"),
     [
         ({}, "give the version of Python or the name of a base image, and not both"),
         ({"python": "3.12", "base": "debian"}, "and not both"),
@@ -51,30 +51,32 @@ def plain(x: int) -> int:
         ({"python": "3.12", "lock": "x"}, "'x' is not a digest"),
     ],
 )
-def test_what_no_image_can_be_made_of_is_refused(spec: dict[str, Any], why: str) -> None:
-    with pytest.raises(InvalidSpec, match=why):
+def test_an_impossible_image_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
         ImageSpec(**spec)
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "why"),
+    ("method", "arguments", "message"),
     [
-        ("python", (3.12,), "image: the version of Python is text, such as '3.12', not 3.12"),
-        ("from_name", (None,), "image: the name of a base image is text, not None"),
+        ("python", (3.12,), "image: the version of Python is a string, such as '3.12', not 3.12"),
+        ("from_name", (None,), "image: the name of a base image is a string, not None"),
         ("from_name", ("",), "image: '' is not the name of an image"),
-        ("pip_install", (["a", "b"],), "one by one, such as pip_install('torch', 'numpy'), not ['a', 'b']"),
-        ("apt_install", (("a",),), "one by one, such as apt_install('git', 'curl'), not ('a',)"),
-        ("pip_lock", (["a"],), "image: a file's name is text, not ['a']"),
-        ("add_file", ("a", 5), "image: a file's name is text, not 5"),
+        ("pip_install", (["a", "b"],), "an argument of its own, as in pip_install('torch', 'numpy'), not ['a', 'b']"),
+        ("apt_install", (("a",),), "an argument of its own, as in apt_install('git', 'curl'), not ('a',)"),
+        ("pip_lock", (["a"],), "image: the name of a file is a string, not ['a']"),
+        ("add_file", ("a", 5), "image: the name of a file is a string, not 5"),
     ],
 )
-def test_what_is_no_text_is_told_where_it_is_written(method: str, given: tuple[Any, ...], why: str) -> None:
+def test_a_value_that_is_not_a_string_is_refused_at_the_declaration(
+    method: str, arguments: tuple[Any, ...], message: str
+) -> None:
     with pytest.raises(InvalidSpec) as raised:
-        getattr(Image.python("3.12"), method)(*given)
-    assert why in raised.value.message
+        getattr(Image.python("3.12"), method)(*arguments)
+    assert message in raised.value.message
 
 
-def test_files_are_named_by_paths_as_well() -> None:
+def test_files_can_be_path_objects() -> None:
     image = Image.python("3.12").pip_lock(Path("lock.txt")).add_file(Path("a/b"), PurePosixPath("/opt/b"))
     assert (image.lock, image.files) == ("lock.txt", (("a/b", "/opt/b"),))
 
@@ -95,17 +97,17 @@ def test_two_files_cannot_have_one_path() -> None:
     "requirement",
     ["torch", "torch>=2,<3", "uvicorn[standard]==0.35", 'x; python_version < "3.12"', "x @ https://h/x.whl"],
 )
-def test_requirements_are_what_pip_takes(requirement: str) -> None:
+def test_requirements_have_the_syntax_of_pip(requirement: str) -> None:
     assert ImageSpec(python="3.12", pip=(requirement,)).pip == (requirement,)
 
 
-def test_an_image_has_the_digest_of_what_was_asked_for() -> None:
+def test_the_digest_of_an_image_depends_on_its_declaration() -> None:
     one = ImageSpec(python="3.12", pip=("torch",))
     assert one.digest == ImageSpec(python="3.12", pip=("torch",)).digest
     assert one.digest != ImageSpec(python="3.12", pip=("torch",), apt=("libgl1",)).digest
 
 
-def test_an_image_s_files_travel_in_the_bundle_by_digest(tmp_path: Path) -> None:
+def test_the_files_of_an_image_are_in_the_bundle_by_digest(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "names.txt").write_text("Ada")
     (tmp_path / "lock.txt").write_text("numpy==2.0.0")
@@ -120,21 +122,21 @@ def test_an_image_s_files_travel_in_the_bundle_by_digest(tmp_path: Path) -> None
         assert archive.read(f"{FILES_FOLDER}/{lock}") == b"numpy==2.0.0"
 
 
-def test_a_file_that_is_not_there_is_named_at_deploy(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_at_deploy(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match=r"image: cannot read nothing\.txt: No such file or directory"):
         prepare(Image.python("3.12").add_file("nothing.txt", "/opt/x"), tmp_path)
 
 
 @pytest.mark.parametrize("there", ["/tmp/names.txt", "/gpufn/worker/names.txt", "/dev/shm/x", "/proc/x", "/sys/x"])
-def test_a_file_where_its_workers_would_not_see_it_is_refused(there: str, tmp_path: Path) -> None:
+def test_a_file_that_a_mount_would_hide_is_refused(there: str, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("x")
-    with pytest.raises(InvalidSpec, match=f"no worker would see {there}"):
+    with pytest.raises(InvalidSpec, match=f"a mount hides {there} from workers"):
         prepare(Image.python("3.12").add_file("names.txt", there), tmp_path)
     for seen in ("/tmpl/names.txt", "/opt/tmp/names.txt"):
         assert prepare(Image.python("3.12").add_file("names.txt", seen), tmp_path).spec.files[0].path == seen
 
 
-def test_what_travels_by_value_needs_the_same_python_in_its_image() -> None:
+def test_code_sent_by_value_needs_the_same_python_in_its_image() -> None:
     from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
 
     by_value = EntryPoint("app", "f", Packaging.PICKLE)

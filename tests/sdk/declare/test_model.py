@@ -1,4 +1,4 @@
-"""`Model`: what it refuses, which files go along, and a function that has one called here."""
+"""`Model`: the options it refuses, the files it uploads, and local calls of a function with a model."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
     ("options", "message"),
     [
         ({"path": "net.pt"}, "'net.pt' is not an ONNX file (.onnx); `gpufn build app.py:make_model` exports"),
-        ({"path": 3}, "path is the path of a file, not 3"),
+        ({"path": 3}, "path is a file path, not 3"),
         ({"precision": "fp8"}, "precision is fp32, tf32, fp16, bf16 or int8, not 'fp8'"),
         ({"precision": "int8"}, "model: precision int8 is calibrated on samples: give samples="),
         ({"max_batch": 0}, "model: max_batch is a number from 1 to 65536, not 0"),
-        ({"max_batch": 1.5}, "max_batch is a whole number, not 1.5"),
+        ({"max_batch": 1.5}, "max_batch is an integer, not 1.5"),
         ({"shapes": [1, 3]}, 'shapes is a dict of inputs and shapes, such as {"x": (1, 3, 224, 224)}, not [1, 3]'),
         (
             {"shapes": {"x": ((1, 3), (2, 3))}},
-            "shapes['x'] is one shape, or three: the least, the usual and the largest",
+            "shapes['x'] is one shape, or three: the smallest, the usual and the largest",
         ),
         ({"shapes": {"x": ((4, 3), (2, 3), (8, 3))}}, "shapes['x']: a shape range is min <= opt <= max"),
         ({"shapes": {"x": ((1,), (2, 3), (8, 3))}}, "shapes['x']: min (1,), opt (2, 3) and max (8, 3) differ"),
@@ -49,14 +49,14 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"build_memory": "9" * 400}, "a memory size is less than 8 EiB, not '999"),
     ],
 )
-def test_a_wrong_option_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
+def test_a_wrong_option_is_refused_at_the_declaration(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         Model(**{"path": "net.onnx"} | options)
     assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1 << 63])
-def test_a_spec_that_another_client_wrote_has_a_memory_limit_that_there_can_be(limit: int) -> None:
+def test_a_spec_of_another_client_needs_a_possible_memory_limit(limit: int) -> None:
     with pytest.raises(InvalidSpec, match="net: memory_limit_bytes is positive and less than 8 EiB, not"):
         ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),), memory_limit_bytes=limit)
 
@@ -100,8 +100,8 @@ def _onnx_with_external_data(folder: Path, *locations: str) -> Path:
     return path
 
 
-def test_external_data_is_found_in_the_file_and_goes_along(tmp_path: Path) -> None:
-    long = "encoder." + "layer." * 30 + "weight"  # a length of two bytes
+def test_external_data_is_detected_and_uploaded(tmp_path: Path) -> None:
+    long = "encoder." + "layer." * 30 + "weight"  # its length takes two bytes
     path = _onnx_with_external_data(tmp_path, "net.onnx.data", "net.onnx.data", long)
     assert external_data(path) == ["net.onnx.data", long]
     spec, paths = prepare("net", Model("net.onnx"), tmp_path)
@@ -110,7 +110,7 @@ def test_external_data_is_found_in_the_file_and_goes_along(tmp_path: Path) -> No
     assert paths[spec.files[0].digest] == path
 
 
-def test_named_files_take_the_place_of_those_that_were_found(tmp_path: Path) -> None:
+def test_listed_files_replace_the_detected_ones(tmp_path: Path) -> None:
     _onnx_with_external_data(tmp_path, "net.onnx.data")
     (tmp_path / "other.bin").write_bytes(b"x")
     spec, _ = prepare("net", Model("net.onnx", files=["other.bin"]), tmp_path)
@@ -139,7 +139,7 @@ def test_paths_start_beside_the_file_that_defines_the_function() -> None:
     assert folder_of(test_paths_start_beside_the_file_that_defines_the_function) == Path(__file__).resolve().parent
 
 
-# Declaring
+# Declarations
 
 
 def _with_models(models: Any) -> Any:
@@ -154,20 +154,20 @@ def _with_models(models: Any) -> Any:
     [
         (
             {"nett": Model("n.onnx")},
-            "_with_models.<locals>.work: models: it has no parameter nett to",
+            "_with_models.<locals>.work: models: the function has no parameter nett to",
         ),
         ({"net": "n.onnx"}, """models: write {"net": Model("net.onnx")}, not 'net': 'n.onnx'"""),
         ([Model("n.onnx")], 'models is a dict of parameters and Models, such as {"net": Model("net.onnx")}, not ['),
     ],
 )
-def test_models_that_nothing_receives_are_refused(models: Any, message: str) -> None:
+def test_models_without_a_parameter_are_refused(models: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         _with_models(models)
     assert caught.value.message.startswith(message)
 
 
 def test_a_class_cannot_receive_a_model_as_a_method() -> None:
-    with pytest.raises(InvalidSpec, match="models: run is a @method; a class receives a model as an attribute"):
+    with pytest.raises(InvalidSpec, match="models: run is a @method; a model is an attribute of the class"):
 
         @gpu_function(models={"run": Model("n.onnx")})
         class Runs:
@@ -175,19 +175,19 @@ def test_a_class_cannot_receive_a_model_as_a_method() -> None:
             def run(self) -> None: ...
 
 
-def test_no_caller_gives_a_model() -> None:
+def test_callers_do_not_pass_models() -> None:
     spec = _with_models({"net": Model("n.onnx")}).spec()
     assert list(spec.methods[0].parameters["properties"]) == ["x"]
     with run_locally(work=lambda x: x + 1) as platform:
         assert _with_models({"net": Model("n.onnx")}).remote(1) == 2
-    assert platform.calls[0].kwargs == {"x": 1}  # by name: the model may stand anywhere
+    assert platform.calls[0].kwargs == {"x": 1}  # by name: the model may be any parameter
 
 
-# Calling here
+# Local calls
 
 
 def _squares(path: Path) -> Path:
-    """y = x · x, for rows of two numbers; and z = -x."""
+    """Write a model with y = x · x and z = -x, for rows of two numbers."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
@@ -202,7 +202,7 @@ def _squares(path: Path) -> Path:
     return path
 
 
-def test_called_here_a_function_runs_the_model_here(tmp_path: Path) -> None:
+def test_a_local_call_runs_the_model_in_this_process(tmp_path: Path) -> None:
     import numpy as np
 
     one, two = Model(_squares(tmp_path / "one.onnx")), Model(_squares(tmp_path / "two.onnx"))
@@ -243,7 +243,7 @@ def test_a_class_has_its_models_before_it_is_entered(tmp_path: Path) -> None:
         assert Squares.run.remote() == [[16.0, 16.0]]
 
 
-def test_a_session_is_called_as_a_workers_is(tmp_path: Path) -> None:
+def test_a_session_has_the_interface_of_a_worker_session(tmp_path: Path) -> None:
     import asyncio
 
     from gpufn.call.local_session import LocalSession
@@ -264,7 +264,7 @@ def test_a_session_multiplies_integers_exactly_on_every_processor(tmp_path: Path
     assert session._session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
 
 
-def test_a_session_names_the_inputs_that_it_was_not_given(tmp_path: Path) -> None:
+def test_a_session_names_wrong_inputs(tmp_path: Path) -> None:
     from gpufn.call.local_session import LocalSession
 
     session = LocalSession(_squares(tmp_path / "one.onnx"))
@@ -272,7 +272,7 @@ def test_a_session_names_the_inputs_that_it_was_not_given(tmp_path: Path) -> Non
         ((), {}, "x: missing; the model takes x"),
         ((1,), {"q": 2}, "q: the model has no such input; it takes x"),
         ((1,), {"x": 2}, "x: given twice; it takes x"),
-        ((1, 2), {}, "2 arrays; the model takes x"),
+        ((1, 2), {}, "got 2 arrays; the model takes x"),
     ]:
         with pytest.raises(InvalidInput, match=message):
             session(*arrays, **named)

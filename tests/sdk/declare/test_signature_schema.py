@@ -35,19 +35,19 @@ class Colour(enum.Enum):
 
 
 def _of(function: Callable[..., Any], batch: Batch | None = None) -> MethodSpec:
-    (found,) = signature_schema.methods_of(function, batch)
-    return found
+    (spec,) = signature_schema.methods_of(function, batch)
+    return spec
 
 
-def test_a_path_is_text() -> None:
+def test_the_schema_of_a_path_is_a_string() -> None:
     def f(path: pathlib.Path, others: list[pathlib.PurePath] | None = None) -> pathlib.Path:
         return path
 
-    found = _of(f)
-    assert found.parameters["properties"]["path"] == {"type": "string", "format": "path"}
+    spec = _of(f)
+    assert spec.parameters["properties"]["path"] == {"type": "string", "format": "path"}
     others = {"type": "array", "items": {"type": "string", "format": "path"}}
-    assert found.parameters["properties"]["others"] == {"anyOf": [others, {"type": "null"}], "default": None}
-    assert found.returns == {"type": "string", "format": "path"}
+    assert spec.parameters["properties"]["others"] == {"anyOf": [others, {"type": "null"}], "default": None}
+    assert spec.returns == {"type": "string", "format": "path"}
 
 
 def test_names_defaults_and_types_become_json_schema() -> None:
@@ -55,8 +55,8 @@ def test_names_defaults_and_types_become_json_schema() -> None:
         """What it does."""
         return []
 
-    found = _of(f)
-    assert found.parameters == {
+    spec = _of(f)
+    assert spec.parameters == {
         "type": "object",
         "properties": {
             "x": {"type": "integer"},
@@ -68,16 +68,16 @@ def test_names_defaults_and_types_become_json_schema() -> None:
         "required": ["x"],
         "$defs": {"Colour": {"title": "Colour", "enum": ["red"]}},
     }
-    assert (found.returns, found.doc) == ({"type": "array", "items": {"type": "integer"}}, "What it does.")
+    assert (spec.returns, spec.doc) == ({"type": "array", "items": {"type": "integer"}}, "What it does.")
 
 
 def test_named_types_are_defined_once_with_their_parts() -> None:
     def f(labels: list[Label], box: Box) -> Label: ...  # type: ignore[empty-body]
 
-    found = _of(f)
-    assert sorted(found.parameters["$defs"]) == ["Box", "Label"]
-    assert found.parameters["properties"]["labels"] == {"type": "array", "items": {"$ref": "#/$defs/Label"}}
-    assert sorted(found.returns["$defs"]) == ["Box", "Label"]
+    spec = _of(f)
+    assert sorted(spec.parameters["$defs"]) == ["Box", "Label"]
+    assert spec.parameters["properties"]["labels"] == {"type": "array", "items": {"$ref": "#/$defs/Label"}}
+    assert sorted(spec.returns["$defs"]) == ["Box", "Label"]
 
 
 @contextlib.contextmanager
@@ -85,13 +85,13 @@ def timed() -> Iterator[None]:
     yield
 
 
-def test_hints_are_read_where_they_were_written_and_not_where_a_decorator_was() -> None:
-    @timed()  # which wraps it in a function of contextlib
+def test_hints_are_resolved_in_the_module_of_the_wrapped_function() -> None:
+    @timed()  # wraps `f` in a function of contextlib
     def f(box: Box) -> Label: ...  # type: ignore[empty-body]
 
-    found = _of(f)
-    assert found.parameters["properties"] == {"box": {"$ref": "#/$defs/Box"}}
-    assert found.returns["$ref"] == "#/$defs/Label"
+    spec = _of(f)
+    assert spec.parameters["properties"] == {"box": {"$ref": "#/$defs/Box"}}
+    assert spec.returns["$ref"] == "#/$defs/Label"
 
 
 @dataclasses.dataclass
@@ -100,18 +100,18 @@ class Rectangle:
     area: int = dataclasses.field(init=False)
 
 
-def test_a_field_that_a_dataclass_works_out_itself_is_not_required() -> None:
+def test_a_field_that_a_dataclass_computes_is_not_required() -> None:
     def f(many: dict[str, list[Rectangle]]) -> Rectangle: ...  # type: ignore[empty-body]
 
-    found = _of(f)
+    spec = _of(f)
     integer = {"type": "integer"}
-    assert found.parameters["$defs"] == {
+    assert spec.parameters["$defs"] == {
         "Rectangle": {
             "title": "Rectangle", "type": "object", "properties": {"width": integer, "area": integer},
             "required": ["width"],
         }
     }  # fmt: skip
-    assert found.returns["$defs"] == found.parameters["$defs"]
+    assert spec.returns["$defs"] == spec.parameters["$defs"]
 
 
 class Access(enum.Flag):
@@ -129,13 +129,13 @@ class Request:
     modes: list[Modes] | None = None
 
 
-def test_flags_are_numbers_for_they_are_added_up() -> None:
+def test_the_schema_of_flags_is_an_integer() -> None:
     def f(request: Request, access: Access = Access.READ) -> Colour: ...  # type: ignore[empty-body]
 
-    found = _of(f)
-    assert found.parameters["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 1}
-    assert found.parameters["$defs"]["Request"]["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 3}
-    assert (found.parameters["$defs"]["Access"], found.parameters["$defs"]["Modes"], found.returns["$defs"]) == (
+    spec = _of(f)
+    assert spec.parameters["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 1}
+    assert spec.parameters["$defs"]["Request"]["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 3}
+    assert (spec.parameters["$defs"]["Access"], spec.parameters["$defs"]["Modes"], spec.returns["$defs"]) == (
         {"title": "Access", "type": "integer", "description": "a sum of 1 (READ), 2 (WRITE)"},
         {"title": "Modes", "type": "integer", "description": "a sum of 4 (FAST)"},
         {"Colour": {"title": "Colour", "enum": ["red"]}},
@@ -143,7 +143,7 @@ def test_flags_are_numbers_for_they_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("annotation", [np.ndarray, object, Callable[[int], int], "Unknown"])
-def test_what_json_schema_cannot_say_allows_anything(annotation: Any) -> None:
+def test_a_hint_that_json_schema_cannot_express_allows_any_value(annotation: Any) -> None:
     def f(x):  # type: ignore[no-untyped-def]
         return x
 
@@ -151,14 +151,14 @@ def test_what_json_schema_cannot_say_allows_anything(annotation: Any) -> None:
     assert _of(f).parameters["properties"] == {"x": {}}
 
 
-def test_a_name_for_type_checkers_only_does_not_spoil_the_others() -> None:
+def test_a_name_for_type_checkers_only_does_not_break_other_hints() -> None:
     def f(x: Unknown, y: int) -> Unknown: ...
 
-    found = _of(f)
-    assert (found.parameters["properties"], found.returns) == ({"x": {}, "y": {"type": "integer"}}, {})
+    spec = _of(f)
+    assert (spec.parameters["properties"], spec.returns) == ({"x": {}, "y": {"type": "integer"}}, {})
 
 
-def test_an_unannotated_parameter_takes_anything() -> None:
+def test_an_unannotated_parameter_takes_any_value() -> None:
     def f(x, y=1):  # type: ignore[no-untyped-def]
         return x
 
@@ -171,7 +171,7 @@ def test_a_default_of_none_allows_null() -> None:
     assert _of(f).parameters["properties"]["x"] == {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
 
 
-def test_a_default_that_cannot_travel_is_left_out() -> None:
+def test_a_default_that_cannot_be_encoded_is_left_out() -> None:
     def f(x: float = float("nan"), y: Any = object(), z: int = 1 << 64) -> None: ...  # noqa: B008
 
     assert _of(f).parameters["properties"] == {"x": {"type": "number"}, "y": {}, "z": {"type": "integer"}}
@@ -194,9 +194,9 @@ def test_pydantic_models_bring_their_own_schema() -> None:
         return x
 
     f.__annotations__ = {"x": outer}
-    found = _of(f).parameters
-    assert found["$defs"]["Inner"]["properties"]["a"]["type"] == "integer"
-    assert found["properties"]["x"]["properties"]["limit"]["exclusiveMinimum"] == 0
+    spec = _of(f).parameters
+    assert spec["$defs"]["Inner"]["properties"]["a"]["type"] == "integer"
+    assert spec["properties"]["x"]["properties"]["limit"]["exclusiveMinimum"] == 0
 
 
 def _only(image: bytes) -> None: ...
@@ -225,12 +225,12 @@ def test_raw_bodies_go_to_the_parameter_of_bytes(
     assert _of(function, batch).raw_parameter == name
 
 
-def test_with_batch_one_call_brings_and_gets_an_element() -> None:
+def test_with_batch_one_call_sends_and_receives_an_element() -> None:
     def f(x: list[int], kind: list[Literal["a", "b"]], free) -> list[Box]: ...  # type: ignore[no-untyped-def,empty-body]
 
-    found = _of(f, Batch(4))
-    assert found.parameters["properties"] == {"x": {"type": "integer"}, "kind": {"enum": ["a", "b"]}, "free": {}}
-    assert found.returns["$ref"] == "#/$defs/Box"
+    spec = _of(f, Batch(4))
+    assert spec.parameters["properties"] == {"x": {"type": "integer"}, "kind": {"enum": ["a", "b"]}, "free": {}}
+    assert spec.returns["$ref"] == "#/$defs/Box"
 
 
 def _no_list(image: bytes) -> None: ...
@@ -242,7 +242,7 @@ def _keywords(x: list[int], **rest: int) -> None: ...
     ("function", "message"),
     [
         (_no_list, "image is a list with one value per call: write list[bytes]"),
-        (_default, "top is a list with one value per call, so it can have no default"),
+        (_default, "top is a list with one value per call, so it cannot have a default"),
         (_keywords, "rest is a list with one value per call"),
     ],
 )
@@ -274,18 +274,18 @@ class Scaled:
         self.area = self.width * scale
 
 
-def test_an_enum_of_any_values_is_told_with_them() -> None:
+def test_the_schema_of_an_enum_lists_its_values() -> None:
     def f(pace: Pace, paces: list[Pace] | None = None) -> Pace: ...  # type: ignore[empty-body]
 
-    found = _of(f)
-    assert found.parameters["properties"] == {
+    spec = _of(f)
+    assert spec.parameters["properties"] == {
         "pace": {"$ref": "#/$defs/Pace"},
         "paces": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Pace"}}, {"type": "null"}], "default": None},
     }
-    assert found.parameters["$defs"] == found.returns["$defs"] == {"Pace": {"title": "Pace", "enum": [0.5, 2]}}
+    assert spec.parameters["$defs"] == spec.returns["$defs"] == {"Pace": {"title": "Pace", "enum": [0.5, 2]}}
 
 
-def test_what_only_the_constructor_of_a_dataclass_takes_is_given_by_its_callers() -> None:
+def test_callers_pass_the_init_vars_of_a_dataclass() -> None:
     def f(scaled: Scaled) -> None: ...
 
     integer = {"type": "integer"}
@@ -311,13 +311,13 @@ class Leg(NamedTuple):
     pace: Pace = Pace.SLOW
 
 
-def test_such_hints_of_fields_are_told_in_their_classes() -> None:
+def test_adapted_hints_of_fields_are_in_the_schema_of_their_class() -> None:
     def f(leg: Leg) -> None: ...
 
     pace = {"$ref": "#/$defs/Pace"}
-    found = _of(f).parameters
-    assert found["properties"] == {"leg": {"$ref": "#/$defs/Leg"}}
-    assert found["$defs"] == {
+    spec = _of(f).parameters
+    assert spec["properties"] == {"leg": {"$ref": "#/$defs/Leg"}}
+    assert spec["$defs"] == {
         "Pace": {"title": "Pace", "enum": [0.5, 2]},
         "Walk": {"title": "Walk", "type": "object", "properties": {"stepPace": pace}, "required": ["stepPace"]},
         "Trip": {
@@ -331,12 +331,12 @@ def test_such_hints_of_fields_are_told_in_their_classes() -> None:
     }  # fmt: skip
 
 
-def test_a_union_of_classes_is_told_as_any_of_them() -> None:
+def test_the_schema_of_a_union_of_classes_is_any_of() -> None:
     def f(either: Box | Label | Scaled, many: dict[str, Box | Label | None]) -> None: ...
 
-    found = _of(f).parameters
+    spec = _of(f).parameters
     box, label, scaled = ({"$ref": f"#/$defs/{name}"} for name in ("Box", "Label", "Scaled"))
-    assert found["properties"]["either"] == {"anyOf": [box, label, scaled]}
-    many = found["properties"]["many"]["additionalProperties"]
+    assert spec["properties"]["either"] == {"anyOf": [box, label, scaled]}
+    many = spec["properties"]["many"]["additionalProperties"]
     assert many == {"anyOf": [{"anyOf": [box, label]}, {"type": "null"}]}
-    assert sorted(found["$defs"]) == ["Box", "Label", "Scaled"]
+    assert sorted(spec["$defs"]) == ["Box", "Label", "Scaled"]

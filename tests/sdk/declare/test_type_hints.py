@@ -1,4 +1,4 @@
-"""Hints that are no texts, which Python 3.14 reads when it is asked for them: names in them need not be there."""
+"""Hints that are not strings, which Python 3.14 evaluates lazily: they may use names that do not exist."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Later:
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    """Of a module that holds SOURCE."""
+    """Return the namespace of a module with SOURCE."""
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(SOURCE, "app.py", "exec", dont_inherit=True), names)
     return names
 
 
-def test_what_cannot_be_read_is_any_and_spoils_no_other(names: dict[str, Any]) -> None:
+def test_a_hint_that_cannot_be_resolved_is_any_and_does_not_break_others(names: dict[str, Any]) -> None:
     (method,) = gpu_function(names["f"]).spec().methods
     properties = method.parameters["properties"]
     assert properties["array"] == {}
@@ -44,7 +44,7 @@ def test_what_cannot_be_read_is_any_and_spoils_no_other(names: dict[str, Any]) -
     }  # fmt: skip
 
 
-def test_what_travels_by_value_has_its_hints_as_far_as_they_can_be_read(names: dict[str, Any]) -> None:
+def test_hints_are_replaced_in_place_where_they_can_be_resolved(names: dict[str, Any]) -> None:
     type_hints.read_in(names["f"])
     assert names["f"].__annotations__ == {
         "array": "np.ndarray", "many": "list[np.ndarray]", "later": names["Later"], "number": int,

@@ -1,4 +1,4 @@
-"""A map where the platform does not keep one: each item is a call by itself."""
+"""Maps that the platform does not keep: each item is a call of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpufn.call.cancellable_wait import woken_by
 from gpufn.maps.local_map import results
 
 
-def test_an_interrupted_map_leaves_its_calls_for_the_program_would_wait_for_them_at_its_end() -> None:
+def test_an_interrupted_map_cancels_its_calls_so_that_the_program_can_end() -> None:
     woken, waits, is_left = threading.Event(), threading.Event(), threading.Event()
 
     def call(number: int) -> int:

@@ -1,4 +1,4 @@
-"""A map's parts: ends in order with bounded memory, items in chunks, and both again after a broken connection."""
+"""Maps: outcomes in order with bounded memory, items in chunks, and both after a broken connection."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from gpufn.call import transport
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTarget
 from gpufn.client.views import MapView
-from gpufn.maps import reader as _map_ends
-from gpufn.maps import sender
+from gpufn.maps import reader, sender
 from gpufn.maps.platform_map import KeptMap, MapOptions
-from gpufn.maps.reader import AsTheyCome, Cursor, End, InOrder, ends_of
-from gpufn.maps.sender import Outbox
+from gpufn.maps.reader import Cursor, End, InArrivalOrder, InOrder, ends_of
+from gpufn.maps.sender import ItemSender
 from gpufn.testing import run_locally
 from gpufn_core.encoding import media, values
 from gpufn_core.errors import (
@@ -54,7 +53,7 @@ def cubed(x: int) -> int:
 
 
 def ends(order: Sequence[int], body: bytes = b"") -> list[End]:
-    """Of these items, one after the other."""
+    """Return the outcomes of these items, in this order."""
     return [End(RESULT, item, 10 * (place + 1), place + 1, "", body) for place, item in enumerate(order)]
 
 
@@ -63,7 +62,7 @@ def record(end: End) -> bytes:
     return media.OUTCOME.pack(end.kind, len(name), len(end.body), end.item, end.seq, end.ended) + name + end.body
 
 
-def taken(order: InOrder | AsTheyCome) -> list[int]:
+def taken(order: InOrder | InArrivalOrder) -> list[int]:
     return [end.item for end in iter(order.take, None)]
 
 
@@ -71,7 +70,7 @@ def taken(order: InOrder | AsTheyCome) -> list[int]:
 
 
 @given(st.integers(1, 90))
-def test_records_are_read_however_they_are_cut(size: int) -> None:
+def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
     sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
     alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
     data = alive + b"".join(map(record, sent))
@@ -79,13 +78,13 @@ def test_records_are_read_however_they_are_cut(size: int) -> None:
     assert list(itertools.chain.from_iterable(ends_of(chunks))) == sent
 
 
-def test_a_record_that_is_cut_short_is_a_broken_connection() -> None:
-    with pytest.raises(GatewayUnavailable, match="broke off"):
+def test_a_truncated_record_is_a_broken_connection() -> None:
+    with pytest.raises(GatewayUnavailable, match="broke off inside a record"):
         list(ends_of([record(ends([0])[0])[:-1]]))
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
-def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Sequence[int], stop: int) -> None:
+def test_outcomes_are_sorted_and_a_cursor_resumes_the_reader(arrival: Sequence[int], stop: int) -> None:
     arrived = ends(arrival)
     first = InOrder(Cursor())
     seen: list[int] = []
@@ -93,8 +92,8 @@ def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Seque
         if len(seen) == stop:
             break
         first.add(end)
-        while len(seen) < stop and (found := first.take()) is not None:
-            seen.append(found.item)
+        while len(seen) < stop and (next_end := first.take()) is not None:
+            seen.append(next_end.item)
     assert seen == list(range(len(seen)))
     cursor = Cursor.read(str(first.cursor))
     again = InOrder(cursor)
@@ -104,17 +103,17 @@ def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Seque
     assert [*seen[: cursor.item], *taken(again)] == list(range(12))
 
 
-def test_early_results_beyond_what_is_kept_are_asked_for_again() -> None:
-    order = InOrder(Cursor(), most_bytes=100)
+def test_early_results_beyond_the_limit_are_requested_again() -> None:
+    order = InOrder(Cursor(), max_bytes=100)
     for end in ends([1, 2, 3, 0], body=b"x" * 60):
         order.add(end)
-    found = [(end.item, end.kind) for end in iter(order.take, None)]
+    taken = [(end.item, end.kind) for end in iter(order.take, None)]
     elsewhere = media.OutcomeKind.ELSEWHERE
-    assert found == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
+    assert taken == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
 
 
-def test_unordered_ends_come_as_they_do() -> None:
-    order = AsTheyCome(Cursor())
+def test_unordered_outcomes_come_in_arrival_order() -> None:
+    order = InArrivalOrder(Cursor())
     for end in ends([2, 0]):
         order.add(end)
     assert taken(order) == [2, 0]
@@ -122,7 +121,7 @@ def test_unordered_ends_come_as_they_do() -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2", "1.٢"])
-def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
+def test_a_wrong_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
         Cursor.read(text)
 
@@ -131,7 +130,7 @@ def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
 
 
 class Sent:
-    """What an Outbox sent; `refuse` are raised first."""
+    """Records what an ItemSender sends. Raises the errors `refuse` first."""
 
     def __init__(self, *refuse: Exception) -> None:
         self.refuse = list(refuse)
@@ -147,7 +146,7 @@ class Sent:
             self.chunks.append((first, list(items), is_last))
             self.changed.notify_all()
 
-    def look(self) -> tuple[int, bool]:
+    def get_accepted(self) -> tuple[int, bool]:
         return self.accepted, True
 
     def failed(self, error: BaseException) -> None:
@@ -155,29 +154,29 @@ class Sent:
             self.error = error
             self.changed.notify_all()
 
-    def wait(self, what: Callable[[], bool]) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(what, timeout=30)
+            assert self.changed.wait_for(condition, timeout=30)
 
     @property
     def items(self) -> list[bytes]:
         return [item for _, items, _ in self.chunks for item in items]
 
 
-def outbox(sent: Sent, source: Any, *, window: int = 10_000, first: int = 0) -> Outbox:
-    box = Outbox(sent, sent.look, window=window, first=first)
-    box.start(source, bytes, accepted=lambda: None, failed=sent.failed)
-    return box
+def start_sender(sent: Sent, source: Any, *, window: int = 10_000, first: int = 0) -> ItemSender:
+    item_sender = ItemSender(sent, sent.get_accepted, window=window, first=first)
+    item_sender.start(source, bytes, accepted=lambda: None, failed=sent.failed)
+    return item_sender
 
 
 def is_over(sent: Sent) -> bool:
     return bool(sent.chunks) and sent.chunks[-1][2]
 
 
-def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> None:
+def test_items_are_sent_in_chunks_of_limited_length_and_the_last_is_marked() -> None:
     sent = Sent()
     items = [b"%d" % number for number in range(2 * CHUNK_ITEMS + 1)]
-    outbox(sent, items)
+    start_sender(sent, items)
     sent.wait(lambda: is_over(sent))
     assert sent.items == items
     assert max(len(chunk) for _, chunk, _ in sent.chunks) <= CHUNK_ITEMS
@@ -186,26 +185,26 @@ def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> Non
     ]
 
 
-def test_a_chunk_takes_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_chunk_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_CHUNK_BYTES", 10)
     sent = Sent()
-    outbox(sent, [b"x" * 6, b"y" * 6, b"z" * 30])
+    start_sender(sent, [b"x" * 6, b"y" * 6, b"z" * 30])
     sent.wait(lambda: is_over(sent))
     assert [len(chunk) for _, chunk, _ in sent.chunks][:3] == [1, 1, 1]
 
 
-def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+def test_a_temporary_failure_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
     sent = Sent(QueueFull("full", retry_after_s=0.001), GatewayUnavailable("restarting"))
-    outbox(sent, [b"a"])
+    start_sender(sent, [b"a"])
     sent.wait(lambda: is_over(sent))
     assert sent.items == [b"a"]
 
 
-def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_without_room_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = Sent(*(RateLimited("5 calls may be queued", retry_after_s=0.0) for _ in range(4)))
     items = [b"%d" % number for number in range(100)]
-    outbox(sent, items)
+    start_sender(sent, items)
     sent.wait(lambda: is_over(sent))
     assert sent.items == items
     assert len(sent.chunks[0][1]) <= 100 // 2**4
@@ -213,38 +212,38 @@ def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: py
 
 def test_a_limit_that_lasts_for_hours_is_raised_and_not_waited_for() -> None:
     sent = Sent(RateLimited("the key has used its 60 s of today", retry_after_s=7200.0))
-    outbox(sent, [b"a"])
+    start_sender(sent, [b"a"])
     sent.wait(lambda: sent.error is not None or is_over(sent))
     assert isinstance(sent.error, RateLimited)
     assert (sent.error.retry_after_s, sent.chunks) == (7200.0, [])
     assert str(sent.error) == "the key has used its 60 s of today: 0 items of the map were accepted before"
 
 
-def test_a_full_queue_is_waited_for_however_long_its_function_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_LONGEST_PAUSE_S", 0.0)
+def test_a_full_queue_is_waited_for_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_MAX_BACKOFF_S", 0.0)
     sent = Sent(QueueFull("full", retry_after_s=7200.0))
-    outbox(sent, [b"a"])
+    start_sender(sent, [b"a"])
     sent.wait(lambda: is_over(sent))
     assert sent.items == [b"a"]
 
 
 def test_a_wait_for_a_limit_is_shown_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(sender, "_MAX_BACKOFF_S", 0.0)
     shown: list[str] = []
     sent = Sent(RateLimited("5 calls per minute", retry_after_s=12.0), RateLimited("5 calls per minute"))
-    box = Outbox(sent, sent.look, window=10, on_wait=shown.append)
-    box.start([b"a"], bytes, accepted=lambda: None, failed=sent.failed)
+    item_sender = ItemSender(sent, sent.get_accepted, window=10, on_wait=shown.append)
+    item_sender.start([b"a"], bytes, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: is_over(sent))
-    while box.is_sending:
+    while item_sender.is_sending:
         threading.Event().wait(0.001)
     assert shown == ["waiting 12 s: 5 calls per minute", ""]
 
 
-def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(keeper: Keeper) -> None:
+def test_a_map_raises_a_limit_that_lasts_longer_than_max_wait(platform: FakeTransport) -> None:
     def send_items(*args: object, **options: object) -> None:
         raise RateLimited("the key has used its 60 s of today", retry_after_s=30.0)
 
-    keeper.send_items = send_items  # type: ignore[assignment]
+    platform.send_items = send_items  # type: ignore[assignment]
     with pytest.raises(RateLimited, match="60 s of today") as raised:
         list(cubed.map(range(100), max_wait=20))
     assert raised.value.retry_after_s == 30.0
@@ -252,8 +251,8 @@ def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(keeper: Keeper)
         cubed.map(range(100), max_wait="soon")  # type: ignore[arg-type]
 
 
-def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+def test_a_chunk_that_may_have_been_accepted_is_sent_again_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
     tries: list[list[bytes]] = []
     sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests", retry_after_s=0.0))
 
@@ -261,35 +260,35 @@ def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch
         tries.append(list(items))
         sent(first, items, is_last)
 
-    box = Outbox(send, sent.look, window=100)
-    box.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
+    item_sender = ItemSender(send, sent.get_accepted, window=100)
+    item_sender.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: is_over(sent))
     assert tries[0] == tries[1] == tries[2]
 
 
-def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_for_who_has_gone(
+def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_after_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sender, "_SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(sender, "_MIN_BACKOFF_S", 0.0)
     tries: list[list[bytes]] = []
     sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests"))
 
     def send(first: int, items: Sequence[bytes], is_last: bool) -> None:
         tries.append(list(items))
         if len(tries) == 2:
-            box.stop()
+            item_sender.stop()
         sent(first, items, is_last)
 
-    box = Outbox(send, sent.look, window=100)
-    box.put(b"a")
-    box._run(lambda: None, sent.failed)  # in this thread: it has ended then
+    item_sender = ItemSender(send, sent.get_accepted, window=100)
+    item_sender.put(b"a")
+    item_sender._run(lambda: None, sent.failed)  # in this thread, so that it has ended
     assert (tries, sent.chunks, sent.error) == ([[b"a"], [b"a"]], [], None)
 
 
-def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again() -> None:
+def test_items_in_flight_when_an_earlier_client_was_killed_are_not_sent_again() -> None:
     sent = Sent(Conflict("5 items were accepted: go on with number 5"))
     sent.accepted = 5
-    outbox(sent, [b"%d" % number for number in range(10)], first=3)
+    start_sender(sent, [b"%d" % number for number in range(10)], first=3)
     sent.wait(lambda: is_over(sent))
     assert sent.chunks[0][0] == 5
     assert sent.items == [b"%d" % number for number in range(5, 10)]
@@ -298,14 +297,14 @@ def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again(
 def test_another_clients_items_are_a_conflict() -> None:
     sent = Sent(Conflict("200 items were accepted"))
     sent.accepted = 200
-    outbox(sent, [b"a"], first=3)
+    start_sender(sent, [b"a"], first=3)
     sent.wait(lambda: sent.error is not None)
     assert isinstance(sent.error, Conflict)
 
 
-def test_what_is_refused_for_good_is_told() -> None:
+def test_a_permanent_failure_is_reported() -> None:
     sent = Sent(UnsupportedMediaType("no"))
-    outbox(sent, [b"a"])
+    start_sender(sent, [b"a"])
     sent.wait(lambda: sent.error is not None)
     assert isinstance(sent.error, UnsupportedMediaType)
 
@@ -317,8 +316,8 @@ def test_an_item_that_cannot_be_encoded_is_named() -> None:
         return b"%d" % item
 
     sent = Sent()
-    box = Outbox(sent, sent.look, window=100, first=10)
-    box.start(range(20), encode, accepted=lambda: None, failed=sent.failed)
+    item_sender = ItemSender(sent, sent.get_accepted, window=100, first=10)
+    item_sender.start(range(20), encode, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: sent.error is not None)
     assert isinstance(sent.error, InvalidInput)
     assert str(sent.error) == sent.error.message == "items[12]: args[0]: a generator cannot be sent"
@@ -326,32 +325,32 @@ def test_an_item_that_cannot_be_encoded_is_named() -> None:
 
 def test_an_item_that_is_too_large_is_named() -> None:
     sent = Sent(PayloadTooLarge("The body is larger"))
-    box = Outbox(sent, sent.look, window=100, first=3)
-    box.put(b"a")
-    box._run(lambda: None, sent.failed)
+    item_sender = ItemSender(sent, sent.get_accepted, window=100, first=3)
+    item_sender.put(b"a")
+    item_sender._run(lambda: None, sent.failed)
     assert isinstance(sent.error, PayloadTooLarge)
     assert str(sent.error) == "items[3]: The body is larger"
 
 
-def test_an_endless_source_waits_for_its_reader() -> None:
+def test_an_endless_source_is_read_a_window_ahead() -> None:
     sent = Sent()
     numbers = itertools.count()
     source = (b"%d" % number for number in numbers)
-    box = outbox(sent, source, window=5)
+    item_sender = start_sender(sent, source, window=5)
     sent.wait(lambda: len(sent.items) == 5)
-    box.taken(2)
+    item_sender.taken(2)
     sent.wait(lambda: len(sent.items) == 7)
     assert next(numbers) == 7
-    box.stop()
+    item_sender.stop()
 
 
-def test_a_source_that_raises_is_told_and_closes_nothing() -> None:
+def test_a_failure_of_the_source_is_reported_and_does_not_close_the_map() -> None:
     def source() -> Iterator[bytes]:
         yield b"a"
         raise OSError("gone")
 
     sent = Sent()
-    outbox(sent, source())
+    start_sender(sent, source())
     sent.wait(lambda: sent.error is not None)
     assert isinstance(sent.error, OSError)
     assert not is_over(sent)
@@ -359,7 +358,7 @@ def test_a_source_that_raises_is_told_and_closes_nothing() -> None:
 
 def test_items_that_were_accepted_before_are_not_sent_again() -> None:
     sent = Sent()
-    outbox(sent, [b"a", b"b", b"c"], first=2)
+    start_sender(sent, [b"a", b"b", b"c"], first=2)
     sent.wait(lambda: is_over(sent))
     assert sent.chunks == [(2, [b"c"], True)]
 
@@ -367,8 +366,8 @@ def test_items_that_were_accepted_before_are_not_sent_again() -> None:
 # --- a map ------------------------------------------------------------------------------------------------------------
 
 
-class Keeper:
-    """Keeps maps of `squared` as a gateway does; `breaks` of its answers to a reader break off."""
+class FakeTransport:
+    """A Transport that keeps maps of `squared`. The first `breaks` streams of outcomes break off."""
 
     def __init__(self, breaks: int = 0) -> None:
         self.breaks = breaks
@@ -426,58 +425,58 @@ class Keeper:
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    keeper: Any = Keeper()
-    transport.install(keeper)
-    yield keeper
+def platform() -> Iterator[FakeTransport]:
+    platform: Any = FakeTransport()
+    transport.install(platform)
+    yield platform
     transport.install(None)
 
 
-def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
+def test_a_map_yields_results_in_order(platform: FakeTransport) -> None:
     with squared.map(range(100)) as results:
         assert list(results) == [x * x for x in range(100)]
 
 
-def test_a_map_of_nothing_at_all_is_refused(keeper: Keeper) -> None:
+def test_a_map_without_iterables_is_refused(platform: FakeTransport) -> None:
     for begin in (squared.map, squared.aio.map):
         with pytest.raises(TypeError, match=r"map takes an iterable for each argument of squared"):
             begin()
 
 
-def test_what_its_source_raises_a_map_raises(keeper: Keeper) -> None:
+def test_a_map_raises_the_failure_of_its_source(platform: FakeTransport) -> None:
     def source() -> Iterator[int]:
         yield from range(3)
         raise SystemExit("enough")
 
     results = squared.map(source())
-    found: list[int] = []
+    taken_values: list[int] = []
     with pytest.raises(SystemExit, match="enough"):
-        found += results
-    assert found == [x * x for x in range(len(found))]
+        taken_values += results
+    assert taken_values == [x * x for x in range(len(taken_values))]
 
 
-def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
-    keeper.breaks = 3
+def test_a_reader_resumes_after_a_broken_connection(platform: FakeTransport) -> None:
+    platform.breaks = 3
     assert list(squared.map(range(20))) == [x * x for x in range(20)]
-    assert len(keeper.cursors) == 4
-    assert len(set(keeper.cursors)) == 4
+    assert len(platform.cursors) == 4
+    assert len(set(platform.cursors)) == 4
 
 
-def test_a_failure_is_its_items_own(keeper: Keeper) -> None:
-    found = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
-    assert isinstance(found[9], FunctionRaised)
-    assert isinstance(found[9], ValueError)
-    assert found[10] == 9
-    keeper.arguments.clear()
+def test_a_failure_belongs_to_its_item(platform: FakeTransport) -> None:
+    outcomes = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
+    assert isinstance(outcomes[9], FunctionRaised)
+    assert isinstance(outcomes[9], ValueError)
+    assert outcomes[10] == 9
+    platform.arguments.clear()
     results = squared.map([*range(1, 10), -1, 3])
     with pytest.raises(ValueError, match="below 0"):
         list(results)
 
 
-def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
-    keeper.arguments += range(4)
+def test_a_map_continues_after_its_accepted_items(platform: FakeTransport) -> None:
+    platform.arguments += range(4)
     assert list(squared.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
-    assert keeper.arguments == list(range(10))
+    assert platform.arguments == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -485,15 +484,15 @@ def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
     [
         (squared, range(4), ""),
         (squared, iter(range(4)), ""),
-        (squared, range(5), "was closed behind 4 items: choose another id for 5"),
+        (squared, range(5), "was closed after 4 items: choose another id for 5"),
         (cubed, range(4), "is of squared: choose another id"),
     ],
 )
-def test_an_id_of_another_map_is_refused_though_it_is_closed(
-    keeper: Keeper, function: Function[..., Any, Any], items: Any, refused: str
+def test_the_id_of_another_map_is_refused_even_if_that_map_is_closed(
+    platform: FakeTransport, function: Function[..., Any, Any], items: Any, refused: str
 ) -> None:
-    keeper.arguments += range(4)
-    keeper.is_closed = True
+    platform.arguments += range(4)
+    platform.is_closed = True
     if refused:
         with pytest.raises(Conflict, match=refused):
             function.map(items, id="0" * 26)
@@ -503,22 +502,22 @@ def test_an_id_of_another_map_is_refused_though_it_is_closed(
         assert list(function.map(items, id="0" * 26)) == [0, 1, 4, 9]
 
 
-def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
-    keeper.arguments += range(4)
+def test_a_reader_of_an_open_map_ends_when_the_map_is_closed(platform: FakeTransport) -> None:
+    platform.arguments += range(4)
     results = Map.from_id("0" * 26)
     assert next(results) == 0
-    keeper.is_closed = True
-    with keeper.changed:
-        keeper.changed.notify_all()
+    platform.is_closed = True
+    with platform.changed:
+        platform.changed.notify_all()
     assert list(results) == [1, 4, 9]
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, arrives: bool
+def test_an_outcome_that_arrives_for_a_cancelled_reader_is_not_taken(
+    platform: FakeTransport, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
-    """The thread that waited for it took it, so the cursor was behind it; or, when nothing came any more, it took the
-    map to be over, which is not cancelled when it is left."""
+    """Regression: the waiting thread took the outcome, so the cursor was after it. Or, when no more outcomes came, the
+    thread marked the map as over, so that leaving it did not cancel it."""
 
     async def source() -> AsyncIterator[tuple[int]]:
         yield (2,)
@@ -527,8 +526,8 @@ def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
     async def main() -> None:
         async with squared.aio.starmap(source()) as results:
             assert await anext(results) == 4
-            cursor, inbox = results.cursor, vars(results)["_kept"]._inbox
-            take = inbox.take
+            cursor, outcome_reader = results.cursor, vars(results)["_platform_map"]._reader
+            take = outcome_reader.take
             began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
             def take_late() -> list[End] | None:
@@ -545,7 +544,7 @@ def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
 
                 return await in_thread(watch)
 
-            inbox.take = take_late
+            outcome_reader.take = take_late
             monkeypatch.setattr("gpufn.maps.platform_map.in_thread", watched)
             reader = asyncio.ensure_future(anext(results))
             assert await asyncio.to_thread(began.wait, 30)
@@ -558,10 +557,10 @@ def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
             monkeypatch.undo()
 
     asyncio.run(main())
-    assert len(keeper.cancelled) == 1
+    assert len(platform.cancelled) == 1
 
 
-def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
+def test_a_map_can_be_closed_after_its_reader_left(platform: FakeTransport) -> None:
     results = squared.map(itertools.count(), window=20)
     assert next(results) == 0
     for value in results:
@@ -569,14 +568,14 @@ def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
             break
     cursor = results.cursor
     results.close()
-    keeper.changed.acquire()
-    keeper.changed.wait_for(lambda: keeper.is_closed, timeout=30)
-    keeper.changed.release()
+    platform.changed.acquire()
+    platform.changed.wait_for(lambda: platform.is_closed, timeout=30)
+    platform.changed.release()
     rest = Map.from_id(results.id or "", after=cursor)
-    assert list(rest) == [x * x for x in range(6, len(keeper.arguments))]
+    assert list(rest) == [x * x for x in range(6, len(platform.arguments))]
 
 
-def test_a_few_items_are_calls_by_themselves() -> None:
+def test_a_few_items_are_single_calls() -> None:
     with run_locally() as platform:
         results = squared.map([1, 2], ordered=False)
         assert sorted(results) == [1, 4]
@@ -584,7 +583,7 @@ def test_a_few_items_are_calls_by_themselves() -> None:
     assert len(platform.calls) == 2
 
 
-def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
+def test_contradicting_options_are_refused(platform: FakeTransport) -> None:
     for options, text in (
         ({"window": 0}, "window"),
         ({"id": "x"}, "id"),
@@ -596,19 +595,19 @@ def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("has_rich", [True, False])
-def test_a_bar_changes_no_result(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_rich: bool
+def test_a_progress_bar_does_not_change_the_results(
+    platform: FakeTransport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_rich: bool
 ) -> None:
     if not has_rich:
         for name in ("rich.console", "rich.progress"):
             monkeypatch.setitem(sys.modules, name, None)
     assert list(squared.map(range(20), progress=True)) == [x * x for x in range(20)]
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert ("20/20" in told.err) is has_rich
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert ("20/20" in output.err) is has_rich
 
 
-def test_asyncio_has_the_same_map(keeper: Keeper) -> None:
+def test_asyncio_has_the_same_map(platform: FakeTransport) -> None:
     async def numbers() -> AsyncIterator[tuple[int]]:
         for number in range(30):
             yield (number,)
@@ -616,65 +615,65 @@ def test_asyncio_has_the_same_map(keeper: Keeper) -> None:
     async def main() -> list[int]:
         results = squared.aio.starmap(numbers(), window=4)
         assert results.id is not None
-        found = [value async for value in results]
+        values_read = [value async for value in results]
         assert results.cursor == "30.30.30"
-        return found
+        return values_read
 
     assert asyncio.run(main()) == [x * x for x in range(30)]
 
 
-def test_where_nothing_is_kept_an_id_is_refused() -> None:
+def test_an_id_is_refused_without_a_gateway() -> None:
     with run_locally():
-        with pytest.raises(InvalidInput, match="has an id where"):
+        with pytest.raises(InvalidInput, match="has an id"):
             squared.map(range(100), id="0" * 26)
         with pytest.raises(MapNotFound):
             Map.from_id("0" * 26)
 
 
-def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+def test_a_gateway_that_stays_unavailable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_RETRY_S", 0.0)
 
     def read(_: str) -> Iterator[list[End]]:
         raise GatewayUnavailable("gone")
 
-    inbox = _map_ends.Inbox(read, Cursor())
-    inbox.start()
+    outcome_reader = reader.OutcomeReader(read, Cursor())
+    outcome_reader.start()
     with pytest.raises(GatewayUnavailable, match="gone"):
-        inbox.take()
+        outcome_reader.take()
 
 
-def test_a_result_that_is_fetched_by_itself_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one was the failure of its item when the gateway was started again just then."""
+def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a large result became a failure of its item when the gateway was restarting."""
     away: list[Exception] = [GatewayUnavailable("restarting"), BusUnavailable("electing")]
 
-    class Large(Keeper):
+    class Large(FakeTransport):
         def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
             if away:
                 raise away.pop()
             return media.BYTES, invocation.encode()
 
-    kept = KeptMap(Large(), "1" * 26, MapOptions())
+    platform_map = KeptMap(Large(), "1" * 26, MapOptions())
     end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
-    assert kept.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
+    assert platform_map.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
     away.append(GatewayUnavailable("gone"))
-    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(reader, "_RETRY_S", 0.0)
     with pytest.raises(GatewayUnavailable, match="gone"):
-        kept.raised(end)
+        platform_map.raised(end)
 
 
-def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_map_ends, "_MOST_ENDS", 10)
-    given: list[int] = []
+def test_the_memory_of_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MAX_ENDS", 10)
+    read_items: list[int] = []
 
     def read(_: str) -> Iterator[list[End]]:
         for end in ends(range(1000)):
-            given.append(end.item)
+            read_items.append(end.item)
             yield [end]
 
-    inbox = _map_ends.Inbox(read, Cursor())
-    inbox.start()
-    found: list[End] = []
-    while (some := inbox.take()) is not None:
-        found += some
-        assert len(given) <= len(found) + 13
-    assert [end.item for end in found] == list(range(1000))
+    outcome_reader = reader.OutcomeReader(read, Cursor())
+    outcome_reader.start()
+    taken: list[End] = []
+    while (arrived := outcome_reader.take()) is not None:
+        taken += arrived
+        assert len(read_items) <= len(taken) + 13
+    assert [end.item for end in taken] == list(range(1000))

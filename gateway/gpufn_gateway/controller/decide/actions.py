@@ -1,4 +1,4 @@
-"""What a step of the controller comes to: actions and statuses; and what it holds on the way there."""
+"""The result of a controller step: its actions and statuses; and its intermediate records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Park(msgspec.Struct, frozen=True):
-    """`host_bytes` are its to take, and it is expected to take `expected_bytes`."""
+    """Park a worker. It may take `host_bytes` of host memory and is expected to take `expected_bytes`."""
 
     worker: str
     host_bytes: int
@@ -38,14 +38,14 @@ class Park(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Its share is leased to it again."""
+    """Resume a parked worker. Its share is leased to it again."""
 
     worker: str
     reason: str
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Give the lease up without hearing from the node."""
+    """Release the lease of a worker without hearing from its node."""
 
     worker: str
     reason: str
@@ -58,7 +58,7 @@ class MoveServing(msgspec.Struct, frozen=True):
 
 
 class MoveActive(msgspec.Struct, frozen=True):
-    """Back to the revision that serves: `revision` cannot."""
+    """Make the serving revision active again, because `revision` cannot start."""
 
     function: str
     revision: int
@@ -66,7 +66,7 @@ class MoveActive(msgspec.Struct, frozen=True):
 
 
 class EndCheck(msgspec.Struct, frozen=True):
-    """A revision that was to be checked is, or cannot be. With `error` it is FAILED."""
+    """End the check of a revision: it was checked, or cannot be. With `error` the revision becomes FAILED."""
 
     function: str
     revision: int
@@ -76,7 +76,7 @@ class EndCheck(msgspec.Struct, frozen=True):
 
 
 class EndQueued(msgspec.Struct, frozen=True):
-    """End the calls that no runner holds."""
+    """End the queued calls of a revision that no runner holds."""
 
     function: str
     revision: int
@@ -88,7 +88,7 @@ Action = Start | Resume | Park | Drain | Delete | MoveServing | MoveActive | End
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`failed`: functions that nothing could be decided for, and why."""
+    """`failed` maps each function without a decision to the error."""
 
     actions: tuple[Action, ...] = ()
     statuses: dict[str, FunctionStatus] = {}
@@ -107,11 +107,11 @@ class Need(msgspec.Struct):
     waits_for_first: bool
     reason: str
     is_failing: bool = False  # its last starts failed
-    is_next: bool = False  # calls do not go there yet
-    is_check: bool = False  # nothing waits for it but a deploy, and nobody makes room for that
-    has_begun: bool = False  # in this step: it has a worker on its way
+    is_next: bool = False  # calls do not go to this revision yet
+    is_check: bool = False  # only a deploy waits for it, and no other worker makes room for a check
+    has_begun: bool = False  # a worker of it was started or resumed in this step
     has_no_room: bool = False
-    no_room: str = ""  # why; empty while it has not been worked out
+    no_room: str = ""  # why; empty until it is computed
     is_slot_limited: bool = False
 
 

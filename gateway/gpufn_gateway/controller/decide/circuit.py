@@ -1,12 +1,12 @@
-"""When to stop starting workers that fail to start.
+"""Circuit breaker for workers that fail to start. Pure.
 
     CLOSED ──3 failures in a row──▶ OPEN ──5, 10, 20 ... 300 s──▶ HALF_OPEN ──READY──▶ CLOSED
                                       ▲                              │
                                       └──────────a failure───────────┘
 
-Each revision has its own, so a new deploy starts with a clean one. HALF_OPEN lets one start through and only when
-something asks for a worker: calls must be let in again then, or nothing would ever ask. Where a start takes the place
-of a worker that served, one failure opens it.
+Each revision has its own circuit, so a new deploy starts with a closed one. HALF_OPEN lets one start through, and only
+when a worker is wanted: calls must be admitted again by then, or no worker would ever be wanted. If a start takes the
+place of a serving worker, one failure opens the circuit.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Circuit:
     def __init__(self) -> None:
         self._failures = 0
         self._open_until = 0.0
-        self.backoff_s = 0.0  # for how long it was opened last
-        self.openings = 0  # in a row: READY sets it back
+        self.backoff_s = 0.0  # of the last opening
+        self.openings = 0  # in a row: READY resets it
         self.last_error: ErrorInfo | None = None
 
     def __repr__(self) -> str:
@@ -43,10 +43,10 @@ class Circuit:
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
     def failed(self, now: float, error: ErrorInfo, *, took_a_place: bool = False) -> None:
-        """A worker did not get ready. `took_a_place`: nobody serves calls while it is tried."""
+        """Record a worker that did not become ready. `took_a_place`: it took the place of the last serving worker."""
         self.last_error = error
         self._failures += 1
-        # Workers that were started together fail together: those after the one that opened it prove nothing new.
+        # Workers that were started together fail together: after the circuit has opened, their failures are no news.
         if self.state(now) is CircuitState.OPEN or (self._failures < FAILURES_TO_OPEN and not took_a_place):
             return
         self.backoff_s = min(max(FIRST_BACKOFF_S, 2 * self.backoff_s), LONGEST_BACKOFF_S)
@@ -60,7 +60,7 @@ class Circuit:
         self.last_error = None
 
     def starts_allowed(self, now: float, wanted: int, starting: int) -> int:
-        """How many of `wanted` further workers may be started while `starting` are on their way."""
+        """Return how many of `wanted` further workers may be started while `starting` workers are starting."""
         match self.state(now):
             case CircuitState.CLOSED:
                 return wanted

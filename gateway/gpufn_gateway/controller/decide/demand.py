@@ -1,4 +1,4 @@
-"""What the policy decides on, from the world: a revision's Demand and its Workers. Pure."""
+"""The policy's input, derived from the world: a revision's Demand and its Workers. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpufn_gateway.controller.state.world import World
 
 
 def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
-    """None when nobody knows."""
+    """Return the demand of a revision; None when it is unknown."""
     view = world.view(key)
     function = world.functions.get(key[0])
     calls = world.calls(key, now)
-    if world.depths.has_rung(key[0]) and function is not None and function.serving == key[1]:
+    if world.depths.has_wakeup(key[0]) and function is not None and function.serving == key[1]:
         if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
             return None
         calls = max(calls or 0, 1)
@@ -28,8 +28,8 @@ def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
         stuck=left_over,
         average_in_flight=view.in_flight.at(now),
         arrivals_per_s=view.arrivals.per_second(now),
-        most_calls=view.most_calls.at(now),
-        most_lately=view.most_lately.at(now),
+        peak_calls_60s=view.peak_calls_60s.at(now),
+        peak_calls_6s=view.peak_calls_6s.at(now),
         service_s=_service_s(view, now),
         cold_start_s=view.cold_start_s,
         idle_s=None if calls else _idle_s(world, view, now),
@@ -47,7 +47,7 @@ def workers_of(world: World, view: RevisionView, slots: int, now: float) -> Work
 
 
 def _idle_s(world: World, view: RevisionView, now: float) -> float | None:
-    """For how long no worker of a revision has had a call."""
+    """Return how long no worker of the revision has had a call; None when a worker has one or it is unknown."""
     shortest: float | None = None
     for worker in view.workers.values():
         if worker.state in (WorkerState.STARTING, WorkerState.RESUMING):
@@ -61,7 +61,7 @@ def _idle_s(world: World, view: RevisionView, now: float) -> float | None:
 
 
 def _service_s(view: RevisionView, now: float) -> float | None:
-    """Seconds per call. Before the first call ends: at least as long as it has run."""
+    """Return the seconds per call. While no call has ended, at least the time that the first call has run."""
     if view.busy_since is None:
         return view.service_s
     return max(view.service_s or 0.0, now - view.busy_since) or None

@@ -1,4 +1,4 @@
-"""When the check of a new revision ends: a worker of it has started, could not start, or finds no room. Pure."""
+"""The end of a new revision's check: one of its workers started, failed to start, or finds no room. Pure."""
 
 from __future__ import annotations
 
@@ -12,51 +12,53 @@ from gpufn_gateway.controller.decide.actions import Decided, EndCheck, Need
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.state.views import RevisionView, WorkerView
 
-ROOM_WITHIN_S: Final = 5.0  # for a node to report, or for the room that a rollout makes
+ROOM_WITHIN_S: Final = 5.0  # time for a node to report, or for a rollout to make room
 
 
 def held(view: RevisionView) -> list[WorkerView]:
-    """The workers that are not on their way out."""
+    """Return the workers that are not leaving."""
     return view.in_state(
         WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING, WorkerState.PARKING, WorkerState.PARKED
     )
 
 
-def is_only_check(one: Decided, serving: RevisionView) -> bool:
-    """Whether a worker of a revision is wanted for its check alone, so that no other worker makes room for it: nothing
-    is queued, and no warm worker of `serving` is to be replaced."""
-    if one.revision is None or not one.revision.is_checked_first or (one.demand is not None and one.demand.calls):
+def is_only_check(decided: Decided, serving: RevisionView) -> bool:
+    """Return whether a worker of the revision is wanted for its check only, so that no other worker makes room for it:
+    no call is queued, and no warm worker of `serving` has to be replaced."""
+    demand = decided.demand
+    if decided.revision is None or not decided.revision.is_checked_first or (demand is not None and demand.calls):
         return False
-    return one.role is Role.SERVING or not held(serving)
+    return decided.role is Role.SERVING or not held(serving)
 
 
-def ended(one: Decided, function: Function) -> EndCheck | None:
-    """The end of a check, as far as the revision's workers decide it."""
-    record = one.revision
+def ended(decided: Decided, function: Function) -> EndCheck | None:
+    """Return the end of the check if the revision's workers decide it."""
+    record = decided.revision
     if record is None or not record.is_checked_first:
         return None
-    if one.view.in_state(WorkerState.READY):
-        return EndCheck(*one.key, CheckState.PASSED)
-    error = one.view.circuit.last_error
-    if error is not None and not (_may_be_building(record, error) and not one.view.circuit.openings):
-        return EndCheck(*one.key, CheckState.FAILED, error=error)
-    if one.role is Role.RETIRED:
-        return EndCheck(*one.key, CheckState.UNCHECKED, f"revision {function.active} took its place")
+    if decided.view.in_state(WorkerState.READY):
+        return EndCheck(*decided.key, CheckState.PASSED)
+    error = decided.view.circuit.last_error
+    if error is not None and not (_may_be_building(record, error) and not decided.view.circuit.openings):
+        return EndCheck(*decided.key, CheckState.FAILED, error=error)
+    if decided.role is Role.RETIRED:
+        return EndCheck(*decided.key, CheckState.UNCHECKED, f"revision {function.active} took its place")
     if policy.effective(record.spec.scaling, function).max_workers == 0:
-        return EndCheck(*one.key, CheckState.UNCHECKED, "max_workers is 0")
+        return EndCheck(*decided.key, CheckState.UNCHECKED, "max_workers is 0")
     return None
 
 
 def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
-    """Whether a start may have taken too long because its node builds the image meanwhile: the next one finds it."""
+    """Return whether the start may have timed out because the node was building the image. The next start finds the
+    image."""
     return record.spec.image is not None and error.code == WorkerLost.code
 
 
 def without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:
-    """The end of a check that no node has room for; None while there may be room in a moment."""
+    """Return the end of a check that no node has room for; None while there may still be room in a moment."""
     if not need.revision.is_checked_first or need.is_slot_limited or need.has_begun or not need.has_no_room:
         return None
-    if has_nodes and not need.no_room:  # a later step works out why
+    if has_nodes and not need.no_room:  # a later step computes the reason
         return None
     waited_s = now - (now if need.view.waiting_since is None else need.view.waiting_since)
     if waited_s < ROOM_WITHIN_S and not (need.is_check and has_nodes):

@@ -1,8 +1,8 @@
-"""The memory that a node's host has for parked workers, and who goes when more is wanted. Pure.
+"""Host memory of one node for parked workers, and which of them to evict when more is wanted. Pure.
 
-Greedy-Dual-Size-Frequency: a parked worker's worth is what its resume saves, as often as it is used, per byte; plus the
-worth of the last one that went. So what nobody has resumed for long is worth less and less beside what comes, without a
-clock. The least goes.
+Greedy-Dual-Size-Frequency: the worth of a parked worker is the time that its resume saves, times its uses, per byte,
+plus the worth of the last worker that was evicted. So the worth of a worker that is not resumed falls behind the worth
+of new ones, without a clock. The worker with the least worth is evicted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """What `resume` saves against a cold start: `saved_s`, `uses` times so far."""
+    """A parked worker. Each resume saves `saved_s` seconds against a cold start; there were `uses` so far."""
 
     worker: str
     bytes: int
@@ -20,7 +20,7 @@ class Parked(msgspec.Struct, frozen=True):
 
 
 class HostMemory:
-    """One node's.
+    """The parked workers of one node.
 
     >>> memory = HostMemory()
     >>> memory.hold(Parked("rare", 100, uses=1))
@@ -33,22 +33,22 @@ class HostMemory:
         self._held: dict[str, Parked] = {}
         self._promised: dict[str, int] = {}
         self._worth: dict[str, float] = {}
-        self._floor = 0.0  # the worth of the last one that went
+        self._floor = 0.0  # the worth of the last evicted worker
 
     def __repr__(self) -> str:
         return f"<HostMemory [{len(self._held)} workers, {self.used} bytes]>"
 
     @property
     def used(self) -> int:
-        """And promised."""
+        """Bytes in use and promised."""
         return sum(parked.bytes for parked in self._held.values()) + sum(self._promised.values())
 
     def promise(self, worker: str, expected_bytes: int) -> None:
-        """It will be parked in a moment."""
+        """Reserve memory for a worker that is being parked."""
         self._promised[worker] = expected_bytes
 
     def hold(self, parked: Parked) -> None:
-        """It is parked. Told again, it is as large as told last and worth what it was."""
+        """Record a parked worker. Repeating it updates the size; the worth changes only with `uses`."""
         self._promised.pop(parked.worker, None)
         known = self._held.get(parked.worker)
         if known is None or known.uses != parked.uses:
@@ -56,24 +56,24 @@ class HostMemory:
         self._held[parked.worker] = parked
 
     def release(self, worker: str) -> None:
-        """It has resumed, or ended. Absent is fine."""
+        """Release the memory of a worker that resumed or ended, if it has any."""
         self._held.pop(worker, None)
         self._promised.pop(worker, None)
         self._worth.pop(worker, None)
 
     def evict(self, worker: str) -> None:
-        """It ends for others: what comes from now on is compared with it. Its memory is held until it is released."""
+        """Raise the floor to the worth of a worker that makes room for others. Its memory is held until `release`."""
         self._floor = max(self._floor, self._worth.get(worker, 0.0))
 
     def worth(self, worker: str) -> float:
         return self._worth.get(worker, 0.0)
 
     def victims(self, wanted_bytes: int) -> list[str]:
-        """Who goes, so that `wanted_bytes` more are free; all that are parked when even that is too little."""
-        found: list[str] = []
+        """Return the workers to evict so that `wanted_bytes` more are free; all workers if even that is too little."""
+        victims: list[str] = []
         for worker in sorted(self._held, key=lambda each: (self._worth[each], each)):
             if wanted_bytes <= 0:
                 break
-            found.append(worker)
+            victims.append(worker)
             wanted_bytes -= self._held[worker].bytes
-        return found
+        return victims

@@ -1,4 +1,4 @@
-"""Whether an idle worker is parked, and who goes for it: `admit(world, worker) -> Admission`. Pure."""
+"""Admission to parking, and the parked workers that make room: `admit(world, worker) -> Admission`. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpufn_gateway.controller.placement.request import cpu_pool
 from gpufn_gateway.controller.state.views import RevisionView, WorkerView
 from gpufn_gateway.controller.state.world import World
 
-_LEAST_BYTES = 1 << 20  # with less left there is no point in asking
+_MIN_BYTES = 1 << 20  # with less memory left there is no point in parking
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """`host_bytes` are its to take; 0: it is not parked, and `why`. `expected_bytes` is what it will take, as far as is
-    known. With `victims` it may park once they have ended."""
+    """The worker may take `host_bytes`; 0 means that it is not parked, and `why`. `expected_bytes` is the expected use,
+    as far as it is known. With `victims` the worker may park once they have ended."""
 
     host_bytes: int = 0
     expected_bytes: int = 0
@@ -24,28 +24,28 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admission:
-    """`promised_bytes` of its node's memory for others that this step parks."""
+    """`promised_bytes` of the node's memory are promised to other workers that this step parks."""
     view, node = world.view(worker.key), world.nodes.get(worker.assignment.node)
-    if not _is_to_be_parked(world, worker) or node is None or node.report is None:
+    if not _wants_parking(world, worker) or node is None or node.report is None:
         return Admission()
-    if view.cannot_park:
-        return Admission(why=view.cannot_park)
+    if view.no_parking_reason:
+        return Admission(why=view.no_parking_reason)
     budget_bytes, expected_bytes = node.report.park_bytes, _expected(view, worker)
-    if budget_bytes < max(expected_bytes, _LEAST_BYTES):
-        told = f"{node.report.node} has {budget_bytes >> 20} MiB for parked workers"
-        return Admission(why=f"it takes {expected_bytes >> 20} MiB, and {told}")
+    if budget_bytes < max(expected_bytes, _MIN_BYTES):
+        offered = f"{node.report.node} has {budget_bytes >> 20} MiB for parked workers"
+        return Admission(why=f"it needs {expected_bytes >> 20} MiB, and {offered}")
     free_bytes = _free(world, node.report) - promised_bytes
-    if free_bytes >= max(expected_bytes, _LEAST_BYTES):
-        if view.parked_bytes is None:  # or all that park at once for the first time could have the same memory
+    if free_bytes >= max(expected_bytes, _MIN_BYTES):
+        if view.parked_bytes is None:  # else all workers that first park at the same time could get the same memory
             expected_bytes = max(expected_bytes, min(_held(node.report, worker), free_bytes))
         return Admission(free_bytes, expected_bytes)
-    wanted_bytes = max(expected_bytes, _LEAST_BYTES) - free_bytes
+    wanted_bytes = max(expected_bytes, _MIN_BYTES) - free_bytes
     victims = world.holdings.host_memory(node.report.node).victims(wanted_bytes)
-    return Admission(victims=tuple(victims), why="the host has no memory left")
+    return Admission(victims=tuple(victims), why="no host memory is left")
 
 
-def _is_to_be_parked(world: World, worker: WorkerView) -> bool:
-    """Its function asks for it, and calls will come to this revision."""
+def _wants_parking(world: World, worker: WorkerView) -> bool:
+    """Return whether the function asks for parking, and calls will go to this revision."""
     function, record = world.functions.get(worker.key[0]), world.revisions.get(worker.key)
     if function is None or record is None or worker.state is not WorkerState.READY:
         return False
@@ -53,18 +53,18 @@ def _is_to_be_parked(world: World, worker: WorkerView) -> bool:
 
 
 def _expected(view: RevisionView, worker: WorkerView) -> int:
-    """As much as its like took before; else all that it may have of its GPU."""
+    """Return the bytes that a worker of this revision took before; else all GPU memory that it may use."""
     return view.parked_bytes if view.parked_bytes is not None else worker.assignment.share.vram_bytes
 
 
 def _held(report: NodeReport, worker: WorkerView) -> int:
-    """Of its GPUs, as its agent sees it: it will hardly take more of the host. 0 where nobody tells."""
+    """Return the GPU memory in use as the agent measures it: parking hardly takes more. 0 if it is not reported."""
     name = worker.assignment.worker
     return next((sum(each.gpu_bytes.values()) for each in report.processes if each.worker == name), 0)
 
 
 def _free(world: World, report: NodeReport) -> int:
-    """Within the operator's budget, and of what no lease has."""
+    """Return the free bytes: within the operator's budget, and not leased."""
     pool = cpu_pool(report)
     unleased = pool.memory_bytes - world.leases.used(report.node).memory_bytes if pool is not None else 0
     return min(report.park_bytes - world.holdings.host_memory(report.node).used, unleased)

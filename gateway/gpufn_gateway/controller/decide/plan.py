@@ -1,17 +1,19 @@
-"""One step of the controller as a pure function: `plan(world, now) -> Plan`, its actions and what to tell.
+"""One step of the controller as a pure function: `plan(world, now) -> Plan`, with actions and statuses.
 
-1. Assignments on lost nodes are given up, unless their workers still serve.
-2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves. A revision
-   that is to be checked has one worker at least, and its check ends when that is READY, fails, or finds no room.
-3. Workers above their revision's count park, or drain, the longest idle first; those that were parked for long enough
-   drain (`Leaving`).
-4. Missing workers resume, where one is parked and its share is free, or are placed: functions that have none first, of
-   them first those whose starts do not fail, then who has waited longest.
-5. Where there is no room for a function that has calls, parked workers of others drain, the least worth first, and idle
-   ones park or drain, the longest idle first; when nobody is idle and it has waited `PATIENCE_S`, one of a function
-   that has several.
+1. Delete the assignments on lost nodes, unless their workers still serve.
+2. Per function: find its roles (serving, next, retired), make a ScaleDecision per revision, and decide whether
+   `serving` moves. A revision with a pending check gets at least one worker; the check ends when a worker is READY,
+   fails, or finds no room.
+3. Park or drain the workers above their revision's count, longest idle first. Drain workers that have been parked for
+   long enough (`Removals`).
+4. Resume missing workers where one is parked and its share is free, or place new ones. Functions without workers come
+   first, of these the ones whose starts do not fail, then the longest waiting.
+5. If there is no room for a function with calls, drain parked workers of other functions, least worth first. Then park
+   or drain idle ones, longest idle first. If no worker is idle and the function has waited `PATIENCE_S`, take a
+   worker from a function that has several.
 
-What fails for one function fails for it alone: its actions of this step are dropped, and its last decision stands.
+An exception while one function is processed affects that function only: its actions of this step are dropped, and its
+last decision stands.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from gpufn_gateway.controller.decide.actions import (
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
 from gpufn_gateway.controller.decide.policy import ScaleDecision
-from gpufn_gateway.controller.decide.preemption import Return, Room
-from gpufn_gateway.controller.decide.rollout import Role, Standing
-from gpufn_gateway.controller.decide.scale_down import Leaving
-from gpufn_gateway.controller.decide.status import NO_ROOM, Teller
+from gpufn_gateway.controller.decide.preemption import Resumption, Room
+from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
+from gpufn_gateway.controller.decide.scale_down import Removals
+from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import Unplaced
 from gpufn_gateway.controller.placement.node_choice import NoRoom
@@ -53,11 +55,11 @@ from gpufn_gateway.controller.state.world import World
 
 PATIENCE_S = 2.0
 DELETED_FOR_S = 2.0
-START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must not keep others from starting
+START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and must not keep others from starting
 
 
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
-    """What to do now. `only`: just these functions (one doorbell need not pay for a look at all of them)."""
+    """Return what to do now. With `only`, look at these functions only: one wakeup need not pay for all of them."""
     return _Step(world, now, limits or Limits()).run(only)
 
 
@@ -69,7 +71,7 @@ class _Step:
         self.actions: list[Action] = []
         self.needs: list[Need] = []
         self.decided: dict[str, list[Decided]] = {}
-        self.leaving = Leaving(world, now, self.actions)
+        self.removals = Removals(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
         self._room: Room | None = None
@@ -77,22 +79,22 @@ class _Step:
     def run(self, only: Iterable[str] | None) -> Plan:
         names: Iterable[str]
         if only is None:
-            self._give_up_lost_workers()
+            self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
         else:
             names = only
         for name in sorted(names):
-            with self._alone(name):
+            with self._isolated(name):
                 function = self.world.functions.get(name)
                 if function is None:
-                    self.leaving.drain_all(name, "the function was deleted")
+                    self.removals.drain_all(name, "the function was deleted")
                 else:
                     self._decide(function)
         if only is not None and self.needs:
-            # Room is given in order: who waits for it has a say, whoever's turn it was to be looked at.
+            # Room is granted in order, so functions that wait for room take part in every step.
             for name in sorted(self.world.waiting - self.decided.keys()):
-                with self._alone(name):
+                with self._isolated(name):
                     if name in self.world.functions:
                         self._decide(self.world.functions[name])
         without_room = self._start()
@@ -102,40 +104,40 @@ class _Step:
         checked = [need for need in without_room if need.revision.is_checked_first]
         has_nodes = bool(checked and self.world.reports(self.now))
         for need in checked:
-            with self._alone(need.key[0]):
+            with self._isolated(need.key[0]):
                 if (end := deploy_check.without_room(need, self.now, has_nodes=has_nodes)) is not None:
                     self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        teller = Teller(self.world, self.now, self._room)
+        status_writer = StatusWriter(self.world, self.now, self._room)
         statuses: dict[str, FunctionStatus] = {}
-        for name, decided in list(self.decided.items()):
-            with self._alone(name):
-                statuses[name] = teller.status(self.world.functions[name], decided, self.notes.get(name))
+        for name, decisions in list(self.decided.items()):
+            with self._isolated(name):
+                statuses[name] = status_writer.status(self.world.functions[name], decisions, self.notes.get(name))
         return Plan(tuple(self.actions), statuses, self.failed)
 
     @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """One number that could not be computed with stopped the controller for everybody."""
-        begun = len(self.actions)
+    def _isolated(self, name: str) -> Iterator[None]:
+        """Contain an exception to one function. A number that could not be computed once stopped every function."""
+        first = len(self.actions)
         try:
             yield
         except Exception as error:
             self.failed[name] = error
-            for action in self.actions[begun:]:
-                self.leaving.take_back(action)
-            del self.actions[begun:]
+            for action in self.actions[first:]:
+                self.removals.undo(action)
+            del self.actions[first:]
             self.needs = [need for need in self.needs if need.key[0] != name]
             self.decided.pop(name, None)
 
     # 1
 
-    def _give_up_lost_workers(self) -> None:
-        for worker, who in self.world.lost_workers(self.now):
-            self.leaving.give_up(worker, f"{who} is silent")
+    def _delete_lost_workers(self) -> None:
+        for worker, silent in self.world.lost_workers(self.now):
+            self.removals.delete(worker, f"{silent} is silent")
 
     def _end_calls_of_deleted(self) -> None:
-        """Of those that came while the gateway deleted it; the gateway has ended the others."""
+        """End calls that were queued while the gateway deleted their function. The gateway has ended the others."""
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
             error = was_deleted(name).info()
             for number in sorted(self.world.numbers(name)):
@@ -145,18 +147,18 @@ class _Step:
 
     def _decide(self, function: Function) -> None:
         numbers = self.world.numbers(function.name) | {function.serving, function.active}
-        # The serving revision first: how many the next one gets depends on it.
-        decided: dict[int, Decided] = {}
+        # The serving revision comes first: it determines how many workers the next one gets.
+        by_number: dict[int, Decided] = {}
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
-            decided[number] = self._decide_revision(function, number, decided.get(function.serving))
-        self.decided[function.name] = list(decided.values())
+            by_number[number] = self._decide_revision(function, number, by_number.get(function.serving))
+        self.decided[function.name] = list(by_number.values())
         if function.active != function.serving:
-            self._move(function, decided[function.serving], decided[function.active])
-        for one in decided.values():
-            if (end := deploy_check.ended(one, function)) is not None:
+            self._move(function, by_number[function.serving], by_number[function.active])
+        for decided in by_number.values():
+            if (end := deploy_check.ended(decided, function)) is not None:
                 self.actions.append(end)
-            self.leaving.drain_surplus(one, function)
-            self.leaving.drain_parked(one, function)
+            self.removals.drain_surplus(decided, function)
+            self.removals.drain_parked(decided, function)
 
     def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
         world, now = self.world, self.now
@@ -168,9 +170,9 @@ class _Step:
         slots = record.spec.parallel_calls if record is not None else 1
         workers = workers_of(world, view, slots, now)
         if record is None:
-            decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
+            decision = ScaleDecision(workers.held, f"revision {number} is not loaded yet: keep its workers")
         elif record.state is RevisionState.FAILED and role is not Role.RETIRED:
-            decision = ScaleDecision(0, f"revision {number} does not start: deploy the function again", want=0)
+            decision = ScaleDecision(0, f"revision {number} failed to start: deploy the function again", want=0)
         elif role is Role.SERVING:
             view.served_at = now
             scaling = policy.effective(record.spec.scaling, function)
@@ -178,106 +180,107 @@ class _Step:
             decision = policy.decide(scaling, demand, workers, peak=window.at(now), last=view.last)
             window.record(now, decision.keep)
             if record.is_checked_first and decision.count == 0 and scaling.max_workers:
-                decision = ScaleDecision(1, f"revision {number} is checked: 1 worker", want=1)
+                decision = ScaleDecision(1, f"checking revision {number}: 1 worker", want=1)
         elif role is Role.NEXT:
             assert serving is not None
             highest = policy.effective(record.spec.scaling, function).max_workers
-            count = min(rollout.workers_for_next(self._standing(serving, function), highest), highest)
+            count = min(rollout.workers_for_next(self._health(serving, function), highest), highest)
             count = max(count, min(workers.held, highest))
-            decision = ScaleDecision(count, f"revision {number} takes over: {count} to begin with", want=count)
+            decision = ScaleDecision(count, f"revision {number} takes over: start with {count}", want=count)
         else:
             calls = None if demand is None else demand.calls
             count = rollout.workers_for_retired(demand, workers, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
-        one = Decided(key, role, view, decision, demand, record)
-        self._end_queued(one)
+        decided = Decided(key, role, view, decision, demand, record)
+        self._end_queued(decided)
         if record is not None and decision.count > workers.held:
-            self._need(one, record, decision.count - workers.held, workers.starting, workers.held)
+            self._need(decided, record, decision.count - workers.held, workers.starting, workers.held)
         elif demand is None or not demand.calls or workers.ready:
             view.waiting_since = None
-        return one
+        return decided
 
-    def _need(self, one: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
-        allowed = one.view.circuit.starts_allowed(self.now, missing, starting)
-        calls = one.demand.calls if one.demand is not None else 0
-        serving = self.world.view((one.key[0], self.world.functions[one.key[0]].serving))
-        is_check = deploy_check.is_only_check(one, serving)
-        if one.view.waiting_since is None:
-            one.view.waiting_since = self.now
+    def _need(self, decided: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
+        allowed = decided.view.circuit.starts_allowed(self.now, missing, starting)
+        calls = decided.demand.calls if decided.demand is not None else 0
+        serving = self.world.view((decided.key[0], self.world.functions[decided.key[0]].serving))
+        is_check = deploy_check.is_only_check(decided, serving)
+        if decided.view.waiting_since is None:
+            decided.view.waiting_since = self.now
         if allowed == 0:
             return
-        one.need = Need(
-            key=one.key,
+        decided.need = Need(
+            key=decided.key,
             revision=record,
-            wanted=Wanted.by(record),
-            view=one.view,
+            wanted=Wanted.from_revision(record),
+            view=decided.view,
             missing=allowed,
             calls=calls,
-            # The next revision of a function that is called takes part as if it had the calls itself.
-            waits_for_first=held == 0 and (calls > 0 or (one.role is Role.NEXT and not is_check)),
-            reason=one.decision.reason,
-            is_failing=one.view.circuit.openings > 0,
-            is_next=one.role is Role.NEXT and not is_check,
+            # The next revision of a function with calls competes as if the calls were its own.
+            waits_for_first=held == 0 and (calls > 0 or (decided.role is Role.NEXT and not is_check)),
+            reason=decided.decision.reason,
+            is_failing=decided.view.circuit.openings > 0,
+            is_next=decided.role is Role.NEXT and not is_check,
             is_check=is_check,
         )
-        self.needs.append(one.need)
+        self.needs.append(decided.need)
 
-    def _standing(self, one: Decided, function: Function) -> Standing:
-        record = one.revision
-        return Standing(
-            ready=len(one.view.in_state(WorkerState.READY)),
-            want=one.decision.want,
-            is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
-            most=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
-            held=len(deploy_check.held(one.view)),
+    def _health(self, decided: Decided, function: Function) -> RevisionHealth:
+        record = decided.revision
+        return RevisionHealth(
+            ready=len(decided.view.in_state(WorkerState.READY)),
+            want=decided.decision.want,
+            is_failing=decided.view.circuit.state(self.now) is not CircuitState.CLOSED,
+            max_workers=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
+            held=len(deploy_check.held(decided.view)),
             check=None if record is None or record.check is None else record.check.state,
         )
 
     def _move(self, function: Function, serving: Decided, following: Decided) -> None:
         if following.revision is not None and following.revision.state is RevisionState.FAILED:
-            self.actions.append(MoveActive(function.name, function.active, "the new revision does not start"))
+            self.actions.append(MoveActive(function.name, function.active, "the new revision failed to start"))
             return
-        moves, why = rollout.may_move(self._standing(serving, function), self._standing(following, function))
+        moves, why = rollout.may_move(self._health(serving, function), self._health(following, function))
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
-            # Room is the new revision's from now on, which is looked at again once it serves.
-            not_now = (serving.need,) if following.view.workers else (serving.need, following.need)
-            self.needs = [need for need in self.needs if not any(need is each for each in not_now)]
+            # From now on the room belongs to the new revision, which is looked at again once it serves.
+            dropped = (serving.need,) if following.view.workers else (serving.need, following.need)
+            self.needs = [need for need in self.needs if not any(need is each for each in dropped)]
         else:
             failure = following.view.circuit.last_error
-            told = f": {failure.summary}" if failure is not None else ""
-            self.notes[function.name] = f"revision {function.active}: {why}{told}"
+            reason = f": {failure.summary}" if failure is not None else ""
+            self.notes[function.name] = f"revision {function.active}: {why}{reason}"
 
-    def _end_queued(self, one: Decided) -> None:
-        if one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
-            return  # starts fail, and still somebody serves what is queued
-        record = one.revision
+    def _end_queued(self, decided: Decided) -> None:
+        if decided.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
+            return  # starts fail, but another worker serves the queued calls
+        record = decided.revision
         if record is not None and record.state is RevisionState.FAILED and record.error is not None:
-            if one.demand is not None and one.demand.calls:
-                error = circuit_errors.told(one.key[0], record.error)
-                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, error))
+            if decided.demand is not None and decided.demand.calls:
+                error = circuit_errors.told(decided.key[0], record.error)
+                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
             return
-        circuit = one.view.circuit
+        circuit, demand = decided.view.circuit, decided.demand
         if circuit.openings < 2:
-            one.view.ended_at_opening = 0
-        elif one.view.ended_at_opening < circuit.openings and circuit.last_error is not None and one.demand is not None:
-            one.view.ended_at_opening = circuit.openings
-            if one.demand.calls:
-                error = circuit_errors.told(one.key[0], circuit.last_error)
-                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, error))
+            decided.view.ended_at_opening = 0
+        elif decided.view.ended_at_opening < circuit.openings and circuit.last_error is not None and demand is not None:
+            decided.view.ended_at_opening = circuit.openings
+            if demand.calls:
+                error = circuit_errors.told(decided.key[0], circuit.last_error)
+                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
 
     # 4
 
     def _start(self) -> list[Need]:
-        """Place what can be placed, one worker at a time in turn, so that nobody's tenth comes before another's first.
+        """Place what can be placed, one worker per function and round, so that no function gets its tenth worker before
+        another gets its first.
 
-        Returns those who found no room.
+        Return the needs without room.
         """
         if not self.needs:
             return []
         world, now = self.world, self.now
-        room = self._room = Room(world, now, self.limits, self.leaving)
+        room = self._room = Room(world, now, self.limits, self.removals)
         reports = nodes = room.reports
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
@@ -285,63 +288,63 @@ class _Step:
             if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
                 slots[node] -= 1
         nodes = [report for report in reports if slots[report.node] > 0]
-        turn = sorted(
+        round_ = sorted(
             self.needs,
             key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or now, need.key),
         )
         without_room: list[Need] = []
-        while turn:
-            later: list[Need] = []
-            for need in turn:
-                with self._alone(need.key[0]):
-                    found = room.grant(need, nodes)
-                    if isinstance(found, NoRoom):
+        while round_:
+            next_round: list[Need] = []
+            for need in round_:
+                with self._isolated(need.key[0]):
+                    result = room.grant(need, nodes)
+                    if isinstance(result, NoRoom):
                         need.is_slot_limited = len(nodes) < len(reports)
                         need.has_no_room = True
                         without_room.append(need)
                         continue
-                    if isinstance(found, Return):
-                        self.actions.append(Resume(found.worker.assignment.worker, need.reason))
+                    if isinstance(result, Resumption):
+                        self.actions.append(Resume(result.worker.assignment.worker, need.reason))
                     else:
-                        slots[found.node] -= 1
-                        if slots[found.node] <= 0:
+                        slots[result.node] -= 1
+                        if slots[result.node] <= 0:
                             nodes = [report for report in nodes if slots[report.node] > 0]
-                        self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
+                        self.actions.append(Start(*need.key, result.node, result.share, f"{need.reason}; {result.why}"))
                     need.view.unplaced = None
                     need.missing -= 1
                     need.has_begun = True
                     if need.missing:
-                        later.append(need)
-            turn = later
+                        next_round.append(need)
+            round_ = next_round
         return without_room
 
     def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
-        """Once for all that want the same: hundreds of functions may wait, and each look is at a thousand nodes."""
+        """Explain once per kind of request: hundreds of functions may wait, and each look covers a thousand nodes."""
         room = self._room
         if room is None:
             return
-        needs = {room.explained_as(need): need for need in without_room if not need.is_slot_limited}
+        needs = {room.explanation_key(need): need for need in without_room if not need.is_slot_limited}
         wanted = {key: functools.partial(room.explain, need) for key, need in needs.items()}
         texts = self.world.shortages.explain(wanted, len(room.reports), renew=is_full)
         for need in without_room:
-            need.no_room = texts.get(room.explained_as(need), "")
+            need.no_room = texts.get(room.explanation_key(need), "")
 
     def _note_unplaced(self, without_room: list[Need]) -> None:
-        """Its calls may expire, and then nothing else reports that no node can run it."""
+        """Remember the failure. The calls may expire, and then nothing else reports that no node can run them."""
         for need in without_room:
             if self._room is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
                 need.view.unplaced = Unplaced(self.now, need.wanted, need.no_room or NO_ROOM, self._room.reports)
         noted = [
-            (one.key[0], one.view, one.view.unplaced)
-            for decided in self.decided.values()
-            for one in decided
-            if one.need is None and one.view.unplaced is not None
+            (decided.key[0], decided.view, decided.view.unplaced)
+            for decisions in self.decided.values()
+            for decided in decisions
+            if decided.need is None and decided.view.unplaced is not None
         ]
         if not noted:
             return
         reports = self.world.reports(self.now)
         for name, view, unplaced in noted:
-            with self._alone(name):
+            with self._isolated(name):
                 view.unplaced = unplaced.after(reports, self.limits)
 
     # 5
@@ -355,25 +358,26 @@ class _Step:
         if not waiting or self._room is None:
             return
         room = self._room
-        room.count_what_leaves()
+        room.count_leaving()
         parked, idle = room.parked_workers(), room.idle_workers()
         for need in waiting:
-            with self._alone(need.key[0]):
-                of_busy = self._has_lost_patience(need)
-                if room.claim(need) or not room.can_be_made(need, of_busy=of_busy):
+            with self._isolated(need.key[0]):
+                include_busy = self._has_lost_patience(need)
+                if room.claim(need) or not room.can_make(need, include_busy=include_busy):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
                 surplus = room.surplus_of_others(need)
                 if need.is_next and not need.waits_for_first:
-                    # The rest of a rollout takes its place from the old revision alone.
+                    # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not room.evict_for(need, others) and not (of_busy and room.evict_for(need, surplus)):
-                    room.was_not_made(need, of_busy=of_busy)
+                if not room.evict_for(need, others) and not (include_busy and room.evict_for(need, surplus)):
+                    room.record_not_made(need, include_busy=include_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
-        """Of the same function; for a revision that failed to start only those that its next try takes nothing from.
-        The old revision takes nothing back from the next one, which is idle until calls go there, unless that fails."""
+        """Return idle workers of other revisions of the function. For a revision that failed to start, return only
+        workers that have been idle for the backoff. The old revision takes back no worker of the next one, which is
+        idle until calls go to it, unless the next one fails."""
         function = self.world.functions[need.key[0]]
         following = (function.name, function.active)
         is_failing = self.world.view(following).circuit.state(self.now) is not CircuitState.CLOSED
@@ -391,5 +395,5 @@ class _Step:
         since = need.view.waiting_since
         if need.has_begun or since is None or self.now - since < PATIENCE_S:
             return False
-        # The next revision takes another place when what it has is READY: it may not start at all, or be enough.
+        # The next revision takes another place when its present worker is READY: it may fail, or one may be enough.
         return need.waits_for_first or (need.is_next and not need.view.in_state(WorkerState.STARTING))

@@ -1,23 +1,25 @@
-"""How many workers a revision should have, and why: `decide(policy, demand, workers, peak=..., last=...)`.
+"""Scaling policy: how many workers a revision should have, and why. Pure.
+
+`decide(policy, demand, workers, peak=..., last=...)` computes:
 
     L     = queued + running
     base  = ceil(average in flight of 60 s / (target · slots))
             at most ceil(most calls at once in 60 s / slots)
     burst = ceil(λ · S / (target · slots) + (L - ready · slots) · min(S, max(C, D)) / (slots · max(C, D)))
             at most ceil(most calls at once in 6 s / slots)
-    want  = clamp(max(base, burst, 1 if L > 0), min_workers, max_workers), and the buffer while traffic flows
-    keep  = want, were nobody READY: want falls as workers are added and rises again when they go, so it cannot be what
-            decides whether they go
-    down  to the highest keep of the scale-down window, idle workers only, at most half of all at a time
-    stuck workers all of whose slots run what nobody waits for any more (a cancelled call that has not stopped yet) are
-          wanted beside these, as long as there are calls
-    zero  when L == 0 and nothing was done for idle_timeout
+    want  = clamp(max(base, burst, 1 if L > 0), min_workers, max_workers), plus the buffer while traffic flows
+    keep  = want as if no worker were READY: want falls as workers are added and rises again when they leave, so it
+            cannot decide whether they leave
+    down  to the highest keep of the scale-down window; idle workers only, at most half of all at a time
+    stuck workers whose slots all run abandoned calls (a cancelled call that has not stopped yet) are added to these,
+          while there are calls
+    zero  when L == 0 and no worker had a call for idle_timeout
 
-λ arrivals per second, S service seconds, C cold-start p50, D target delay, slots the calls that one worker runs at a
-time; calls that gather for a batch are queued. Bounds keep estimates from inventing work:
-one call of 10 s is work for one worker, not for ten of one second each (hence min(S, max(C, D))); a single call's λ · S
-would start three workers where one call can occupy one; and a client that calls again and again, each time after the
-last answer, is 1 / 0.7 workers on average and never needs a second.
+λ is arrivals per second, S service seconds, C the cold-start p50, D the target delay, and slots the calls that one
+worker runs at a time. Calls that gather for a batch count as queued. The bounds keep estimates from inventing work.
+One call of 10 s is work for one worker, not for ten of one second each, hence min(S, max(C, D)). The λ · S of a single
+call would start three workers where one call can occupy one. A client that calls again after each answer is
+1 / 0.7 workers on average and never needs a second worker.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ _ROUNDING = 1e-9  # 0.7 · 10 / 0.7 is ten workers, not eleven
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a revision. Where there is no Demand, it is unknown, which is not the same as none.
+    """The demand for a revision. No Demand means unknown, which is not the same as no calls.
 
-    `stuck` slots run what nobody waits for any more. `idle_s`: for how long no worker has had anything to do; None when
-    one has, or when it cannot be told.
+    `stuck` slots run abandoned calls. `idle_s` is how long no worker has had a call; None when a worker has one, or
+    when it is unknown.
     """
 
     queued: int
@@ -44,8 +46,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     stuck: int = 0
     average_in_flight: float | None = None  # over 60 s
     arrivals_per_s: float | None = None  # over 6 s
-    most_calls: int | None = None  # L at its highest in 60 s
-    most_lately: int | None = None  # and in 6 s
+    peak_calls_60s: int | None = None  # highest L in 60 s
+    peak_calls_6s: int | None = None  # highest L in 6 s
     service_s: float | None = None
     cold_start_s: float | None = None
     idle_s: float | None = None
@@ -56,7 +58,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workers(msgspec.Struct, frozen=True):
-    """What a revision has. `idle` counts the READY workers without a call, the only ones that may go."""
+    """The workers of a revision. `idle` counts READY workers without a call, the only ones that may be removed."""
 
     ready: int = 0
     starting: int = 0
@@ -65,14 +67,14 @@ class Workers(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> int:
-        """STARTING is capacity: not counting it, Knative started hundreds while the first ones loaded."""
+        """Ready and starting workers. Knative did not count STARTING, and started hundreds while the first loaded."""
         return self.ready + self.starting
 
 
 class ScaleDecision(msgspec.Struct, frozen=True):
-    """`count` workers now, on the way to `want`; the terms that led there and the reason for a person.
+    """`count` workers now, on the way to `want`, with the terms behind the decision and a reason for people.
 
-    `limited`: max_workers is what keeps it from more.
+    `limited`: max_workers prevents more.
     """
 
     count: int
@@ -84,13 +86,13 @@ class ScaleDecision(msgspec.Struct, frozen=True):
 
 
 def effective(policy: ScalingPolicy, function: Function) -> ScalingPolicy:
-    """The revision's policy with the bounds that were set on the Function (`gpufn scale`)."""
+    """Return the revision's policy with the bounds that were set on the Function (`gpufn scale`)."""
     if function.min_workers is None and function.max_workers is None:
         return policy
     highest = policy.max_workers if function.max_workers is None else function.max_workers
     lowest = policy.min_workers if function.min_workers is None else function.min_workers
     if function.max_workers is None:
-        highest = max(highest, lowest)  # who asks for more workers than the code's bound wants them
+        highest = max(highest, lowest)  # min_workers above the bound in the code raises that bound
     return msgspec.structs.replace(policy, min_workers=min(lowest, highest), max_workers=highest)
 
 
@@ -102,7 +104,7 @@ def decide(
     peak: int | None = None,
     last: ScaleDecision | None = None,
 ) -> ScaleDecision:
-    """`peak` is the highest `keep` of the scale-down window before now, `last` the decision before this one."""
+    """Decide on the count. `peak` is the highest `keep` of the scale-down window, `last` the previous decision."""
     if demand is None:
         return _unknown(policy, workers, last)
     terms = _terms(policy, demand, workers)
@@ -110,7 +112,7 @@ def decide(
     if demand.calls > 0:
         need = max(int(terms["base"]), int(terms["burst"]), 1) + demand.stuck // workers.slots
     elif workers.held == 0 or is_idle:
-        need = 0  # an average of the last minute brings nobody back who has gone for good reason
+        need = 0  # an average of the last minute must not bring back workers that were removed for being idle
     else:
         need = max(int(terms["base"]), int(terms["burst"]), 1)
     want = _bounded(policy, need)
@@ -118,7 +120,7 @@ def decide(
     terms |= {"want": want, "keep": keep}
     count = want
     if want < workers.held:
-        # Idle for the whole timeout says more than the window does.
+        # A whole idle timeout outweighs the window.
         target = want if is_idle else min(max(keep, peak or 0), policy.max_workers)
         count = _down(target, workers)
         terms["peak"] = target
@@ -138,13 +140,13 @@ def _bounded(policy: ScalingPolicy, need: int) -> int:
 
 
 def _unknown(policy: ScalingPolicy, workers: Workers, last: ScaleDecision | None) -> ScaleDecision:
-    # KEDA took a missing number for a large one and scaled to the maximum.
+    # KEDA mistook a missing number for a large one and scaled to the maximum.
     count = workers.held if last is None else max(last.count, min(workers.held, policy.max_workers))
     return ScaleDecision(count, f"demand unknown: keep {_workers(count)}", terms=last.terms if last else {})
 
 
 def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str, float]:
-    """Every term by name; one that is unknown is absent and asks for nothing."""
+    """Return every term by name. An unknown term is absent and does not add workers."""
     slots = workers.slots
     planned = policy.target * slots
     terms: dict[str, float] = {
@@ -165,7 +167,7 @@ def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str,
     }
     terms |= {name: value for name, value in known.items() if value is not None}
     base = _ceil((demand.average_in_flight or 0.0) / planned)
-    terms["base"] = min(base, _ceil(max(demand.calls, demand.most_calls or 0) / slots))
+    terms["base"] = min(base, _ceil(max(demand.calls, demand.peak_calls_60s or 0) / slots))
     burst = keep = 0
     if demand.service_s is not None:
         patience_s = max(demand.cold_start_s or 0.0, policy.target_delay_s)
@@ -173,7 +175,7 @@ def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str,
         flow = (demand.arrivals_per_s or 0.0) * demand.service_s / planned
         per_call = min(demand.service_s, patience_s) / (slots * patience_s)
         drain = backlog * per_call
-        bound = _ceil(max(demand.calls, demand.most_lately or 0) / slots)
+        bound = _ceil(max(demand.calls, demand.peak_calls_6s or 0) / slots)
         burst = min(_ceil(flow + drain), bound)
         keep = min(_ceil(flow + demand.calls * per_call), bound)
         terms |= {"backlog": backlog, "flow": flow, "drain": drain}
@@ -184,7 +186,7 @@ def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str,
 def _down(target: int, workers: Workers) -> int:
     if target >= workers.held:
         return workers.held
-    # At least one: an eighth of three workers is none, and a floor that is multiplied sticks.
+    # At least one: an eighth of three workers is none, and a multiplied floor would never shrink.
     step = min(max(1, workers.held // 2), workers.held - target, workers.idle)
     return workers.held - step
 
@@ -192,7 +194,7 @@ def _down(target: int, workers: Workers) -> int:
 def _reason(policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool) -> str:
     if demand.calls:
         each = "" if demand.service_s is None else f", {_seconds(demand.service_s)} each"
-        stuck = f", {demand.stuck} that nobody waits for" if demand.stuck else ""
+        stuck = f", {demand.stuck} abandoned" if demand.stuck else ""
         why = f"{demand.queued} queued, {demand.running} running{each}{stuck}"
     elif is_idle:
         why = f"idle for {_seconds(demand.idle_s or 0.0)} of {_seconds(policy.idle_timeout_s)}"

@@ -1,6 +1,6 @@
-"""Room for who waits: what is granted in this step, and which workers of others go, or park, to make more. Pure.
+"""Room for waiting revisions: shares granted in this step, and workers of others that are removed to make room. Pure.
 
-Who waits gets a parked worker of its own back, where that one's share is free; else a share for a new one.
+A waiting revision gets one of its own parked workers back if the worker's share is free; else a share for a new worker.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need
-from gpufn_gateway.controller.decide.scale_down import Leaving, idle_longest_first
+from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, explain, place, returns
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, can_resume, explain, place
 from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.views import WorkerView
 from gpufn_gateway.controller.state.world import World
 
-SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
+SETTLE_S = 0.2  # the next call of a worker that has just become idle may be on its way
 
 
-class Return(msgspec.Struct, frozen=True):
-    """A parked worker, on its own node."""
+class Resumption(msgspec.Struct, frozen=True):
+    """A parked worker that resumes on its own node."""
 
     worker: WorkerView
 
 
 class Room:
-    """The leases as they are once this step is done.
+    """The leases as they will be after this step.
 
-    Hundreds of functions may wait for what a thousand nodes do not have. So each kind of request is looked for once:
-    that there is no room for it stays true until a lease ends, for what is granted meanwhile makes no room.
+    Hundreds of functions may wait for room that a thousand nodes do not have. So each kind of request is searched once:
+    the result "no room" holds until a lease ends, because grants make no room.
     """
 
-    def __init__(self, world: World, now: float, limits: Limits, leaving: Leaving) -> None:
+    def __init__(self, world: World, now: float, limits: Limits, removals: Removals) -> None:
         self._world = world
         self._now = now
         self._limits = limits
-        self._leaving = leaving
+        self._removals = removals
         self._book = world.leases.copy()
         self.reports = world.reports(now)
         self._by_node = {report.node: report for report in self.reports}
         self._no_room: set[Hashable] = set()  # `Wanted`, or its `of_any_size`
-        self._of_any_size: set[Hashable] = set()  # no room for any size, when `_start` looked
+        self._of_any_size: set[Hashable] = set()  # had no room for any size when `_start` looked
         self._fits_empty: dict[Hashable, bool] = {}
-        self._not_made: set[Hashable] = set()  # nobody's going makes room for it
+        self._not_made: set[Hashable] = set()  # no removal of workers makes room for these
         self._granted = 0
-        self._returned: set[str] = set()
-        self._parked: dict[RevisionKey, list[WorkerView]] = {}  # of revisions that were asked about
+        self._resumed: set[str] = set()
+        self._parked: dict[RevisionKey, list[WorkerView]] = {}  # by revision, for those already searched
 
-    def grant(self, need: Need, nodes: list[NodeReport]) -> Return | Placement | NoRoom:
-        """A parked worker that resumes, or a share for one that starts now, on one of `nodes`."""
-        found = self._find_once(need, nodes)
-        if isinstance(found, NoRoom) and found.of_any_size and len(nodes) == len(self.reports):
+    def grant(self, need: Need, nodes: list[NodeReport]) -> Resumption | Placement | NoRoom:
+        """Grant a parked worker that resumes, or a share for a new one on one of `nodes`."""
+        result = self._find_once(need, nodes)
+        if isinstance(result, NoRoom) and result.of_any_size and len(nodes) == len(self.reports):
             self._of_any_size.add(need.wanted.of_any_size)
-        self._take(found)
-        return found
+        self._take(result)
+        return result
 
-    def explained_as(self, need: Need) -> Hashable:
-        """The same for all needs that have no room for the same reason."""
+    def explanation_key(self, need: Need) -> Hashable:
+        """Return a key that is equal for all needs without room for the same reason."""
         any_size = need.wanted.of_any_size
         return any_size if any_size in self._of_any_size else need.wanted
 
@@ -72,91 +72,91 @@ class Room:
         any_size = need.wanted.of_any_size in self._of_any_size
         return explain(need.wanted, self.reports, self._book, self._limits, of_any_size=any_size)
 
-    def fits_when_empty(self, need: Need) -> bool:
-        """Whether a node would have room for it if no worker had anything."""
+    def fits_empty_node(self, need: Need) -> bool:
+        """Return whether a node would have room for it if there were no other workers."""
         for key in (need.wanted.of_any_size, need.wanted):
             if key in self._fits_empty:
                 return self._fits_empty[key]
-        found = self._place(need, self.reports, self._world.unleased, best=False)
-        has_none = isinstance(found, NoRoom)
-        self._fits_empty[need.wanted.of_any_size if found == NoRoom(of_any_size=True) else need.wanted] = not has_none
-        return not has_none
+        result = self._place(need, self.reports, self._world.unleased, best=False)
+        fits = not isinstance(result, NoRoom)
+        self._fits_empty[need.wanted.of_any_size if result == NoRoom(of_any_size=True) else need.wanted] = fits
+        return fits
 
-    def can_be_made(self, need: Need, *, of_busy: bool) -> bool:
-        """Whether it is of any use to look for workers of others that could go; `of_busy`: also for some that work."""
-        if not self.fits_when_empty(need) and not self._may_return(need):
+    def can_make(self, need: Need, *, include_busy: bool) -> bool:
+        """Return whether a search for workers to remove can help. `include_busy`: also among busy workers."""
+        if not self.fits_empty_node(need) and not self._resumable(need):
             return False
-        return (need.wanted, of_busy) not in self._not_made or self._has_workers(need)
+        return (need.wanted, include_busy) not in self._not_made or self._has_workers(need)
 
-    def was_not_made(self, need: Need, *, of_busy: bool) -> None:
-        """All workers that could go were tried: the next need that wants the same finds no others."""
+    def record_not_made(self, need: Need, *, include_busy: bool) -> None:
+        """Record that removing any worker did not help: the next need for the same finds no others."""
         if not self._has_workers(need):
-            self._not_made.add((need.wanted, of_busy))
+            self._not_made.add((need.wanted, include_busy))
 
     def _has_workers(self, need: Need) -> bool:
-        """Of its function: for that one other workers may go than for others."""
+        """Return whether its function has workers: then more workers may be removed for it than for others."""
         name = need.key[0]
         return any(self._world.view((name, number)).workers for number in self._world.numbers(name))
 
-    def _take(self, found: Return | Placement | NoRoom) -> None:
-        if isinstance(found, Placement):
+    def _take(self, result: Resumption | Placement | NoRoom) -> None:
+        if isinstance(result, Placement):
             self._granted += 1
-            self._book.grant(f"new-{self._granted}", found.node, found.share)
-        elif isinstance(found, Return):
-            assignment = found.worker.assignment
-            self._returned.add(assignment.worker)
+            self._book.grant(f"new-{self._granted}", result.node, result.share)
+        elif isinstance(result, Resumption):
+            assignment = result.worker.assignment
+            self._resumed.add(assignment.worker)
             self._book.grant(assignment.worker, assignment.node, assignment.share)
 
-    def count_what_leaves(self) -> None:
-        """What is already on its way out is room to come, first for those who wait for it."""
+    def count_leaving(self) -> None:
+        """Count the shares of leaving workers as free, first for the functions that they leave for."""
         self._no_room.clear()
         for worker in self._world.workers.values():
             assignment = worker.assignment
-            if worker.state is WorkerState.PARKING and assignment.worker not in self._returned:
+            if worker.state is WorkerState.PARKING and assignment.worker not in self._resumed:
                 expected = ParkedMemory(self._world.view(worker.key).parked_bytes or 0)
                 self._book.grant(assignment.worker, assignment.node, assignment.share, expected)
-            elif worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker in self._leaving:
+            elif worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker in self._removals:
                 self._book.release(assignment.worker)
 
     def claim(self, need: Need) -> bool:
-        found = self._find_once(need, self.reports)
-        self._take(found)
-        return not isinstance(found, NoRoom)
+        result = self._find_once(need, self.reports)
+        self._take(result)
+        return not isinstance(result, NoRoom)
 
     def evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
-        """Park or drain the first of `candidates` whose going makes room, and no more than needed."""
+        """Park or drain the first of `candidates` whose removal makes room, and no more than needed."""
         trial = self._book.copy()
         reports: list[NodeReport] = []
-        gone: list[WorkerView] = []
+        removed: list[WorkerView] = []
         staying: dict[RevisionKey, Counter[WorkerState]] = {}
-        found: Return | Placement | NoRoom = NoRoom()
+        result: Resumption | Placement | NoRoom = NoRoom()
         for worker in candidates:
-            if worker in self._leaving or not self._can_spare(worker, need, staying):
+            if worker in self._removals or not self._can_spare(worker, need, staying):
                 continue
             trial.release(worker.assignment.worker)
-            gone.append(worker)
+            removed.append(worker)
             self._staying(worker, staying)[worker.state] -= 1
-            # No other node had room, nor has it now.
+            # No other node had room, and none has gained any.
             reports = self._on(worker.assignment.node)
-            found = self._find(need, reports, trial)
-            if not isinstance(found, NoRoom):
+            result = self._find(need, reports, trial)
+            if not isinstance(result, NoRoom):
                 break
-        if isinstance(found, NoRoom):
+        if isinstance(result, NoRoom):
             return False
-        for victim in gone:
-            # Without those whose going did not help: they are on other nodes, or too small.
+        for victim in removed:
+            # Keep the workers whose removal did not help: they are on other nodes, or too small.
             lease = victim.assignment
             trial.grant(lease.worker, lease.node, lease.share, victim.parked)
             if not isinstance(self._find(need, reports, trial), NoRoom):
                 continue
             reason = f"makes room for {need.key[0]}, which has calls and no room"
-            held = self._leaving.would_hold(victim)
-            if held is not None:
-                trial.grant(lease.worker, lease.node, lease.share, held)
-                if not isinstance(self._find(need, reports, trial), NoRoom) and self._leaving.park(victim, reason):
+            parked = self._removals.memory_if_parked(victim)
+            if parked is not None:
+                trial.grant(lease.worker, lease.node, lease.share, parked)
+                if not isinstance(self._find(need, reports, trial), NoRoom) and self._removals.park(victim, reason):
                     continue
             trial.release(lease.worker)
-            self._leaving.drain(victim, reason)
+            self._removals.drain(victim, reason)
         self._book = trial
         self._no_room.clear()
         self._not_made.clear()
@@ -167,7 +167,7 @@ class Room:
         return [] if report is None else [report]
 
     def parked_workers(self) -> list[WorkerView]:
-        """Those that nobody wants back now, the least worth first."""
+        """Return the parked workers of revisions without calls, least worth first."""
         parked = [worker for worker in self._world.workers.values() if worker.state is WorkerState.PARKED]
         return sorted((worker for worker in parked if not self._has_calls(worker)), key=self._worth)
 
@@ -176,10 +176,10 @@ class Room:
         return self._world.holdings.host_memory(worker.assignment.node).worth(name), name
 
     def idle_workers(self) -> list[WorkerView]:
-        """And those that start, and that nobody waits for any more."""
-        found: list[WorkerView] = []
+        """Return the idle workers, and starting workers that no call waits for any longer; longest idle first."""
+        workers: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker in self._leaving:
+            if worker in self._removals:
                 continue
             if worker.state is WorkerState.STARTING:
                 idle_s = None if self._is_next(worker) else self._now - worker.since
@@ -188,57 +188,60 @@ class Room:
             else:
                 continue
             if idle_s is not None and idle_s >= SETTLE_S and not self._has_calls(worker):
-                found.append(worker)
-        return sorted(found, key=lambda worker: idle_longest_first(self._world, worker, self._now))
+                workers.append(worker)
+        return sorted(workers, key=lambda worker: idle_longest_first(self._world, worker, self._now))
 
     def _is_next(self, worker: WorkerView) -> bool:
-        """Calls go to its revision when it has started."""
+        """Return whether calls will go to the worker's revision once it has started."""
         function = self._world.functions.get(worker.key[0])
         return function is not None and worker.key[1] == function.active != function.serving
 
     def surplus_of_others(self, need: Need) -> list[WorkerView]:
-        """READY workers of functions that have several, from who has most; they finish what they run."""
-        found: list[tuple[int, str, WorkerView]] = []
+        """Return READY workers of functions that have several, largest count first. They finish their calls."""
+        surplus: list[tuple[int, str, WorkerView]] = []
         for key, ready in self._ready.items():
             is_same = key[0] == need.key[0]
             if key == need.key or (len(ready) < 2 and not is_same) or (is_same and need.is_failing):
                 continue
-            found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
-        return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+            surplus += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
+        return [worker for *_, worker in sorted(surplus, key=lambda entry: entry[:2])]
 
     @cached_property
     def _ready(self) -> dict[RevisionKey, list[WorkerView]]:
-        """Once a step: hundreds of functions may wait on a node that has room for a few."""
+        """READY workers by revision, computed once a step: hundreds of functions may wait for a small node."""
         ready = {key: view.in_state(WorkerState.READY) for key, view in self._world.views.items()}
         return {key: workers for key, workers in ready.items() if workers}
 
     def _has_calls(self, worker: WorkerView) -> bool:
-        return self._world.calls(worker.key, self._now) != 0 or self._world.depths.has_rung(worker.key[0])
+        return self._world.calls(worker.key, self._now) != 0 or self._world.depths.has_wakeup(worker.key[0])
 
-    def _find_once(self, need: Need, nodes: list[NodeReport]) -> Return | Placement | NoRoom:
+    def _find_once(self, need: Need, nodes: list[NodeReport]) -> Resumption | Placement | NoRoom:
         if need.wanted in self._no_room or need.wanted.of_any_size in self._no_room:
             return self._parked_of(need, self._book) or NoRoom()
-        found = self._find(need, nodes, self._book)
-        if isinstance(found, NoRoom):
-            self._no_room.add(need.wanted.of_any_size if found.of_any_size else need.wanted)
-        return found
+        result = self._find(need, nodes, self._book)
+        if isinstance(result, NoRoom):
+            self._no_room.add(need.wanted.of_any_size if result.of_any_size else need.wanted)
+        return result
 
-    def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Return | Placement | NoRoom:
+    def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Resumption | Placement | NoRoom:
         return self._parked_of(need, book) or self._place(need, nodes, book)
 
-    def _parked_of(self, need: Need, book: LeaseBook) -> Return | None:
-        return next((Return(worker) for worker in self._may_return(need) if self._returns(worker, need, book)), None)
+    def _parked_of(self, need: Need, book: LeaseBook) -> Resumption | None:
+        return next(
+            (Resumption(worker) for worker in self._resumable(need) if self._can_resume(worker, need, book)), None
+        )
 
-    def _may_return(self, need: Need) -> list[WorkerView]:
-        """Those that still park first, for they have their share; then who was used last."""
-        found = self._parked.get(need.key)
-        if found is None:  # once a step: a thousand workers may be wanted of one function
-            found = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
-            found.sort(key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
-            self._parked[need.key] = found
-        return [each for each in found if each.assignment.worker not in self._returned | self._leaving.names]
+    def _resumable(self, need: Need) -> list[WorkerView]:
+        """Return its parking and parked workers. Parking ones come first, because they have their share; then the most
+        recently used."""
+        workers = self._parked.get(need.key)
+        if workers is None:  # compute it once a step: a thousand workers of one function may be wanted
+            workers = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
+            workers.sort(key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
+            self._parked[need.key] = workers
+        return [each for each in workers if each.assignment.worker not in self._resumed | self._removals.names]
 
-    def _returns(self, worker: WorkerView, need: Need, book: LeaseBook) -> bool:
+    def _can_resume(self, worker: WorkerView, need: Need, book: LeaseBook) -> bool:
         assignment = worker.assignment
         if worker.state is WorkerState.PARKING:
             return True
@@ -248,7 +251,7 @@ class Room:
         book.release(assignment.worker)
         used = book.used(assignment.node)
         book.grant(assignment.worker, assignment.node, assignment.share, worker.parked)
-        return returns(need.revision.spec.resources, assignment.share, report, used, self._limits)
+        return can_resume(need.revision.spec.resources, assignment.share, report, used, self._limits)
 
     def _place(self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, best: bool = True) -> Placement | NoRoom:
         wanted = need.wanted
@@ -262,17 +265,17 @@ class Room:
             best=best,
         )
 
-    def _staying(self, worker: WorkerView, known: dict[RevisionKey, Counter[WorkerState]]) -> Counter[WorkerState]:
-        """Workers of its revision that do not leave, by state; counted once per search."""
-        if worker.key not in known:
+    def _staying(self, worker: WorkerView, counts: dict[RevisionKey, Counter[WorkerState]]) -> Counter[WorkerState]:
+        """Count the remaining workers of its revision by state, once per search."""
+        if worker.key not in counts:
             of_revision = self._world.view(worker.key).workers.values()
-            known[worker.key] = Counter(each.state for each in of_revision if each not in self._leaving)
-        return known[worker.key]
+            counts[worker.key] = Counter(each.state for each in of_revision if each not in self._removals)
+        return counts[worker.key]
 
     def _can_spare(self, worker: WorkerView, need: Need, staying: dict[RevisionKey, Counter[WorkerState]]) -> bool:
-        """min_workers hold against others as well; a revision that is being replaced has none, and no worker that is
-        parked is one of them. Nor do they hold, while they are idle, against calls that came before they served: those
-        would wait for ever."""
+        """Return whether min_workers permits the removal. It protects workers against other functions too, but not
+        those of a revision that is being replaced, and parked workers do not count. An idle worker is not protected
+        against calls for older revisions of its function: those calls would wait forever."""
         function = self._world.functions.get(worker.key[0])
         record = self._world.revisions.get(worker.key)
         if worker.state is WorkerState.PARKED or function is None or record is None:
@@ -283,5 +286,5 @@ class Room:
         if is_before_it and self._world.idle_for(worker, self._now) is not None:
             return True
         counts = self._staying(worker, staying)
-        left = sum(counts[state] for state in {WorkerState.READY, worker.state}) - 1
-        return left >= policy.effective(record.spec.scaling, function).min_workers
+        remaining = sum(counts[state] for state in {WorkerState.READY, worker.state}) - 1
+        return remaining >= policy.effective(record.spec.scaling, function).min_workers

@@ -1,19 +1,20 @@
-"""From one revision to the next: who gets workers, and when calls move over.
+"""Rollout from one revision to the next: which one gets workers, and when calls move over. Pure.
 
-1. Deploy sets `active`. While `serving` is another revision, that one scales by its policy as before, and `active` gets
-   as many workers as are READY there and needed, at least one, and no more than its own max_workers.
-2. When as many of `active` are READY, so that capacity does not dip, `serving` moves; at once when it fails to start
-   itself. That it has nobody READY is no reason: on the only GPU it gave way to `active`, which has yet to show that it
-   starts. While `active` fails to start nothing moves: calls stay with what works.
-3. A revision that is to be checked takes no calls before one worker of it is READY. The first start that fails makes it
-   FAILED, and `serving` is `active` again. Without room its check ends, and the rules above go on; while nobody is warm
-   calls move at once, so that a deploy without room changes what the next call runs.
-4. A retired revision keeps its workers while anything is queued for it, and those that run something until it has
-   ended; and all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that
-   one of them still sent there would find nobody.
+1. A deploy sets `active`. While `serving` is another revision, that one scales by its policy as before. `active` gets
+   as many workers as `serving` has READY and needs: at least one, and at most its own max_workers.
+2. `serving` moves when as many workers of `active` are READY, so that capacity does not dip; it moves at once if
+   `serving` itself fails to start. No READY worker of `serving` is no reason to move: on the only GPU it made room for
+   `active`, which has yet to prove that it starts. While `active` fails to start, nothing moves and calls stay.
+3. A revision with a pending check takes no calls before one of its workers is READY. The first failed start makes the
+   revision FAILED, and `serving` becomes `active` again. Without room the check ends, and the rules above apply; while
+   no worker is warm, calls move at once, so that a deploy without room still changes what the next call runs.
+4. A retired revision keeps its workers while calls are queued for it, and its busy workers until their calls end. It
+   keeps all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that a
+   gateway still sends to the old revision would find no worker.
 
-A try of `active` that takes the place of the only worker of `serving` costs calls. So one failure opens its circuit,
-the place goes back, and the next try takes it only when the old worker was idle for as long as the circuit was open.
+An attempt to start `active` in the place of the only worker of `serving` costs calls. So one failure opens its circuit,
+the place goes back, and the next attempt takes it only when the old worker has been idle for as long as the circuit was
+open.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ LINGER_S = 2.0
 
 class Role(enum.StrEnum):
     SERVING = "serving"
-    NEXT = "next"  # active, and calls do not go there yet
+    NEXT = "next"  # active, but calls do not go to it yet
     RETIRED = "retired"
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """How a revision stands: READY workers, those that its policy wants (None: unknown), whether its starts fail, and
-    how many workers it may have (None: unknown). `held` are all workers that are not on their way out."""
+class RevisionHealth(msgspec.Struct, frozen=True):
+    """State of a revision in a rollout: its READY workers, the number that its policy wants (None: unknown), whether
+    its starts fail, and its max_workers (None: unknown). `held` counts all workers that are not leaving."""
 
     ready: int = 0
     want: int | None = None
     is_failing: bool = False
-    most: int | None = None
+    max_workers: int | None = None
     held: int = 0
     check: CheckState | None = None
 
@@ -52,14 +53,14 @@ def role_of(function: Function, revision: int) -> Role:
     return Role.NEXT if revision == function.active else Role.RETIRED
 
 
-def workers_for_next(serving: Standing, most: int | None) -> int:
-    """`most` is its max_workers. One at least, for a revision shows that it starts before calls go there."""
+def workers_for_next(serving: RevisionHealth, max_workers: int | None) -> int:
+    """Return the workers for the next revision. At least one: it must prove that it starts before it gets calls."""
     needed = serving.ready if serving.want is None else min(serving.ready, serving.want)
-    return max(1, needed if most is None else min(needed, most))
+    return max(1, needed if max_workers is None else min(needed, max_workers))
 
 
 def workers_for_retired(demand: Demand | None, workers: Workers, retired_for_s: float) -> int:
-    """Unknown changes nothing; with calls there is always somebody to take them."""
+    """Return the workers to keep. Unknown demand changes nothing; with calls there is always at least one worker."""
     if demand is None:
         return workers.held
     least = 1 if demand.calls else 0
@@ -68,17 +69,17 @@ def workers_for_retired(demand: Demand | None, workers: Workers, retired_for_s: 
     return max(workers.held - workers.idle, least) if demand.running else 0
 
 
-def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
-    """Whether calls go to the next revision from now on, and why."""
+def may_move(serving: RevisionHealth, following: RevisionHealth) -> tuple[bool, str]:
+    """Return whether calls now go to the next revision, and why."""
     if following.is_failing:
         return False, "the new revision's workers fail to start: calls stay with the old one"
     if following.check is CheckState.PENDING:
-        return False, "it is checked: calls stay with the old one until a worker has started"
+        return False, "its check is pending: calls stay with the old one until a worker has started"
     if following.check is CheckState.UNCHECKED and not serving.held and not following.held:
         return True, "no worker is warm, and none could be started to check it"
     if serving.ready == 0 and serving.is_failing:
         return True, "the old revision's workers fail to start"
-    needed = workers_for_next(serving, following.most)
+    needed = workers_for_next(serving, following.max_workers)
     if following.ready >= needed:
         return True, f"{following.ready} of the new revision ready"
     return False, f"{following.ready} of {needed} of the new revision ready"

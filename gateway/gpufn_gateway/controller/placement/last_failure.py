@@ -14,8 +14,8 @@ from gpufn_gateway.controller.state.leases import LeaseBook
 
 
 class Unplaced(msgspec.Struct, frozen=True):
-    """The last step in which a revision had calls and no worker, and no node had room for one. `why` is the text of
-    that step, `offers` are the nodes' reports of that time."""
+    """The last step in which a revision had calls and no worker, and no node had room for one. `why` is the reason in
+    that step, `offers` are the node reports of that time."""
 
     at: float
     wanted: Wanted
@@ -23,13 +23,13 @@ class Unplaced(msgspec.Struct, frozen=True):
     offers: Sequence[NodeReport]
 
     def after(self, offers: Sequence[NodeReport], limits: Limits) -> Unplaced | None:
-        """The same with the reports of now. None: a node that appeared or changed since could take the worker, if
-        nothing else ran there. The nodes that were there already do not count: they were full, or cannot take it."""
-        if offers == self.offers:  # the same objects almost always, which compare in some microseconds
+        """Return the failure with the present reports; None if a node that appeared or changed since then could run the
+        worker when empty. Nodes that were there already do not count: they were full, or cannot run it."""
+        if offers == self.offers:  # almost always the same objects, which compare in a few microseconds
             return self
         known = {id(offer) for offer in self.offers}
         wanted = self.wanted
-        found = place(
+        result = place(
             wanted.resources,
             [offer for offer in offers if id(offer) not in known],
             LeaseBook(),
@@ -38,7 +38,7 @@ class Unplaced(msgspec.Struct, frozen=True):
             in_container=wanted.in_container,
             best=False,
         )
-        return msgspec.structs.replace(self, offers=offers) if isinstance(found, NoRoom) else None
+        return msgspec.structs.replace(self, offers=offers) if isinstance(result, NoRoom) else None
 
     def in_words(self, now: float) -> str:
         minutes = int((now - self.at) // 60)

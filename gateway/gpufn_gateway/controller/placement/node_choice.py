@@ -1,12 +1,13 @@
-"""Where a worker can run: `place(resources, nodes, leases) -> Placement | NoRoom`.
+"""The choice of a node: `place(resources, nodes, leases) -> Placement | NoRoom`. Pure.
 
 1. Filter: a node that can start a process, or its container; a device that the models have engines for; a GPU of an
    acceptable kind, in the order of preference; host memory; cores.
-2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free ones; then the
-   tightest fit, which leaves the largest hole for what comes next.
+2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free GPUs; then the
+   tightest fit, which leaves the largest hole for later workers.
 
-Many workers are placed at a time, and each changes one node: what a node offers to all requests that differ in sizes
-and trust domains only is computed once, and kept in the book's notes while the node's devices and leases stay the same.
+Many workers are placed at a time, and each changes one node. A node's offer is the same for all requests that differ
+in sizes and trust domains only. It is computed once, and cached in the lease book until the node's devices or leases
+change.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from gpufn_gateway.controller.placement.gpus import (
     GpuFit,
     Opening,
     Score,
+    available_bytes,
     domain_of,
     has_mps_for,
-    lack,
-    left_bytes,
     openings,
     part,
     whole,
+    why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, Wanted, cpu_pool, gpus_of, has_cores
 from gpufn_gateway.controller.placement.shortage import in_words, shortage, size
-from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, Used
+from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -43,21 +44,21 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class NoRoom(msgspec.Struct, frozen=True):
-    """`of_any_size`: nor for any request that differs in sizes and trust domains only."""
+    """`of_any_size`: there is no room for any request that differs in sizes and trust domains only."""
 
     of_any_size: bool = False
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """What is left of a node for requests that look at the same of it: parts of GPUs (`openings`), or the one choice of
-    GPUs, or of none, that is best for all of them (`fit`). No `pool`: nothing for any of them."""
+    """The rest of a node for requests with the same `offer_key`: parts of GPUs (`openings`), or the best choice of
+    GPUs, or of none, for all of them (`fit`). Without `pool` there is no room for any of them."""
 
     report: NodeReport
-    used: Used
+    used: NodeUse
     pool: Device | None = None
-    left_bytes: int = 0
-    left_cores: float = 0.0
-    idle_cores: float = 0.0  # that nobody was promised
+    available_bytes: int = 0
+    available_cores: float = 0.0
+    idle_cores: float = 0.0  # promised to no worker
     openings: tuple[Opening, ...] | None = None
     fit: GpuFit | None = None
 
@@ -67,7 +68,7 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 class _Fit(msgspec.Struct, frozen=True):
-    """Where it could be; the lowest score wins."""
+    """A possible place; the lowest score wins."""
 
     score: Score
     offer: _Offer
@@ -88,14 +89,14 @@ def place(
     in_container: bool = False,
     best: bool = True,
 ) -> Placement | NoRoom:
-    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models. Without `best`
-    the first place that is found will do."""
+    """Return the best place. `engine_kinds` are the DeviceKinds with engines; None for a function without models.
+    Without `best`, return the first place found."""
     limits = limits or Limits()
     of_any_size = True
     for kind in resources.gpu or (None,):
         request = Request(resources, kind, engine_kinds, in_container)
         fits: list[_Fit] = []
-        offers = leases.notes((request.looks_at, limits))
+        offers = leases.cache((request.offer_key, limits))
         for report in nodes:
             offer, used = offers.get(report.node), leases.used(report.node)
             if offer is None or offer.report is not report or offer.used is not used:
@@ -116,91 +117,102 @@ def place(
 def explain(
     wanted: Wanted, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, of_any_size: bool = False
 ) -> str:
-    """Why `place` found no room; this takes longer than to find out that there is none.
+    """Return why `place` found no room; this takes longer than finding out that there is none.
 
-    Of several kinds of GPU the first is explained: it is the one that the user prefers."""
+    Of several kinds of GPU, the first is explained: the user prefers it."""
     first = Request(wanted.resources, next(iter(wanted.resources.gpu), None), wanted.engine_kinds, wanted.in_container)
-    found = {
+    shortages = {
         report.node: shortage(first, report, leases.used(report.node), limits, of_any_size=of_any_size)
         for report in nodes
     }
-    return in_words(first, found)
+    return in_words(first, shortages)
 
 
-def returns(resources: Resources, share: DeviceShare, report: NodeReport, used: Used, limits: Limits) -> bool:
-    """Whether a parked worker can have its share again. `used` is what others have of its node."""
+def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, used: NodeUse, limits: Limits) -> bool:
+    """Return whether a parked worker can have its share again. `used` is the use of its node by other workers."""
     pool = cpu_pool(report)
     gpus = [gpu for gpu in gpus_of(report) if gpu.uuid in share.gpus]
     if pool is None or len(gpus) < len(share.gpus):
         return False
-    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
-    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or not has_cores(left_cores, share.cores):
+    available_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or not has_cores(available_cores, share.cores):
         return False
-    return all(_returns_to(gpu, resources, share, used.gpus.get(gpu.uuid), limits) for gpu in gpus)
+    return all(_can_resume_on(gpu, resources, share, used.gpus.get(gpu.uuid), limits) for gpu in gpus)
 
 
-def _returns_to(gpu: Device, resources: Resources, share: DeviceShare, use: GpuUse | None, limits: Limits) -> bool:
-    if lack(resources, gpu, use, limits, contained=share.contained) is not None:
+def _can_resume_on(gpu: Device, resources: Resources, share: DeviceShare, use: GpuUse | None, limits: Limits) -> bool:
+    if why_unavailable(resources, gpu, use, limits, contained=share.contained) is not None:
         return False
     if share.mode is Share.EXCLUSIVE:
-        return True  # nobody runs there beside it; of those that are parked a new one does not ask either
-    return domain_of(use, limits) in (None, share.trust_domain) and left_bytes(gpu, use) >= share.vram_bytes
+        return True  # no worker runs on it; a new worker does not check the memory of parked ones either
+    return domain_of(use, limits) in (None, share.trust_domain) and available_bytes(gpu, use) >= share.vram_bytes
 
 
-def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> _Offer:
+def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) -> _Offer:
     pool = cpu_pool(report)
     if pool is None or pool.health is not Health.HEALTHY:
         return _Offer(report, used)
     if not request.can_run_on(report) or not has_mps_for(request.resources, report):
         return _Offer(report, used)
-    left_memory = pool.memory_bytes - used.memory_bytes
-    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    available_memory = pool.memory_bytes - used.memory_bytes
+    available_cores = pool.cores * limits.cpu_oversubscription - used.cores
     idle_cores = pool.cores - used.cores
     if request.kind is None:
         whole_ones = sum(device.uuid not in used.gpus for device in gpus_of(report))
-        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
+        return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
     gpus, contained = request.gpus(report), request.is_contained(report)
-    wants = request.resources
-    if wants.share is not Share.EXCLUSIVE:
-        parts = openings(wants, gpus, used, limits, contained=contained)
-        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, openings=parts)
-    free = [gpu for gpu in gpus if lack(wants, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None]
-    unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # where no parked worker waits to come back
-    fit = whole(unused, wants.gpu_count, report.links) or whole(free, wants.gpu_count, report.links)
-    return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=fit)
+    resources = request.resources
+    if resources.share is not Share.EXCLUSIVE:
+        parts = openings(resources, gpus, used, limits, contained=contained)
+        return _Offer(report, used, pool, available_memory, available_cores, idle_cores, openings=parts)
+    free = [
+        gpu
+        for gpu in gpus
+        if why_unavailable(resources, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None
+    ]
+    unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # no parked worker wants to resume on these
+    fit = whole(unused, resources.gpu_count, report.links) or whole(free, resources.gpu_count, report.links)
+    return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=fit)
 
 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:
-    pool, wants = offer.pool, request.resources
-    left_memory = offer.left_bytes - request.memory_bytes
-    if pool is None or left_memory < 0 or wants.cpu > pool.cores or not request.fits_cores(offer.left_cores):
+    pool, resources = offer.pool, request.resources
+    available_memory = offer.available_bytes - request.memory_bytes
+    if (
+        pool is None
+        or available_memory < 0
+        or resources.cpu > pool.cores
+        or not request.fits_cores(offer.available_cores)
+    ):
         return None
     fit = offer.fit
     if offer.openings is not None:
-        fit = part(offer.openings, wants)
+        fit = part(offer.openings, resources)
     if fit is None:
         return None
     is_oversubscribed = not request.fits_cores(offer.idle_cores)
-    return _Fit((is_oversubscribed, *fit.score, left_memory, offer.left_cores - wants.cpu), offer, fit.gpus)
+    return _Fit(
+        (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu), offer, fit.gpus
+    )
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:
-    wants, pool, node = request.resources, fit.offer.pool, fit.offer.report.node
+    resources, pool, node = request.resources, fit.offer.pool, fit.offer.report.node
     assert pool is not None
     share = DeviceShare(
         cpu_device=pool.uuid,
-        cores=wants.cpu,
+        cores=resources.cpu,
         memory_bytes=request.memory_bytes,
         gpus=tuple(gpu.uuid for gpu in fit.gpus),
-        mode=wants.share if fit.gpus else Share.EXCLUSIVE,
-        vram_bytes=wants.vram_bytes or 0,
-        sm_percent=wants.sm_percent or 100,
-        trust_domain=wants.trust_domain,
+        mode=resources.share if fit.gpus else Share.EXCLUSIVE,
+        vram_bytes=resources.vram_bytes or 0,
+        sm_percent=resources.sm_percent or 100,
+        trust_domain=resources.trust_domain,
         contained=request.is_contained(fit.offer.report),
-        gpu_part=_gpu_part(wants, fit.gpus),
+        gpu_part=_gpu_part(resources, fit.gpus),
     )
-    left = size(fit.offer.left_bytes - request.memory_bytes)
-    return Placement(node, share, f"{_named(fit.gpus)} on {node}, {left} of its memory left")
+    free = size(fit.offer.available_bytes - request.memory_bytes)
+    return Placement(node, share, f"{_gpu_names(fit.gpus)} on {node}, {free} of memory left")
 
 
 def _gpu_part(wants: Resources, gpus: tuple[Device, ...]) -> float:
@@ -211,8 +223,8 @@ def _gpu_part(wants: Resources, gpus: tuple[Device, ...]) -> float:
     return (wants.vram_bytes or 0) / gpus[0].memory_bytes
 
 
-def _named(gpus: tuple[Device, ...]) -> str:
-    """As ``2 x NVIDIA H100``: several are of one model."""
+def _gpu_names(gpus: tuple[Device, ...]) -> str:
+    """Return the GPUs in words, as ``2 x NVIDIA H100``: several are of one model."""
     if not gpus:
         return "CPU"
     return gpus[0].kind if len(gpus) == 1 else f"{len(gpus)} x {gpus[0].kind}"

@@ -1,5 +1,4 @@
-"""What a worker asks of a node: its resources, one of the kinds of GPU that will do, and what the node must be able to.
-Pure."""
+"""Requirements of a worker on a node: resources, an acceptable kind of GPU, and abilities of the node. Pure."""
 
 from __future__ import annotations
 
@@ -12,33 +11,33 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.controller.placement.gpus import named_by
+from gpufn_gateway.controller.placement.gpus import matching_gpus
 
-UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not say what it needs
+UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not state its memory
 _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """All that placement reads of a revision. Revisions with equal ones fit the same nodes."""
+    """All that placement reads of a revision. Revisions with equal `Wanted` fit the same nodes."""
 
     resources: Resources
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
 
     @classmethod
-    def by(cls, revision: Revision) -> Wanted:
+    def from_revision(cls, revision: Revision) -> Wanted:
         return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None)
 
     @property
     def of_any_size(self) -> Hashable:
-        """Equal for all that differ in sizes and trust domains only."""
+        """A key that is equal for all that differ in sizes and trust domains only."""
         wants = self.resources
         return wants.gpu, wants.share, wants.gpu_count, self.engine_kinds, self.in_container
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`kind` is None for a function without a GPU; `engine_kinds` are the DeviceKinds that there are engines for, None
-    for a function without models."""
+    """A request with one kind of GPU. `kind` is None for a function without a GPU; `engine_kinds` are the DeviceKinds
+    with engines, None for a function without models."""
 
     resources: Resources
     kind: str | None = None
@@ -53,29 +52,29 @@ class Request(msgspec.Struct, frozen=True):
         return self.resources.memory_bytes or UNSTATED_MEMORY_BYTES
 
     @property
-    def looks_at(self) -> tuple[object, ...]:
-        """Requests that are alike in this look at the same GPUs, and differ in sizes and trust domains only."""
+    def offer_key(self) -> tuple[object, ...]:
+        """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
         return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
 
-    def fits_cores(self, left: float) -> bool:
-        return has_cores(left, self.resources.cpu)
+    def fits_cores(self, free: float) -> bool:
+        return has_cores(free, self.resources.cpu)
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
-        """Those of the kind that there are engines for."""
+        """Return the GPUs of the kind that have engines."""
         if self.kind is None:
             return ()
-        gpus = named_by(self.resources, self.kind, gpus_of(report))
+        gpus = matching_gpus(self.resources, self.kind, gpus_of(report))
         return gpus if self.engine_kinds is None else tuple(gpu for gpu in gpus if gpu.kind in self.engine_kinds)
 
     def can_run_on(self, report: NodeReport) -> bool:
-        """Whether the node is able to, however full it is, but for its GPUs."""
+        """Return whether the node is able to run it, however full it is, GPUs aside."""
         if self.is_contained(report) and report.container_trouble:
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 
 
-def has_cores(left: float, wanted: float) -> bool:
-    return wanted <= left + _ROUNDING
+def has_cores(free: float, wanted: float) -> bool:
+    return wanted <= free + _ROUNDING
 
 
 def cpu_pool(report: NodeReport) -> Device | None:

@@ -19,35 +19,35 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
     ANY_KIND,
-    Lack,
+    Unavailable,
+    available_bytes,
     domain_of,
     has_mps_for,
-    lack,
-    left_bytes,
-    named_by,
+    matching_gpus,
+    why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of
-from gpufn_gateway.controller.state.leases import GpuUse, Used
+from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
-_WORDS: Final[dict[Lack, tuple[str, str]]] = {  # of one GPU, and of several; `{}` is said of the largest
-    Lack.SICK: ("is {}", "are {}"),
-    Lack.IN_USE: ("is in use", "are in use"),
-    Lack.SHARED_BY: ("is shared by {}", "are shared by {}"),
-    Lack.CONTAINED: ("is shared by workers in containers", "are shared by workers in containers"),
-    Lack.NOT_CONTAINED: ("is shared by workers out of containers", "are shared by workers out of containers"),
-    Lack.DOMAIN: ("is shared within another trust domain", "are shared within other trust domains"),
-    Lack.FULL: ("is shared by as many as can be", "are shared by as many as can be"),
-    Lack.MEMORY: ("has too little memory: {}", "have too little memory: {}"),
-    Lack.PARKED: ("has parked workers on it", "have parked workers on them"),
-    Lack.INSTANCE: (
-        "is a MIG instance, which has no shares by mps",
-        "are MIG instances, which have no shares by mps",
+_WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for several; `{}` describes the largest
+    Unavailable.UNHEALTHY: ("is {}", "are {}"),
+    Unavailable.IN_USE: ("is in use", "are in use"),
+    Unavailable.SHARED_BY: ("is shared by {}", "are shared by {}"),
+    Unavailable.CONTAINED: ("is shared by workers in containers", "are shared by workers in containers"),
+    Unavailable.NOT_CONTAINED: ("is shared by workers outside containers", "are shared by workers outside containers"),
+    Unavailable.DOMAIN: ("is shared within another trust domain", "are shared within other trust domains"),
+    Unavailable.FULL: ("has the maximum number of workers", "have the maximum number of workers"),
+    Unavailable.MEMORY: ("has too little memory: {}", "have too little memory: {}"),
+    Unavailable.PARKED: ("has parked workers on it", "have parked workers on them"),
+    Unavailable.INSTANCE: (
+        "is a MIG instance, which has no MPS shares",
+        "are MIG instances, which have no MPS shares",
     ),
 }
-_NAMED: Final = 3  # nodes of one cause that are named
-_CAUSES: Final = 4  # that are described, those of most nodes first
-_DETAIL: Final = 120  # characters of a node's own words
-_LOOKS_PER_STEP: Final = 8_000  # at nodes, some microseconds each: the gateway's calls wait meanwhile
+_MAX_NAMES: Final = 3  # nodes named per cause
+_MAX_CAUSES: Final = 4  # causes described, those of most nodes first
+_MAX_DETAIL: Final = 120  # characters of a node's own message
+_LOOKS_PER_STEP: Final = 8_000  # nodes, some microseconds each: the gateway's calls wait in the meantime
 
 
 class Cause(enum.Enum):
@@ -64,28 +64,28 @@ class Cause(enum.Enum):
     GPUS = enum.auto()
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A GPU that cannot be had. `text` completes the words of its Lack."""
+class UnavailableGpu(msgspec.Struct, frozen=True):
+    """A GPU that is not available. `text` completes the words of its Unavailable."""
 
     text: str
     device: Device
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """Why one node has no room. Nodes with the same `cause` and `detail` are described together; `left` is what such a
-    node has of the resource, `lacks` and `free` are of its GPUs."""
+    """Why one node has no room. Nodes with the same `cause` and `detail` are described together. `remaining` is the
+    rest of the resource; `unavailable` and `free` describe its GPUs."""
 
     cause: Cause
     detail: str = ""
-    left: float = 0.0
-    lacks: Mapping[Lack, Sequence[Found]] = {}
+    remaining: float = 0.0
+    unavailable: Mapping[Unavailable, Sequence[UnavailableGpu]] = {}
     free: int = 0
 
 
 def shortage(  # noqa: PLR0911 - one line per cause
-    request: Request, report: NodeReport, used: Used, limits: Limits, *, of_any_size: bool = False
+    request: Request, report: NodeReport, used: NodeUse, limits: Limits, *, of_any_size: bool = False
 ) -> Shortage:
-    """Of a node that has no room for it; `of_any_size`: for no request that differs from it in its sizes only."""
+    """Return why a node has no room. `of_any_size`: it has none for requests that differ only in sizes either."""
     pool = cpu_pool(report)
     if request.is_contained(report) and report.container_trouble:
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
@@ -95,7 +95,7 @@ def shortage(  # noqa: PLR0911 - one line per cause
         return Shortage(Cause.NO_CPU)
     if pool.health is not Health.HEALTHY:
         return Shortage(Cause.NO_STARTS, pool.health_reason)
-    # First what no release of anything would change.
+    # First the causes that no released lease would change.
     gpus = request.gpus(report)
     if request.kind is not None and not gpus:
         return Shortage(Cause.NO_GPU)
@@ -103,55 +103,55 @@ def shortage(  # noqa: PLR0911 - one line per cause
     if request.kind is not None and not has_mps_for(resources, report):
         return Shortage(Cause.NO_MPS)
     if not of_any_size or request.kind is None:
-        left_memory = pool.memory_bytes - used.memory_bytes
-        left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+        available_memory = pool.memory_bytes - used.memory_bytes
+        available_cores = pool.cores * limits.cpu_oversubscription - used.cores
         if resources.cpu > pool.cores:
-            return Shortage(Cause.CORES, left=pool.cores)
-        if left_memory < request.memory_bytes:
-            return Shortage(Cause.MEMORY, left=left_memory)
-        if request.kind is None or not request.fits_cores(left_cores):
-            return Shortage(Cause.FREE_CORES, left=max(0.0, left_cores))
+            return Shortage(Cause.CORES, remaining=pool.cores)
+        if available_memory < request.memory_bytes:
+            return Shortage(Cause.MEMORY, remaining=available_memory)
+        if request.kind is None or not request.fits_cores(available_cores):
+            return Shortage(Cause.FREE_CORES, remaining=max(0.0, available_cores))
     if len(gpus) < resources.gpu_count:
-        return Shortage(Cause.GPU_COUNT, left=len(gpus))
+        return Shortage(Cause.GPU_COUNT, remaining=len(gpus))
     return _of_gpus(request, gpus, report, used, limits)
 
 
 def _without_engine(request: Request, report: NodeReport) -> str | None:
-    """The DeviceKinds that the node has, none of which has an engine; None where that is not the cause."""
+    """Return the node's DeviceKinds if none of them has an engine; None if that is not the cause."""
     kinds = request.engine_kinds
     if kinds is None:
         return None
     if request.kind is None:
         return None if CPU_KIND in kinds else ""
-    there = {device.kind for device in named_by(request.resources, request.kind, gpus_of(report))}
-    if not there or there & kinds:
+    present = {device.kind for device in matching_gpus(request.resources, request.kind, gpus_of(report))}
+    if not present or present & kinds:
         return None
-    return " or ".join(sorted(there))
+    return " or ".join(sorted(present))
 
 
-def _of_gpus(request: Request, gpus: Sequence[Device], report: NodeReport, used: Used, limits: Limits) -> Shortage:
+def _of_gpus(request: Request, gpus: Sequence[Device], report: NodeReport, used: NodeUse, limits: Limits) -> Shortage:
     resources = request.resources
     contained = request.is_contained(report)
-    lacks: dict[Lack, list[Found]] = {}
+    unavailable: dict[Unavailable, list[UnavailableGpu]] = {}
     for device in gpus:
         use = used.gpus.get(device.uuid)
-        reason = lack(resources, device, use, limits, contained=contained)
+        reason = why_unavailable(resources, device, use, limits, contained=contained)
         if reason is None and domain_of(use, limits) not in (None, resources.trust_domain):
-            reason = Lack.DOMAIN
-        if reason is None and left_bytes(device, use) < (resources.vram_bytes or 0):
-            reason = Lack.MEMORY
+            reason = Unavailable.DOMAIN
+        if reason is None and available_bytes(device, use) < (resources.vram_bytes or 0):
+            reason = Unavailable.MEMORY
         if reason is not None:
-            lacks.setdefault(reason, []).append(Found(_detail(request, reason, device, use), device))
-    return Shortage(Cause.GPUS, lacks=lacks, free=len(gpus) - sum(map(len, lacks.values())))
+            unavailable.setdefault(reason, []).append(UnavailableGpu(_detail(request, reason, device, use), device))
+    return Shortage(Cause.GPUS, unavailable=unavailable, free=len(gpus) - sum(map(len, unavailable.values())))
 
 
-def _detail(request: Request, reason: Lack, device: Device, use: GpuUse | None) -> str:
-    if reason is Lack.SICK:
+def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse | None) -> str:
+    if reason is Unavailable.UNHEALTHY:
         return f"{device.health.value} ({device.health_reason})" if device.health_reason else device.health.value
-    if reason is Lack.SHARED_BY and use is not None:
+    if reason is Unavailable.SHARED_BY and use is not None:
         return use.mode.value
-    if reason is Lack.MEMORY:
-        return f"{size(request.resources.vram_bytes or 0)} are needed, {size(left_bytes(device, use))} are free"
+    if reason is Unavailable.MEMORY:
+        return f"{size(request.resources.vram_bytes or 0)} are needed, {size(available_bytes(device, use))} are free"
     return ""
 
 
@@ -171,11 +171,14 @@ def in_words(request: Request, shortages: Mapping[str, Shortage]) -> str:
         return "no node is up"
     groups: dict[tuple[Cause, str], list[str]] = {}
     for node in sorted(shortages):
-        found = shortages[node]
-        groups.setdefault((found.cause, found.detail), []).append(node)
+        shortage_ = shortages[node]
+        groups.setdefault((shortage_.cause, shortage_.detail), []).append(node)
     most_first = sorted(groups.values(), key=lambda nodes: (-len(nodes), nodes[0]))
-    texts = [f"{_names(nodes)}: {_of(request, [shortages[node] for node in nodes])}" for nodes in most_first[:_CAUSES]]
-    if more := sum(map(len, most_first[_CAUSES:])):
+    texts = [
+        f"{_names(nodes)}: {_describe(request, [shortages[node] for node in nodes])}"
+        for nodes in most_first[:_MAX_CAUSES]
+    ]
+    if more := sum(map(len, most_first[_MAX_CAUSES:])):
         texts.append(f"{more:,} more node{'s' if more > 1 else ''}: for other reasons")
     return "; ".join(texts)
 
@@ -183,21 +186,21 @@ def in_words(request: Request, shortages: Mapping[str, Shortage]) -> str:
 def _names(nodes: Sequence[str]) -> str:
     if len(nodes) == 1:
         return nodes[0]
-    named = ", ".join(nodes[:_NAMED])
-    return f"{len(nodes):,} nodes ({named}{', ...' if len(nodes) > _NAMED else ''})"
+    named = ", ".join(nodes[:_MAX_NAMES])
+    return f"{len(nodes):,} nodes ({named}{', ...' if len(nodes) > _MAX_NAMES else ''})"
 
 
-def _of(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: PLR0911 - one line per cause
-    """Nodes of one cause. Of several the one that has most left is described."""
+def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: PLR0911 - one line per cause
+    """Describe nodes of one cause. Of several nodes, the one with most left is described."""
     first, are_several = shortages[0], len(shortages) > 1
     detail = _bounded(first.detail)
-    wants, named = request.resources, _named(request)
-    left = max(each.left for each in shortages)
-    it, has, starts = ("they", "have", "start") if are_several else ("it", "has", "starts")
+    wants, kind = request.resources, _kind(request)
+    remaining = max(each.remaining for each in shortages)
+    it, has = ("they", "have") if are_several else ("it", "has")
     at_most = " at most" if are_several else ""
     match first.cause:
         case Cause.NO_CONTAINERS:
-            return f"{it} {starts} no containers: {detail}"
+            return f"{it} cannot start containers: {detail}"
         case Cause.NO_ENGINE if first.detail:
             return f"there is no engine for {detail}: deploy again to have one built"
         case Cause.NO_ENGINE:
@@ -205,65 +208,65 @@ def _of(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: PLR091
         case Cause.NO_CPU:
             return f"{it} {'offer' if are_several else 'offers'} no CPU"
         case Cause.NO_STARTS:
-            return f"{it} {starts} no workers: {detail}"
+            return f"{it} cannot start workers: {detail}"
         case Cause.NO_GPU:
-            return f"{it} {has} no{named} GPU"
+            return f"{it} {has} no{kind} GPU"
         case Cause.NO_MPS:
-            return f"{it} {has} no MPS: nvidia-cuda-mps-control is not there"
+            return f"{it} {has} no MPS: nvidia-cuda-mps-control is missing"
         case Cause.CORES:
-            return f"needs {wants.cpu:g} cores, {it} {has} {left:g}{at_most}"
+            return f"needs {wants.cpu:g} cores, {it} {has} {remaining:g}{at_most}"
         case Cause.MEMORY:
-            return f"needs {size(request.memory_bytes)} of memory, {size(int(left))} are free{at_most}"
+            return f"needs {size(request.memory_bytes)} of memory, {size(int(remaining))} are free{at_most}"
         case Cause.FREE_CORES:
-            return f"needs {wants.cpu:g} cores, {left:.3g} are free{at_most}"
+            return f"needs {wants.cpu:g} cores, {remaining:.3g} are free{at_most}"
         case Cause.GPU_COUNT:
-            return f"needs {wants.gpu_count}{named} GPUs, {it} {has} {left:g}{at_most}"
+            return f"needs {wants.gpu_count}{kind} GPUs, {it} {has} {remaining:g}{at_most}"
         case Cause.GPUS:
-            return _of_their_gpus(request, shortages)
+            return _describe_gpus(request, shortages)
 
 
-def _of_their_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
-    """As ``of its 3 L4 GPUs 2 are in use, 1 is degraded (it is hot)``."""
-    named, count = _named(request), request.resources.gpu_count
-    lacks = {
-        reason: found
+def _describe_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
+    """Return a text such as ``of its 3 L4 GPUs 2 are in use, 1 is degraded (it is hot)``."""
+    kind, count = _kind(request), request.resources.gpu_count
+    unavailable = {
+        reason: gpus
         for reason in _WORDS
-        if (found := [each for one in shortages for each in one.lacks.get(reason, ())])
+        if (gpus := [each for one in shortages for each in one.unavailable.get(reason, ())])
     }
     free = sum(one.free for one in shortages)
-    total = free + sum(map(len, lacks.values()))
+    total = free + sum(map(len, unavailable.values()))
     its = "their" if len(shortages) > 1 else "its"
     if count > 1:
-        lead = f"needs {count}{named} GPUs of one model, {free} of {its} {total:,} can be had"
+        lead = f"needs {count}{kind} GPUs of one model, {free} of {its} {total:,} are available"
         if len(shortages) > 1:
             most = max(one.free for one in shortages)
-            lead = f"needs {count}{named} GPUs of one model on one node, {most} of one node's can be had at most"
-        return f"{lead}: {_listed(lacks)}" if lacks else lead
-    if len(lacks) == 1 and not free:
-        ((reason, found),) = lacks.items()
-        subject = f"its{named} GPU" if total == 1 else f"{its} {total:,}{named} GPUs"
-        return f"{subject} {_phrase(reason, found)}"
-    return f"of {its} {total:,}{named} GPUs {_listed(lacks)}"
+            lead = f"needs {count}{kind} GPUs of one model on one node, a node has {most} available at most"
+        return f"{lead}: {_listed(unavailable)}" if unavailable else lead
+    if len(unavailable) == 1 and not free:
+        ((reason, gpus),) = unavailable.items()
+        subject = f"its{kind} GPU" if total == 1 else f"{its} {total:,}{kind} GPUs"
+        return f"{subject} {_phrase(reason, gpus)}"
+    return f"of {its} {total:,}{kind} GPUs {_listed(unavailable)}"
 
 
-def _named(request: Request) -> str:
+def _kind(request: Request) -> str:
     return "" if request.kind is None or request.kind.lower() == ANY_KIND else f" {request.kind}"
 
 
-def _listed(lacks: Mapping[Lack, Sequence[Found]]) -> str:
-    return ", ".join(f"{len(found):,} {_phrase(reason, found)}" for reason, found in lacks.items())
+def _listed(unavailable: Mapping[Unavailable, Sequence[UnavailableGpu]]) -> str:
+    return ", ".join(f"{len(gpus):,} {_phrase(reason, gpus)}" for reason, gpus in unavailable.items())
 
 
-def _phrase(reason: Lack, found: Sequence[Found]) -> str:
-    """The words of the largest device stand for the group: where that has too little, all have."""
+def _phrase(reason: Unavailable, gpus: Sequence[UnavailableGpu]) -> str:
+    """Describe the group by its largest device: if that has too little memory, all have."""
     singular, plural = _WORDS[reason]
-    text = max(found, key=lambda each: (each.device.memory_bytes, each.text)).text
+    text = max(gpus, key=lambda each: (each.device.memory_bytes, each.text)).text
     text = _bounded(text)
-    return (singular if len(found) == 1 else plural).format(text)
+    return (singular if len(gpus) == 1 else plural).format(text)
 
 
 def _bounded(detail: str) -> str:
-    return textwrap.shorten(detail, _DETAIL, placeholder=" ...")
+    return textwrap.shorten(detail, _MAX_DETAIL, placeholder=" ...")
 
 
 def size(count: int) -> str:
@@ -276,14 +279,14 @@ def size(count: int) -> str:
 
 
 class Shortages:
-    """What was found for each kind of request, from step to step. A step looks at a bounded number of nodes: requests
-    that were never explained come first, then those that were explained longest ago."""
+    """Explanations per kind of request, kept from step to step. A step looks at a bounded number of nodes: requests
+    without an explanation come first, then the oldest explanations."""
 
     def __init__(self) -> None:
         self._texts: dict[Hashable, str] = {}  # the oldest first
 
     def explain(self, wanted: Mapping[Hashable, Callable[[], str]], nodes: int, *, renew: bool) -> dict[Hashable, str]:
-        """Texts of those in `wanted`, as far as they are known; the others are forgotten. `renew`: also look again."""
+        """Return the known texts for `wanted` and drop all others. `renew`: also refresh known texts."""
         texts = {key: text for key, text in self._texts.items() if key in wanted}
         due = [key for key in wanted if key not in texts]
         if renew:

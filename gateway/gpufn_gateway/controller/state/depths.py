@@ -1,4 +1,4 @@
-"""How many calls are stored of each revision, as the streams were last read, and the doorbells since. Pure."""
+"""The stored calls of each revision, as last read from the streams, and the wakeups since then. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ class Depths:
     def __init__(self, now: float) -> None:
         self._stored: dict[RevisionKey, int] | None = None
         self._read_at = now
-        self._rung: dict[str, float] = {}
+        self._wakeups: dict[str, float] = {}
 
-    def read(self, stored: dict[RevisionKey, int] | None, asked_at: float, now: float) -> None:
-        """Queued and running calls; None when they could not be read."""
+    def read(self, stored: dict[RevisionKey, int] | None, sent_at: float, now: float) -> None:
+        """Record the queued and running calls; None when they could not be read."""
         self._stored = stored
         self._read_at = now
-        self._rung = {name: at for name, at in self._rung.items() if at > asked_at}
+        self._wakeups = {name: at for name, at in self._wakeups.items() if at > sent_at}
 
     def forget(self) -> None:
         self._stored = None
 
     def ring(self, function: str, now: float) -> None:
-        """A call was queued: at least one waits, whatever was read last."""
-        self._rung[function] = now
+        """Record that a call was queued: at least one waits, whatever was read last."""
+        self._wakeups[function] = now
 
-    def has_rung(self, function: str) -> bool:
-        """Whether a doorbell rang that the last reading does not cover."""
-        return function in self._rung
+    def has_wakeup(self, function: str) -> bool:
+        """Return whether a wakeup arrived that the last reading does not cover."""
+        return function in self._wakeups
 
     def of(self, key: RevisionKey, now: float) -> int | None:
-        """None when unknown."""
+        """Return the calls of a revision; None when unknown."""
         stored = self._fresh(now)
         return None if stored is None else stored.get(key, 0)
 
     def with_calls(self, now: float) -> set[RevisionKey] | None:
-        """Revisions that have some; None when unknown."""
+        """Return the revisions with calls; None when unknown."""
         stored = self._fresh(now)
         return None if stored is None else {key for key, count in stored.items() if count}
 

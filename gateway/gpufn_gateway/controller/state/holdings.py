@@ -1,9 +1,9 @@
-"""What workers hold because of what is asked of them: their leases, and memory of the host while they are parked. Pure.
+"""Resources of workers in each desired state: their leases, and host memory while they are parked. Pure.
 
-1. asked to run: its whole share
-2. asked to park: still its whole share, and what it is expected to take of the host
-3. proven: what it took of the host, and the rest on its GPUs
-4. asked to run: its whole share again, before it hears of it
+1. requested to run: its whole share
+2. requested to park: still its whole share, and the host memory that parking is expected to take
+3. proven to be parked: the host memory that it took, and the rest on its GPUs
+4. requested to run: its whole share again, before the worker knows
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Holdings:
         return self._host_memory.setdefault(node, HostMemory())
 
     def forget(self, node: str) -> None:
-        """It has gone, and none of its workers is known any more."""
+        """Drop a node that is gone and has no workers left."""
         self._host_memory.pop(node, None)
         self.leases.forget(node)
 
@@ -39,26 +39,27 @@ class Holdings:
         self.leases.release(worker.assignment.worker)
         self.host_memory(worker.assignment.node).release(worker.assignment.worker)
 
-    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
-        """It may take `park_bytes` of the host, and is expected to take `expected_bytes`."""
-        worker.drain_asked = worker.drain_asked or desired is Desired.DRAIN
+    def set_desired(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
+        """Apply a desired state. When parking, the worker may take `park_bytes` of host memory and is expected to take
+        `expected_bytes`."""
+        worker.drain_requested = worker.drain_requested or desired is Desired.DRAIN
         if desired is Desired.DRAIN:
-            return  # it holds what it holds until it has ended
-        worker.park_asked, worker.park_bytes = desired is Desired.PARK, park_bytes
+            return  # it holds its resources until it has ended
+        worker.park_requested, worker.park_bytes = desired is Desired.PARK, park_bytes
         worker.parked = None
         worker.promised_bytes = expected_bytes
         memory = self.host_memory(worker.assignment.node)
         memory.release(worker.assignment.worker)
-        if worker.park_asked:
+        if worker.park_requested:
             memory.promise(worker.assignment.worker, expected_bytes)
         self.begin(worker)
 
     def prove(self, worker: WorkerView, parked: ParkedMemory, *, uses: int, saved_s: float) -> bool:
-        """Whether that is news. `uses` and `saved_s` as in `host_memory.Parked`."""
-        is_news = worker.parked != parked
-        if is_news:
+        """Record a proof. Return whether it is new. `uses` and `saved_s` are as in `host_memory.Parked`."""
+        is_new = worker.parked != parked
+        if is_new:
             worker.parked, worker.promised_bytes = parked, 0
             self.begin(worker)
         held = Parked(worker.assignment.worker, parked.host_bytes, uses, saved_s)
         self.host_memory(worker.assignment.node).hold(held)
-        return is_news
+        return is_new

@@ -1,7 +1,7 @@
-"""Which share of which node belongs to which worker, derived from the Assignments.
+"""Leases: which share of which node belongs to which worker, derived from the Assignments.
 
-A lease exists as long as its Assignment does: it outlives the worker's process, never the other way round. That of a
-parked worker is what it still holds: memory of the host, and the rest on its GPUs, which stay in its mode.
+A lease exists as long as its Assignment does. It outlives the worker's process, never the other way round. The lease of
+a parked worker covers what it still holds: host memory, and the rest on its GPUs, which stay in its mode.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """What is leased of one GPU. `sm_percent` is the sum of the ceilings, which may be more than 100. `workers` are
-    those that run there, `parked` those that are to come back."""
+    """Leased parts of one GPU. `sm_percent` is the sum of the ceilings, which may exceed 100. `workers` counts the
+    workers that run there, `parked` the workers that may resume there."""
 
     mode: Share
     trust_domain: str = ""
@@ -35,16 +35,16 @@ class GpuUse(msgspec.Struct, frozen=True):
     parked: int = 0
 
 
-class Used(msgspec.Struct, frozen=True):
-    """What is leased of one node. `gpus` has those that anybody holds a lease on."""
+class NodeUse(msgspec.Struct, frozen=True):
+    """Leased parts of one node. `gpus` has only the GPUs with a lease."""
 
     cores: float = 0.0
     memory_bytes: int = 0
     gpus: dict[str, GpuUse] = {}
 
 
-_UNUSED = Used()
-_MOST_NOTES = 256  # kinds of request; a fleet has a few
+_NO_USE = NodeUse()
+_MAX_CACHED_KINDS = 256  # kinds of request; a fleet has a few
 
 
 class LeaseBook:
@@ -52,77 +52,77 @@ class LeaseBook:
     >>> book = LeaseBook()
     >>> book.grant("w-1", "a", DeviceShare(cpu_device="cpu", cores=0.5, memory_bytes=1024))
     >>> book.used("a")
-    Used(cores=0.5, memory_bytes=1024, gpus={})
+    NodeUse(cores=0.5, memory_bytes=1024, gpus={})
     """
 
     def __init__(self, leases: Iterable[Lease] = ()) -> None:
         self._leases: dict[str, Lease] = {}
-        self._of_node: dict[str, dict[str, Lease]] = {}
-        self._used: dict[str, Used] = {}
-        self._notes: dict[Hashable, dict[str, Any]] = {}
+        self._by_node: dict[str, dict[str, Lease]] = {}
+        self._used: dict[str, NodeUse] = {}
+        self._caches: dict[Hashable, dict[str, Any]] = {}
         for lease in leases:
             self.grant(lease.worker, lease.node, lease.share)
 
     def __repr__(self) -> str:
-        return f"<LeaseBook [{len(self._leases)} leases on {len(self._of_node)} nodes]>"
+        return f"<LeaseBook [{len(self._leases)} leases on {len(self._by_node)} nodes]>"
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._leases
 
     def grant(self, worker: str, node: str, share: DeviceShare, parked: ParkedMemory | None = None) -> None:
-        """Granting again replaces."""
+        """Grant a lease, or replace the worker's lease."""
         self.release(worker)
         lease = Lease(worker, node, share, parked)
         self._leases[worker] = lease
-        self._of_node.setdefault(node, {})[worker] = lease
+        self._by_node.setdefault(node, {})[worker] = lease
         self._has_changed(node)
 
     def release(self, worker: str) -> None:
-        """Absent is fine."""
+        """Release the worker's lease, if it has one."""
         lease = self._leases.pop(worker, None)
         if lease is None:
             return
-        leases = self._of_node[lease.node]
+        leases = self._by_node[lease.node]
         del leases[worker]
         if not leases:
-            del self._of_node[lease.node]
+            del self._by_node[lease.node]
         self._has_changed(lease.node)
 
-    def used(self, node: str) -> Used:
-        found = self._used.get(node)
-        if found is None:
-            leases = self._of_node.get(node)
-            found = self._used[node] = _sum(leases.values()) if leases else _UNUSED
-        return found
+    def used(self, node: str) -> NodeUse:
+        used = self._used.get(node)
+        if used is None:
+            leases = self._by_node.get(node)
+            used = self._used[node] = _sum(leases.values()) if leases else _NO_USE
+        return used
 
-    def notes(self, about: Hashable) -> dict[str, Any]:
-        """By node, for values that follow from `used(node)` and are expensive to compute. Copies of a book share them:
-        a value is valid for the very `Used` that it was computed from."""
-        if about not in self._notes and len(self._notes) >= _MOST_NOTES:
-            self._notes.clear()
-        return self._notes.setdefault(about, {})
+    def cache(self, key: Hashable) -> dict[str, Any]:
+        """Return a cache by node for values that are computed from `used(node)` and expensive. Copies of a book share
+        it: a value is valid only for the very `NodeUse` object that it was computed from."""
+        if key not in self._caches and len(self._caches) >= _MAX_CACHED_KINDS:
+            self._caches.clear()
+        return self._caches.setdefault(key, {})
 
     def forget(self, node: str) -> None:
-        """Drop the notes about a node that has gone."""
-        for notes in self._notes.values():
-            notes.pop(node, None)
+        """Drop the cached values of a node that is gone."""
+        for cache in self._caches.values():
+            cache.pop(node, None)
 
     def _has_changed(self, node: str) -> None:
         self._used.pop(node, None)
 
     def copy(self) -> LeaseBook:
-        """One to try things in."""
-        for node in self._of_node:
-            self.used(node)  # or each copy would compute a `Used` of its own, and no note would be valid for it
+        """Return a copy for trying out grants."""
+        for node in self._by_node:
+            self.used(node)  # else each copy would compute a `NodeUse` of its own, and no cached value would be valid
         twin = LeaseBook()
         twin._leases = dict(self._leases)
-        twin._of_node = {node: dict(leases) for node, leases in self._of_node.items()}
+        twin._by_node = {node: dict(leases) for node, leases in self._by_node.items()}
         twin._used = dict(self._used)
-        twin._notes = self._notes
+        twin._caches = self._caches
         return twin
 
 
-def _sum(leases: Iterable[Lease]) -> Used:
+def _sum(leases: Iterable[Lease]) -> NodeUse:
     cores, memory_bytes = 0.0, 0
     gpus: dict[str, GpuUse] = {}
     for lease in leases:
@@ -131,12 +131,12 @@ def _sum(leases: Iterable[Lease]) -> Used:
         memory_bytes += share.memory_bytes + (parked.host_bytes if parked is not None else 0)
         for uuid in share.gpus:
             use = _of(lease)
-            gpus[uuid] = _both(gpus[uuid], use) if uuid in gpus else use
-    return Used(cores, memory_bytes, gpus)
+            gpus[uuid] = _add(gpus[uuid], use) if uuid in gpus else use
+    return NodeUse(cores, memory_bytes, gpus)
 
 
 def _of(lease: Lease) -> GpuUse:
-    """What one worker has of each of its GPUs."""
+    """Return the use of each of a worker's GPUs."""
     share, parked = lease.share, lease.parked
     if parked is not None:
         return GpuUse(share.mode, share.trust_domain, 0, parked.device_bytes, 0, share.contained, parked=1)
@@ -144,9 +144,9 @@ def _of(lease: Lease) -> GpuUse:
     return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent, share.contained)
 
 
-def _both(a: GpuUse, b: GpuUse) -> GpuUse:
+def _add(a: GpuUse, b: GpuUse) -> GpuUse:
     return GpuUse(
-        # Two modes on one GPU cannot be; should they, nobody else comes in.
+        # Two modes on one GPU must not occur; if they do, no other worker is placed there.
         a.mode if a.mode is b.mode else Share.EXCLUSIVE,
         a.trust_domain,
         a.workers + b.workers,

@@ -1,6 +1,6 @@
-"""What was seen over the last seconds: averages, rates and peaks by wall-clock time, whatever the loop's pace.
+"""Sliding windows over the last seconds: averages, rates and peaks by wall-clock time, whatever the loop's pace.
 
-A sample of None means unknown, and unknown is no sample: it neither raises nor lowers anything. Ray counted loop
+A sample of None means unknown. An unknown sample is skipped: it neither raises nor lowers a value. Ray counted loop
 ticks instead of seconds, and a slow loop made its "30 seconds" longer; every method here takes `now`.
 """
 
@@ -12,8 +12,8 @@ from collections import deque
 class Average:
     """The mean of a value over the last `span_s` seconds, one bucket per second.
 
-    However often one second is sampled, it weighs as one second. None until `least` seconds were seen: a mean of few
-    samples swings, and each swing is a worker started for nothing.
+    Every second has the same weight, however often it is sampled. None until `least` seconds were seen: a mean of few
+    samples swings, and each swing starts a worker for nothing.
     """
 
     def __init__(self, span_s: float = 60.0, *, least: int = 10) -> None:
@@ -44,7 +44,7 @@ class Average:
 
 
 class Rate:
-    """How fast a counter grew over the last `span_s` seconds. None until it was seen twice."""
+    """The growth of a counter per second over the last `span_s` seconds. None until it was seen twice."""
 
     def __init__(self, span_s: float = 6.0) -> None:
         self._span_s = span_s
@@ -75,7 +75,7 @@ class Peak:
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._falling: deque[tuple[float, int]] = deque()  # only what a later, higher value has not made irrelevant
+        self._falling: deque[tuple[float, int]] = deque()  # values that no later, higher value has superseded
 
     def record(self, now: float, value: int | None) -> None:
         if value is None:

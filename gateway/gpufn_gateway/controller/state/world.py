@@ -1,13 +1,13 @@
-"""The world as the controller sees it: what was told, joined. Pure: every method that needs the time takes `now`.
+"""The world as the controller sees it: reports, joined. Pure: every method that needs the time takes `now`.
 
-`now` is monotonic seconds; what other processes say in unix seconds is used only as differences between two of their
-own times, so that no clock has to agree with another.
+`now` is monotonic seconds. Unix seconds from other processes are only used as differences between two times of the same
+process, so clocks need not agree.
 
-What is known of a worker is joined from three sources: its Assignment (it shall exist), the runner's reports and events
-(how it is), the agent's `exited` event (it is gone). A node whose agent is silent for `NODE_LOST_S` is lost, with all
-of its workers but those that its runner still serves: an agent that starts again adopts them. So are the workers of one
-whose runner is silent for `RUNNER_LOST_S`, which take no calls. A controller that just started, or was itself cut off,
-waits that long for the first report: unknown is not zero.
+The view of a worker joins three sources: its Assignment (it shall exist), the runner's reports and events (its state),
+the agent's `exited` event (it is gone). A node whose agent is silent for `NODE_LOST_S` is lost, with all of its workers
+except those that its runner still serves: a restarted agent adopts them. If the runner is silent for `RUNNER_LOST_S`,
+the workers are lost too, since they take no calls. A controller that just started, or was itself cut off, waits that
+long for the first report: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpufn_gateway.controller.placement.shortage import Shortages
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
-from gpufn_gateway.controller.state.views import OF_PARKING, NodeView, RevisionView, WorkerView
+from gpufn_gateway.controller.state.views import PARKING_PHASES, NodeView, RevisionView, WorkerView
 from gpufn_gateway.controller.store_health import Store
 
 
@@ -43,14 +43,14 @@ class World:
         self.nodes: dict[str, NodeView] = {}
         self.holdings = Holdings()
         self.shortages = Shortages()
-        self.unleased = LeaseBook()  # as if no worker had anything
-        self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
-        self._of_node: dict[str, dict[str, WorkerView]] = {}
-        self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node, where there are any
-        self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
+        self.unleased = LeaseBook()  # empty, for checks against an empty node
+        self.waiting: set[str] = set()  # functions that need workers and found no room in the last steps
+        self._by_node: dict[str, dict[str, WorkerView]] = {}
+        self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node; only revisions that have some
+        self._revision_numbers: dict[str, set[int]] = {}  # function -> revisions with a view
         self.depths = Depths(now)
         self.store = Store()
-        self._unknown_since: dict[str, float] = {}  # functions with calls that no longer exist
+        self._unknown_since: dict[str, float] = {}  # deleted functions that still have calls
 
     def __repr__(self) -> str:
         return f"<World [{len(self.functions)} functions, {len(self.workers)} workers, {len(self.nodes)} nodes]>"
@@ -76,13 +76,13 @@ class World:
             self.revisions[key] = revision
 
     def on_assignment(self, worker: str, assignment: Assignment | None, now: float, version: int = 0) -> None:
-        """A lease begins, changes or ends. Told twice is told once: by ourselves when we decide, then by the watch.
-        `version` is its record's, 0 when it has none yet."""
+        """Apply a lease that begins, changes or ends. Applying it twice is harmless: the controller applies its own
+        decision, and then the watch reports it. `version` is the record's version, 0 while there is no record."""
         known = self.workers.get(worker)
         if assignment is None:
             if known is not None:
                 del self.workers[worker]
-                self._of_node[known.assignment.node].pop(worker, None)
+                self._by_node[known.assignment.node].pop(worker, None)
                 self.view(known.key).workers.pop(worker, None)
                 self.holdings.end(known)
             return
@@ -91,34 +91,34 @@ class World:
                 return
             known.version = version
             known.assignment = assignment
-            # What we asked for stays asked: the watch may still be telling how it was before.
-            known.drain_asked = known.drain_asked or assignment.desired is Desired.DRAIN
-            if not known.is_written and known.park_asked is not (assignment.desired is Desired.PARK):
-                self.holdings.ask(known, assignment.desired, assignment.park_bytes)
+            # Our own request stands: the watch may still report the state before it.
+            known.drain_requested = known.drain_requested or assignment.desired is Desired.DRAIN
+            if not known.is_written and known.park_requested is not (assignment.desired is Desired.PARK):
+                self.holdings.set_desired(known, assignment.desired, assignment.park_bytes)
             return
         self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
             assignment, now
         )
-        self._of_node.setdefault(assignment.node, {})[worker] = self.workers[worker]
+        self._by_node.setdefault(assignment.node, {})[worker] = self.workers[worker]
         self.holdings.begin(self.workers[worker])
         if assignment.node not in self.nodes:
             self.nodes[assignment.node] = NodeView(now)
 
-    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
-        """What we want of a worker from now on, before its record says so: see `was_written`."""
+    def set_desired(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
+        """Set the desired state of a worker before its record has it: see `on_written`."""
         worker.is_written = True
-        self.holdings.ask(worker, desired, park_bytes, expected_bytes)
+        self.holdings.set_desired(worker, desired, park_bytes, expected_bytes)
 
-    def was_written(self, worker: WorkerView, assignment: Assignment, version: int) -> None:
-        """The record says what was asked; or, after a failure, what it said before counts again."""
+    def on_written(self, worker: WorkerView, assignment: Assignment, version: int) -> None:
+        """Apply the record after a write: it has the desired state, or, after a failure, its old state counts again."""
         worker.is_written = False
-        if self.workers.get(assignment.worker) is worker:  # else it has ended meanwhile
+        if self.workers.get(assignment.worker) is worker:  # else the worker has ended in the meantime
             self.on_assignment(assignment.worker, assignment, worker.since, version)
 
     # --- reports and events ---
 
     def on_node_report(self, report: NodeReport, now: float) -> bool:
-        """Whether the node is new, or offers other devices than before, or more of them: a worker is parked."""
+        """Apply a report. Return whether the node is new, its devices changed, or one of its workers is now parked."""
         node = self.nodes.get(report.node)
         if node is None:
             node = self.nodes[report.node] = NodeView(now)
@@ -126,18 +126,18 @@ class World:
         node.on_report(report, now)
         for process in report.processes:
             worker = self.workers.get(process.worker)
-            if process.parked is not None and worker is not None and worker.park_asked:
-                has_changed |= self._is_parked(worker, process.parked)
+            if process.parked is not None and worker is not None and worker.park_requested:
+                has_changed |= self._on_parked(worker, process.parked)
         return has_changed
 
-    def _is_parked(self, worker: WorkerView, parked: ParkedMemory) -> bool:
-        """Proven; whether that is news."""
+    def _on_parked(self, worker: WorkerView, parked: ParkedMemory) -> bool:
+        """Record the proof that a worker is parked. Return whether it is new."""
         view = self.view(worker.key)
         view.parked_bytes = parked.host_bytes
         return self.holdings.prove(worker, parked, uses=view.resumed + 1, saved_s=view.saved_by_resuming_s)
 
     def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
-        """The functions whose workers got ready, left, or became idle."""
+        """Apply a report. Return the functions whose workers became ready, left, or became idle."""
         node = self.nodes.get(report.node)
         if node is None:
             node = self.nodes[report.node] = NodeView(now)
@@ -145,17 +145,17 @@ class World:
         node.runner = report.runner
         node.on_runner(now)
         changed: set[str] = set()
-        told = {worker.worker for worker in report.workers}
+        reported = {worker.worker for worker in report.workers}
         for worker in report.workers:
             if self._on_worker_report(worker, report.sent_at, now):
                 changed.add(worker.function)
-        for view in self._of_node.get(report.node, {}).values():
-            if view.reported is not None and view.assignment.worker not in told:
-                # The runner started again and has not heard from it yet: it may be back in a moment.
+        for view in self._by_node.get(report.node, {}).values():
+            if view.reported is not None and view.assignment.worker not in reported:
+                # The runner restarted and the worker has not reconnected yet: it may be back in a moment.
                 view.reported, view.idle_since, view.since = None, None, now
                 changed.add(view.assignment.function)
         counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
-        if is_known:  # what a runner counted before we listened is no traffic of now
+        if is_known:  # ignore what a runner counted before we subscribed
             for key, traffic in counters.items():
                 self.view(key).on_traffic(node.counters.get(key), traffic)
         self._count_direct(report.node, node.counters, counters)
@@ -174,26 +174,28 @@ class World:
     def on_event(self, event: WorkerEvent, now: float) -> None:
         worker = self.workers.get(event.worker)
         view = self.view((event.function, event.revision))
-        view.learn_to_park(event, worker)
+        view.on_parking_event(event, worker)
         match event.kind:
             case WorkerEventKind.READY:
                 view.circuit.became_ready()
                 if event.cold_start is not None:
-                    view.started_in(event.cold_start, 0.0 if worker is None else now - worker.since)
+                    view.record_start(event.cold_start, 0.0 if worker is None else now - worker.since)
                 if worker is not None:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
-                if event.failure.phase not in (*OF_PARKING, OF_THE_NODE) and (worker is None or not worker.has_failed):
+                if event.failure.phase not in (*PARKING_PHASES, OF_THE_NODE) and (
+                    worker is None or not worker.has_failed
+                ):
                     self._start_failed((event.function, event.revision), event.failure.error, now)
                 if worker is not None:
                     worker.has_failed = True
             case WorkerEventKind.NOT_PARKED if worker is not None:
                 worker.reported = WorkerState.DRAINING
             case WorkerEventKind.EXITED if worker is not None:
-                is_its_own = not (worker.was_ready or worker.has_failed or worker.drain_asked)
-                if is_its_own and not _found_no_runner(event, now - worker.since):
+                is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
+                if is_failed_start and not _found_no_runner(event, now - worker.since):
                     self._start_failed(worker.key, _exit_error(event), now)
                     worker.has_failed = True
                 worker.is_gone = True
@@ -201,12 +203,12 @@ class World:
                 pass
 
     def on_doorbell(self, function: str, now: float) -> None:
-        """A call was queued for a function without READY workers."""
+        """Record that a call was queued for a function without READY workers."""
         self.depths.ring(function, now)
 
-    def on_depths(self, depths: dict[RevisionKey, int] | None, asked_at: float, now: float) -> None:
-        """Calls stored per revision, queued and running; None when they could not be read."""
-        self.depths.read(depths, asked_at, now)
+    def on_depths(self, depths: dict[RevisionKey, int] | None, sent_at: float, now: float) -> None:
+        """Record the stored calls per revision, queued and running; None when they could not be read."""
+        self.depths.read(depths, sent_at, now)
         if depths is None:
             return
         for key in depths:
@@ -216,8 +218,8 @@ class World:
             running = self.running(view, now)
             view.in_flight.record(now, running)
             view.arrivals.record(now, view.ended + calls)
-            view.most_calls.record(now, calls)
-            view.most_lately.record(now, calls)
+            view.peak_calls_60s.record(now, calls)
+            view.peak_calls_6s.record(now, calls)
             if not running:
                 view.busy_since = None
             elif view.busy_since is None:
@@ -226,88 +228,90 @@ class World:
         queued = {name for (name, _), count in depths.items() if count and name not in self.functions}
         self._unknown_since = {name: self._unknown_since.get(name, now) for name in queued}
 
-    def forgive(self, now: float) -> None:
-        """We were away ourselves (the bus, a suspended machine): nobody else's silence counts until now."""
+    def reset_silence(self, now: float) -> None:
+        """Restart the silence timers of all nodes, because we were away ourselves (lost bus, suspended machine)."""
         for node in self.nodes.values():
-            node.forgive(now)
+            node.reset_silence(now)
         self.depths.forget()
 
     def forget_nodes(self, now: float) -> None:
-        """Those that will not come back."""
+        """Drop the nodes that have been silent for too long to come back."""
         in_use = {worker.assignment.node for worker in self.workers.values()}
         for name in [name for name, node in self.nodes.items() if name not in in_use and node.has_gone(now)]:
             self._count_direct(name, self.nodes.pop(name).counters, {})
-            self._of_node.pop(name, None)
+            self._by_node.pop(name, None)
             self.holdings.forget(name)
             self.unleased.forget(name)
 
     def forget_unused(self) -> None:
-        """Who stands by knows of no calls, and so of no reason to remember a revision that has no workers."""
+        """Drop the views of revisions without workers. A standby controller does not know of their calls."""
         for key, view in list(self.views.items()):
             self._forget_if_unused(key, view, 0)
 
     def take_over(self, now: float) -> None:
-        """We lead from now on: the workers that there are become the floor for one window (see `plan`)."""
+        """Start to lead: the existing workers become the floor for one window (see `plan`)."""
         for view in self.views.values():
             view.forget()
         self.depths.forget()
         self._unknown_since.clear()
 
-    # --- what follows from it ---
+    # --- queries ---
 
     def view(self, key: RevisionKey) -> RevisionView:
-        found = self.views.get(key)
-        if found is None:
-            found = self.views[key] = RevisionView()
-            self._numbers.setdefault(key[0], set()).add(key[1])
-        return found
+        view = self.views.get(key)
+        if view is None:
+            view = self.views[key] = RevisionView()
+            self._revision_numbers.setdefault(key[0], set()).add(key[1])
+        return view
 
     def numbers(self, function: str) -> set[int]:
-        """The revisions of a function that anything is remembered of."""
-        return self._numbers.get(function, set())
+        """Return the revisions of a function that have a view."""
+        return self._revision_numbers.get(function, set())
 
     def calls(self, key: RevisionKey, now: float) -> int | None:
-        """Queued and running; None when unknown."""
+        """Return the number of queued and running calls; None when unknown."""
         stored = self.depths.of(key, now)
         return None if stored is None else stored + self._direct(key, now)
 
     def in_use(self, now: float) -> set[RevisionKey] | None:
-        """Revisions that have workers or calls; None when unknown."""
+        """Return the revisions that have workers or calls; None when unknown."""
         with_calls = self.depths.with_calls(now)
         return None if with_calls is None else with_calls | {worker.key for worker in self.workers.values()}
 
     def _direct(self, key: RevisionKey, now: float) -> int:
-        """Calls that came past the queue, as last reported: not those of a runner that nobody will hear of again."""
-        counted = self._direct_calls.get(key)
-        if not counted:
+        """Count the calls that bypassed the queue, as last reported. Calls of a lost runner do not count."""
+        by_node = self._direct_calls.get(key)
+        if not by_node:
             return 0
-        return sum(calls for node, calls in counted.items() if not self.nodes[node].is_runner_lost(now))
+        return sum(calls for node, calls in by_node.items() if not self.nodes[node].is_runner_lost(now))
 
     def running(self, view: RevisionView, now: float) -> int | None:
-        """Calls that run, as far as every runner concerned has reported lately. Of a worker with a batch, the calls
-        beyond those that its runs can have gather: they have not begun."""
+        """Count the running calls; None unless all runners concerned have reported lately. Calls of a batching worker
+        beyond its parallel runs do not count: they still gather for a batch and have not started."""
         running = 0
         for worker in view.workers.values():
             node = self.nodes.get(worker.assignment.node)
-            if node is None or not node.tells_of_workers(now):
+            if node is None or not node.has_fresh_runner_report(now):
                 if worker.reported is None:
-                    continue  # it has not begun
+                    continue  # it has not started
                 return None
             revision = self.revisions.get(worker.key)
             running += worker.in_use if revision is None else min(worker.in_use, revision.spec.parallel_calls)
         return running
 
     def idle_for(self, worker: WorkerView, now: float) -> float | None:
-        """Seconds without a call; None while it has one, is neither READY nor PARKED, or its runner is silent."""
+        """Return the seconds without a call. None while the worker has a call, is neither READY nor PARKED, or its
+        runner is silent."""
         if worker.state not in (WorkerState.READY, WorkerState.PARKED) or worker.idle_since is None:
             return None
         node = self.nodes.get(worker.assignment.node)
-        if node is None or not node.tells_of_workers(now):
+        if node is None or not node.has_fresh_runner_report(now):
             return None
         return max(0.0, now - worker.idle_since)
 
     def reports(self, now: float) -> list[NodeReport]:
-        """The nodes where workers can be placed, by what they offer: these need not be the last reports of them."""
+        """Return the reports of the nodes where workers can be placed. A report is the first one with the node's
+        present offer, not necessarily the last one."""
         return [
             node.offer
             for node in self.nodes.values()
@@ -315,7 +319,7 @@ class World:
         ]
 
     def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
-        """With who is silent."""
+        """Yield each lost worker with the name of the silent process."""
         for worker in self.workers.values():
             name = worker.assignment.node
             node = self.nodes[name]
@@ -325,12 +329,13 @@ class World:
                 yield worker, f"the runner of node {name}"
 
     def deleted_functions(self, now: float, after_s: float) -> Iterator[str]:
-        """Functions that are gone and still have calls: for `after_s`, as a new one's record may reach us late."""
+        """Yield deleted functions that still have calls. They must be unknown for `after_s`, because the record of a
+        new function may arrive late."""
         for name, since in self._unknown_since.items():
             if now - since >= after_s:
                 yield name
 
-    # --- inside ---
+    # --- internals ---
 
     def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float) -> None:
         function = self.functions.get(key[0])
@@ -344,12 +349,12 @@ class World:
         worker = self.workers.get(report.worker)
         if worker is None:
             return False
-        was = worker.state, worker.idle_since is None
+        before = worker.state, worker.idle_since is None
         if report.state is WorkerState.READY and worker.reported is not WorkerState.READY:
             view = self.view(worker.key)
-            view.circuit.became_ready()  # its event may have been lost: events are sent once
+            view.circuit.became_ready()  # the ready event may have been lost: events are sent once
             if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
-                view.started_in(report.cold_start, now - worker.since)
+                view.record_start(report.cold_start, now - worker.since)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY
         worker.reported = report.state
         worker.slots = report.slots
@@ -360,7 +365,7 @@ class World:
         worker.idle_since = None if report.idle_since is None else now - max(0.0, sent_at - report.idle_since)
         if not report.state.live:
             worker.is_gone = True
-        return was != (worker.state, worker.idle_since is None)
+        return before != (worker.state, worker.idle_since is None)
 
     def _forget_if_unused(self, key: RevisionKey, view: RevisionView, calls: int) -> None:
         function = self.functions.get(key[0])
@@ -370,20 +375,20 @@ class World:
         del self.views[key]
         if not self._direct_calls.get(key, True):
             del self._direct_calls[key]
-        numbers = self._numbers[key[0]]
+        numbers = self._revision_numbers[key[0]]
         numbers.discard(key[1])
         if not numbers:
-            del self._numbers[key[0]]
+            del self._revision_numbers[key[0]]
 
 
 def _found_no_runner(event: WorkerEvent, known_s: float) -> bool:
-    """All the time that it looked for one; `known_s`, for how long its Assignment is known here, is longer. That is no
-    failure of the function's code, which could exit with this code too, but not be started again and again for it
-    within an instant."""
+    """Return whether the worker exited because it found no runner for its whole connect time. `known_s` is the age of
+    its Assignment here, which is longer. This is no failure of the function's code. That code could exit with the same
+    exit code, but the required age keeps it from being restarted in a tight loop."""
     return known_s >= CONNECT_S and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
 def _exit_error(event: WorkerEvent) -> ErrorInfo:
-    how = event.exit.describe() if event.exit is not None else "ended"
+    cause = event.exit.describe() if event.exit is not None else "ended"
     tail = f"\n{event.exit.tail}" if event.exit is not None and event.exit.tail else ""
-    return FunctionStartFailed(f"{event.function}: the worker {how} before it was ready{tail}").info()
+    return FunctionStartFailed(f"{event.function}: the worker {cause} before it was ready{tail}").info()

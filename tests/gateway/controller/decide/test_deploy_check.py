@@ -1,4 +1,4 @@
-"""The check of a new revision: one worker, and what its start, its failure and a lack of room come to."""
+"""The check of a new revision: one worker, and the effect of its start, its failure and a lack of room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _record(number: int, check: CheckState | None = CheckState.PENDING, **more: 
 
 
 def _deployed(workers: int = 0, **more: Any) -> World:
-    """`f@2` is deployed and `f@1` serves, with `workers`."""
+    """Return a world in which `f@2` is deployed and `f@1` serves with `workers`."""
     made = world(workers)
     made.on_revision(("f", 2), _record(2, **more))
     made.on_function("f", function("f", serving=1, active=2))
@@ -52,7 +52,7 @@ def test_the_first_revision_of_a_function_is_checked_too() -> None:
     first.on_revision(("f", 1), _record(1))
     planned = plan(first, 100.0)
     assert [type(action) for action in planned.actions] == [Start]
-    assert planned.statuses["f"].reason == "revision 1 is checked: 1 worker"
+    assert planned.statuses["f"].reason == "checking revision 1: 1 worker"
 
 
 def test_it_has_passed_when_its_worker_is_ready() -> None:

@@ -1,4 +1,4 @@
-"""Who goes when the host's memory for parked workers is wanted."""
+"""Eviction of parked workers when host memory is wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parking and resuming, step by step and on paper."""
+"""Parking and resuming, step by step and in a simulation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.decide.actions import Action, Decided, Drain, Park, Resume, Start
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.scale_down import Leaving
+from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import Placement, place, returns
+from gpufn_gateway.controller.placement.node_choice import Placement, can_resume, place
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.simulation import GIB, Sim, cpu, function, gpu, node, revision
@@ -32,7 +32,7 @@ ON_A_GPU = DeviceShare("cpu", 0.1, GIB, gpus=("GPU-0",))
 
 
 class Scene:
-    """A node "a" with a GPU and memory for parked workers, and what its agent and its runner tell."""
+    """A node "a" with a GPU and memory for parked workers, and the reports of its agent and runner."""
 
     def __init__(self, *functions: str, park_bytes: int = 4 * GIB, scaling: ScalingPolicy = PARKS) -> None:
         self.now = 100.0
@@ -41,7 +41,7 @@ class Scene:
         self.states: dict[str, WorkerState] = {}
         self.idle_since: dict[str, float] = {}
         self.held: dict[str, ParkedMemory] = {}
-        self.on_gpu: dict[str, int] = {}  # bytes of it, by worker, as the agent sees them
+        self.on_gpu: dict[str, int] = {}  # bytes of GPU memory by worker, as the agent measures them
         for name in functions:
             self.world.on_revision((name, 1), revision(name, 1, scaling, Resources(gpu=("any",))))
             self.world.on_function(name, function(name))
@@ -76,7 +76,7 @@ class Scene:
         self.world.on_runner_report(RunnerReport("a", "r", self.now, reports), self.now)
 
     def after(self, seconds: float, calls: dict[str, int] | None = None) -> list[Action]:
-        """What is decided so much later, while so many calls are queued."""
+        """Return the actions after some time, with `calls` queued."""
         self.now += seconds
         self.tell()
         self.world.on_depths({(name, 1): count for name, count in (calls or {}).items()}, self.now, self.now)
@@ -84,14 +84,16 @@ class Scene:
 
     def obey(self, action: Action) -> None:
         if isinstance(action, Park):
-            self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes)
+            self.world.set_desired(
+                self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes
+            )
         elif isinstance(action, Resume):
-            self.world.ask(self.world.workers[action.worker], Desired.RUN)
+            self.world.set_desired(self.world.workers[action.worker], Desired.RUN)
             self.held.pop(action.worker, None)
             self.states[action.worker] = WorkerState.RESUMING
 
     def park(self, worker: str, held: ParkedMemory = HELD) -> None:
-        """As if it had been told, had parked, and were proven."""
+        """Park a worker, with the proof of its agent."""
         self.obey(Park(worker, 4 * GIB, 0, ""))
         self.states[worker], self.held[worker] = WorkerState.PARKED, held
         self.tell()
@@ -117,7 +119,7 @@ def test_an_idle_worker_parks_where_it_would_have_ended() -> None:
 
 
 def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobody_knows_what_they_take() -> None:
-    """Eight whole GPUs that got idle together could take eight times what the operator gives to parked workers."""
+    """Eight whole GPUs whose workers became idle together could take eight times the operator's budget."""
     scene = Scene("f", "g", "h")
     for worker, name, held_bytes in (("w1", "f", GIB), ("w2", "g", 8 * GIB), ("w3", "h", GIB)):
         scene.on_gpu[worker] = held_bytes
@@ -129,19 +131,19 @@ def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobo
 
 
 def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function could not be decided on to its end: its orders of this step are dropped."""
+    """The decision on the function fails: its actions of this step are dropped."""
     scene = Scene("f", "g")
     for worker, name in (("w1", "f"), ("w2", "g")):
         scene.on_gpu[worker] = 4 * GIB
         scene.add(worker, name, share=DeviceShare("cpu", 0.1, 1 << 20, gpus=("GPU-0",), mode=Share.TIME))
-    drain_parked = Leaving.drain_parked
+    drain_parked = Removals.drain_parked
 
-    def fail_for_f(leaving: Leaving, one: Decided, of: Function) -> None:
+    def fail_for_f(leaving: Removals, one: Decided, of: Function) -> None:
         if of.name == "f":
             raise ArithmeticError
         drain_parked(leaving, one, of)
 
-    monkeypatch.setattr(Leaving, "drain_parked", fail_for_f)
+    monkeypatch.setattr(Removals, "drain_parked", fail_for_f)
     (order,) = scene.after(11)
     assert isinstance(order, Park)
     assert order.worker == "w2"
@@ -204,7 +206,7 @@ def test_a_controller_that_begins_trusts_no_record_but_a_proof() -> None:
     scene.tell()
     assert (scene.state("w"), scene.world.leases.used("a").gpus["GPU-0"].workers) == (WorkerState.PARKED, 0)
     scene.world.on_assignment("w", msgspec.structs.replace(made, desired=Desired.RUN), scene.now, 9)
-    scene.world.on_assignment("w", made, scene.now, 8)  # an older word, late
+    scene.world.on_assignment("w", made, scene.now, 8)  # an older record, late
     assert scene.world.leases.used("a").gpus["GPU-0"].workers == 1
 
 
@@ -215,7 +217,7 @@ def test_a_parked_worker_ends_when_its_time_is_over() -> None:
     assert scene.after(109) == []
     (order,) = scene.after(2)
     assert isinstance(order, Drain)
-    assert order.reason == "parked, and idle for 111 s"
+    assert order.reason == "parked and idle for 111 s"
 
 
 def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
@@ -225,7 +227,7 @@ def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
     scene.world.on_revision(("f", 2), revision("f", 2, PARKS))
     scene.world.on_function("f", function("f", 2))
     orders = scene.after(1)
-    assert [order.reason for order in orders if isinstance(order, Drain)] == ["its revision is replaced"]
+    assert [order.reason for order in orders if isinstance(order, Drain)] == ["its revision was replaced"]
 
 
 def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None:
@@ -250,7 +252,7 @@ def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
     scene.add("v", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it takes 5120 MiB, and a has 4096 MiB for parked workers" in order.reason
+    assert "not parked: it needs 5120 MiB, and a has 4096 MiB for parked workers" in order.reason
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_one_that_fails_on_the_way_is_replaced_and_no_start_has_failed(
     scene.obey(Park("w", GIB, 0, ""))
     scene.event("w", kind, **what)
     view = scene.world.view(("f", 1))
-    assert (scene.state("w"), view.cannot_park, view.circuit.last_error) == (WorkerState.FAILED, why, None)
+    assert (scene.state("w"), view.no_parking_reason, view.circuit.last_error) == (WorkerState.FAILED, why, None)
     scene.world.on_assignment("w", None, scene.now)
     del scene.states["w"]
     assert [type(action) for action in scene.after(1, {"f": 1})] == [Start]
@@ -327,7 +329,7 @@ def test_a_node_without_memory_for_them_parks_nobody() -> None:
     scene.add("w", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it takes 0 MiB, and a has 0 MiB for parked workers" in order.reason
+    assert "not parked: it needs 0 MiB, and a has 0 MiB for parked workers" in order.reason
 
 
 def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
@@ -338,7 +340,7 @@ def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
     assert order.host_bytes == GIB // 2
 
 
-# --- who waits for a GPU ---------------------------------------------------------------------------------------------
+# --- functions that wait for a GPU -----------------------------------------------------------------------------------
 
 
 def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_proven() -> None:
@@ -355,7 +357,7 @@ def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_pr
 def test_a_parked_worker_ends_for_one_that_needs_what_it_still_holds() -> None:
     scene = Scene("f", "g")
     scene.add("w", "f")
-    scene.park("w", ParkedMemory(GIB, 3 * GIB))  # of the 24 that the other wants whole
+    scene.park("w", ParkedMemory(GIB, 3 * GIB))  # of the 24 GiB that the other function wants exclusively
     (order,) = scene.after(1, {"g": 1})
     assert (type(order), getattr(order, "worker", "")) == (Drain, "w")
 
@@ -366,25 +368,27 @@ def test_a_parked_worker_whose_gpu_is_taken_waits_and_another_is_started_where_t
     book = LeaseBook()
     book.grant("other", "a", ON_A_GPU)
     wants, limits = Resources(gpu=("any",)), Limits()
-    assert not returns(wants, ON_A_GPU, report, book.used("a"), limits)
+    assert not can_resume(wants, ON_A_GPU, report, book.used("a"), limits)
     book.release("other")
-    assert returns(wants, ON_A_GPU, report, book.used("a"), limits)
-    assert not returns(wants, ON_A_GPU, other, book.used("b"), limits)
-    assert not returns(wants, msgspec.structs.replace(ON_A_GPU, cores=17.0), report, book.used("a"), limits)
-    assert not returns(wants, msgspec.structs.replace(ON_A_GPU, memory_bytes=9 * GIB), report, book.used("a"), limits)
+    assert can_resume(wants, ON_A_GPU, report, book.used("a"), limits)
+    assert not can_resume(wants, ON_A_GPU, other, book.used("b"), limits)
+    assert not can_resume(wants, msgspec.structs.replace(ON_A_GPU, cores=17.0), report, book.used("a"), limits)
+    assert not can_resume(
+        wants, msgspec.structs.replace(ON_A_GPU, memory_bytes=9 * GIB), report, book.used("a"), limits
+    )
 
 
 def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -> None:
     report = node("a", cpu(1.0, 80 * GIB), gpu("GPU-0"))
     book, limits = LeaseBook(), Limits()
-    for number in range(39):  # of forty that fit, and whose cores add up to a bit more than 7.8
+    for number in range(39):  # of forty that fit; the sum of their cores is slightly above 7.8
         book.grant(f"w{number}", "a", DeviceShare("cpu", 0.2, GIB))
     neighbour = msgspec.structs.replace(ON_A_GPU, trust_domain="y")
     book.grant("neighbour", "a", neighbour, ParkedMemory(GIB, 300 << 20))
     wants = Resources(cpu=0.2, gpu=("any",), memory_bytes=GIB, trust_domain="x")
     found = place(wants, [report], book, limits)
     assert isinstance(found, Placement)
-    assert returns(wants, found.share, report, book.used("a"), limits)
+    assert can_resume(wants, found.share, report, book.used("a"), limits)
 
 
 def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> None:
@@ -400,7 +404,7 @@ def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> 
     assert found.share.gpus == ("GPU-1",)
 
 
-# --- on paper --------------------------------------------------------------------------------------------------------
+# --- simulation ------------------------------------------------------------------------------------------------------
 
 
 def _sim(functions: int, park_bytes: int = 4 * GIB) -> Sim:

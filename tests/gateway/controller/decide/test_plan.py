@@ -1,4 +1,4 @@
-"""Steps on a world that was told exactly so much."""
+"""Steps on a world with known reports."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_r
     started.on_assignment("w", assignment("w", node="b"), 100.0)
     assert plan(started, 109.0).actions == ()
     assert plan(started, 111.0).actions == (Delete("w", "node b is silent"),)
-    started.forgive(111.0)  # it was us who were away
+    started.reset_silence(111.0)  # the controller itself was away
     assert plan(started, 112.0).actions == ()
 
 
 def test_an_agent_that_is_away_costs_no_worker_that_its_runner_still_serves() -> None:
     served = world(2, ScalingPolicy(min_workers=2))
-    served.on_assignment("w2", assignment("w2"), 100.0)  # no process of it has been heard of
+    served.on_assignment("w2", assignment("w2"), 100.0)  # its process has never been reported
     both, one = (
         tuple(WorkerReport(name, "f", 1, WorkerState.READY, 1, idle_since=0.0) for name in names)
         for names in (("w0", "w1"), ("w1",))
@@ -96,13 +96,13 @@ def test_an_agent_that_is_away_costs_no_worker_that_its_runner_still_serves() ->
     for now, workers, expected in ((109.0, both, []), (111.0, both, ["w2"]), (160.0, both, ["w2"])):
         served.on_runner_report(RunnerReport("a", "r", now, workers), now)
         assert given_up(now) == expected
-    served.on_runner_report(RunnerReport("a", "r", 161.0, one), 161.0)  # nobody tells of w0 any more
+    served.on_runner_report(RunnerReport("a", "r", 161.0, one), 161.0)  # w0 is no longer reported
     assert given_up(161.0) == ["w0", "w2"]
-    assert given_up(171.5) == ["w0", "w1", "w2"]  # nor of anybody
+    assert given_up(171.5) == ["w0", "w1", "w2"]  # nor is any other worker
 
 
 def test_workers_whose_runner_is_silent_for_long_are_replaced_on_another_node() -> None:
-    """Its process may be there, and hang: nobody starts it again, and its workers took no calls."""
+    """Its process may hang: it is not restarted, and its workers take no calls."""
     hung = world(1, ScalingPolicy(max_workers=1))
     both = [node("a"), node("b")]
     hung.on_runner_report(RunnerReport("b", "r2", 100.0), 100.0)
@@ -171,14 +171,14 @@ _T5000 = Device("t", DeviceType.GPU, "T5000", 8 * GIB)
     ],
 )
 def test_why_names_the_missing_gpu_after_the_only_call_expired(at: float, report: NodeReport, told: str) -> None:
-    """Demand was 0 then, and the reason said no more than that."""
+    """The demand was 0 by then, and the reason did not say more than that."""
     empty = world()
     empty.on_revision(("f", 1), revision("f", resources=Resources(gpu=("T5000",))))
     empty.on_depths({("f", 1): 1}, 100.0, 100.0)
     waits = plan(empty, 100.0).statuses["f"]
     assert (waits.waiting and waits.waiting.detail) == "a: it has no T5000 GPU"
     assert "its last call" not in waits.reason
-    for now in (at - 1, at):  # the second step is as the first one
+    for now in (at - 1, at):  # the second step has the same result
         tell(empty, now)
         empty.on_node_report(report, now)
         empty.on_runner_report(RunnerReport(report.node, "r", now), now)
@@ -214,7 +214,7 @@ def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
 def test_a_slot_that_a_call_of_a_dead_runner_keeps_serves_nobody_who_waits(
     left_over: int, calls: tuple[int, int], starts: bool
 ) -> None:
-    """Of two calls one runs, and the other's place is taken by what the first's runner left when it died."""
+    """Of two calls one runs. The other's slot is held by an attempt that the first call's runner left when it died."""
     two = world(2)
     workers = tuple(
         WorkerReport(name, "f", 1, WorkerState.READY, slots=1, in_use=1, left_over=each)
@@ -269,11 +269,11 @@ def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> N
     ("memory_bytes", "told"),
     [
         (8 * GIB - (256 << 20), "; held by f (4 workers, min_workers=4) and g (1 worker)"),
-        (9 * GIB, ""),  # of which no node has so much
+        (9 * GIB, ""),  # more than any node has
     ],
 )
 def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> None:
-    """Workers that min_workers keeps are not drained for others, who waited, and looked for a reason of their own."""
+    """Workers that min_workers protects are not drained for others, whose calls waited without a reason."""
     full = world(4, ScalingPolicy(min_workers=4, max_workers=4))
     full.on_revision(("g", 1), revision("g"))
     full.on_function("g", function("g"))
@@ -290,15 +290,15 @@ def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> 
     ("calls", "min_workers", "active", "drains"),
     [
         (0, 0, 1, [Drain("w0", "makes room for h, which has calls and no room")]),
-        (1, 0, 1, []),  # it is waited for
+        (1, 0, 1, []),  # a call waits for it
         (0, 1, 1, []),
-        (0, 0, 2, []),  # it is of the next revision, which gets calls when it has started
+        (0, 0, 2, []),  # it belongs to the next revision, which gets calls once it has started
     ],
 )
 def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
     calls: int, min_workers: int, active: int, drains: list[Drain]
 ) -> None:
-    """Its call was cancelled while it loaded, and who came then waited until it had, and was idle."""
+    """Its call was cancelled while it loaded. Later calls of others waited until it had loaded and was idle."""
     slow = world(scaling=ScalingPolicy(min_workers=min_workers))
     slow.on_revision(("f", 2), revision("f", 2))
     slow.on_function("f", function("f", active=active))
@@ -313,18 +313,18 @@ def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
     ("max_workers", "going"), [(4, []), (3, ["w3"]), (2, ["w2", "w3"]), (1, ["w2", "w3"]), (0, ["w2", "w3"])]
 )
 def test_above_max_workers_those_go_first_that_have_not_started(max_workers: int, going: list[str]) -> None:
-    """Warm ones went and these stayed; `gpufn scale --max 0` left a model loading for minutes, and its GPU in use."""
+    """Warm workers used to be drained instead: `gpufn scale --max 0` left a model loading for minutes."""
     slow = world(2, ScalingPolicy(scaledown_window_s=0))
     for name in ("w2", "w3"):
         slow.on_assignment(name, assignment(name), 100.0)
     slow.on_function("f", function("f", max_workers=max_workers))
     slow.on_depths({("f", 1): 4}, 100.0, 100.0)
     drains = sorted(action.worker for action in plan(slow, 100.0).actions if isinstance(action, Drain))
-    assert drains == going  # half of all at a time
+    assert drains == going  # at most half of all at a time
 
 
 def test_why_calls_of_a_retired_revision_wait_is_told_apart() -> None:
-    """They were told why those of the serving one do, or nothing when these did not."""
+    """They had the reason of the serving revision, or none if that one did not wait."""
     moved = world()
     moved.on_revision(("f", 1), revision("f", resources=Resources(memory_bytes=9 * GIB)))
     moved.on_revision(("f", 2), revision("f", 2))
@@ -349,7 +349,7 @@ def test_a_limit_is_a_reason_to_wait() -> None:
 def test_calls_that_wait_for_those_that_run_to_make_room_are_told_when_these_wait_for_them(
     in_use: int, waits_for_own: int, calls: int
 ) -> None:
-    """A function that calls itself was told to have reached max_workers, as one that is busy, or nothing."""
+    """A function that calls itself was reported as having reached max_workers, like a busy one, or without a reason."""
     limited = world(1, ScalingPolicy(max_workers=1))
     limited.view(("f", 1)).service_s = 5.0
     report = WorkerReport("w0", "f", 1, WorkerState.READY, 1, in_use, waits_for_own=waits_for_own)
@@ -369,7 +369,7 @@ def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() ->
 
 
 def test_a_worker_that_does_not_come_back_to_a_new_runner_is_replaced() -> None:
-    """One that holds the interpreter, or is stopped, had all the time that a start may take, and its place with it."""
+    """A worker that holds the interpreter, or is stopped, kept its place for the whole start timeout."""
     at_work = world(1)
     now = 100.0
     while now < 170.0:
@@ -393,7 +393,7 @@ def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
 
 
 def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn_of_it() -> None:
-    """A gateway that sent one more call there, before it heard, found a worker gone and waited for a new one."""
+    """A gateway that had not heard of the move sent one more call, which found no worker and waited for a new one."""
     moved = world(1, ScalingPolicy(min_workers=1))
     moved.on_revision(("f", 2), revision("f", 2))
     plan(moved, 100.0)
@@ -408,7 +408,7 @@ def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn
 def test_of_a_retired_revision_that_runs_a_long_call_those_go_who_are_idle_when_nothing_is_queued(
     calls: int, go: list[str]
 ) -> None:
-    """They had their GPUs for as long as the call took, and the new revision none."""
+    """They kept their GPUs until the call ended, and the new revision had none."""
     moved = world(3)
     plan(moved, 100.0)
     moved.on_revision(("f", 2), revision("f", 2))
@@ -467,7 +467,7 @@ def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() 
         circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
     failing.on_depths({("f", 1): 0}, 100.0, 100.0)
     told = plan(failing, 100.0).statuses["f"]
-    assert told.start_error is None  # or the call that would make the next try were refused
+    assert told.start_error is None  # else the call that triggers the next attempt would be refused
     assert told.reason == "no calls: no workers; its last worker did not start: KeyError: 'WEIGHTS'"
     circuit.became_ready()
     assert plan(failing, 100.0).statuses["f"].reason == "no calls: no workers"

@@ -22,9 +22,9 @@ POLICY = ScalingPolicy(max_workers=10)
         (Demand(queued=40, running=0, service_s=9.0), Workers(), 10,
          "40 queued, 0 running, 9 s each: 10 workers (max_workers)"),
         (Demand(queued=3, running=0, service_s=60.0), Workers(), 3, "3 queued, 0 running, 60 s each: 3 workers"),
-        (Demand(queued=0, running=1, service_s=1.0, average_in_flight=2.1, most_calls=4), Workers(1), 3,
+        (Demand(queued=0, running=1, service_s=1.0, average_in_flight=2.1, peak_calls_60s=4), Workers(1), 3,
          "0 queued, 1 running, 1 s each: 3 workers"),
-        (Demand(queued=0, running=3, service_s=0.1, arrivals_per_s=20.0, most_lately=5), Workers(2), 3,
+        (Demand(queued=0, running=3, service_s=0.1, arrivals_per_s=20.0, peak_calls_6s=5), Workers(2), 3,
          "0 queued, 3 running, 0.1 s each: 3 workers"),
         (Demand(queued=0, running=0, idle_s=12.0), Workers(1, idle=1), 1, "nothing to do for 12 s of 60 s: 1 worker"),
         (Demand(queued=0, running=0, idle_s=61.0), Workers(1, idle=1), 0, "idle for 61 s of 60 s: no workers"),
@@ -87,7 +87,7 @@ def test_only_idle_workers_go() -> None:
 @pytest.mark.parametrize(
     ("demand", "count"),
     [
-        (Demand(queued=0, running=0, idle_s=None), 1),  # busy a moment ago, or its runner is silent
+        (Demand(queued=0, running=0, idle_s=None), 1),  # busy until just now, or its runner is silent
         (Demand(queued=0, running=0, idle_s=59.9), 1),
         (Demand(queued=0, running=1, idle_s=None), 1),
         (Demand(queued=1, running=0, idle_s=99.0), 1),
@@ -99,7 +99,7 @@ def test_zero_needs_no_calls_and_the_whole_idle_timeout(demand: Demand, count: i
 
 
 def test_an_average_of_the_last_minute_starts_nobody_without_a_call() -> None:
-    assert decide(POLICY, Demand(queued=0, running=0, average_in_flight=3.0, most_calls=5), Workers()).count == 0
+    assert decide(POLICY, Demand(queued=0, running=0, average_in_flight=3.0, peak_calls_60s=5), Workers()).count == 0
 
 
 def test_a_call_always_wants_a_worker() -> None:

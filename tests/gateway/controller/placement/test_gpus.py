@@ -1,4 +1,4 @@
-"""Which GPUs a worker gets, as tables: what is full, what is close to what, and what is said when there is none."""
+"""The GPUs that a worker gets, as tables: full GPUs, link distances, and the reason when there is no GPU."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[
     ("workers", "goes_to"),
     [
         ((0, 0, 0), "g1"),
-        ((0, 1, 0), "g2"),  # shared already, and a turn is free
-        ((2, 0, 0), "g2"),  # there it would wait for its turn
+        ((0, 1, 0), "g2"),  # shared already, with a free turn
+        ((2, 0, 0), "g2"),  # on the shared one it would wait for a turn
         ((2, 1, 0), "g2"),
-        ((3, 2, 4), "g2"),  # nowhere is a turn free
+        ((3, 2, 4), "g2"),  # no GPU has a free turn
     ],
 )
 def test_who_shares_by_time_goes_where_a_turn_is_free_or_the_fewest_wait_for_one(
@@ -121,7 +121,7 @@ def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_
             [held("w", "g", vram=8)],
             "a: its GPU has too little memory: 20.0 GiB are needed, 16.0 GiB are free",
         ),
-        (part(1), [held(f"w{n}", "g", vram=0.1) for n in range(48)], "a: its GPU is shared by as many as can be"),
+        (part(1), [held(f"w{n}", "g", vram=0.1) for n in range(48)], "a: its GPU has the maximum number of workers"),
         (Resources(gpu=("H100",), gpu_count=2), [], "a: it has no H100 GPU"),
         (Resources(gpu=("L4",), gpu_count=2), [], "a: needs 2 L4 GPUs, it has 1"),
     ],
@@ -139,13 +139,13 @@ def test_no_capacity_tells_of_each_device() -> None:
         "1 has too little memory: 6.0 GiB are needed, 4.0 GiB are free"
     )
     assert told(Resources(gpu=("L4",), gpu_count=2), node, *leases) == (
-        "a: needs 2 L4 GPUs of one model, 0 of its 4 can be had: 1 is degraded (rows to remap), 3 are in use"
+        "a: needs 2 L4 GPUs of one model, 0 of its 4 are available: 1 is degraded (rows to remap), 3 are in use"
     )
 
 
 def test_what_is_shared_by_mps_goes_where_mps_is() -> None:
     assert told(part(2), mps_node(gpu("g"), facts=NodeFacts())) == (
-        "a: it has no MPS: nvidia-cuda-mps-control is not there"
+        "a: it has no MPS: nvidia-cuda-mps-control is missing"
     )
 
 
@@ -194,7 +194,7 @@ def test_an_instance_is_had_whole_and_alone() -> None:
     node = mps_node(INSTANCE, gpu("g"))
     assert told(Resources(gpu=("any",)), node) == ("MIG-1",)
     assert told(part(2), node) == ("g",)
-    assert told(part(2), mps_node(INSTANCE)) == "a: its GPU is a MIG instance, which has no shares by mps"
+    assert told(part(2), mps_node(INSTANCE)) == "a: its GPU is a MIG instance, which has no MPS shares"
     assert told(Resources(gpu=("any",), gpu_count=2), node) == "a: needs 2 GPUs, it has 1"
 
 
@@ -203,7 +203,7 @@ def _linked(*pairs: tuple[str, str, LinkKind]) -> tuple[DeviceLink, ...]:
 
 
 FOUR = tuple(gpu(name, "NVIDIA H100") for name in ("g0", "g1", "g2", "g3"))
-# 0 and 2, 1 and 3 are joined by NVLink; all others meet at the host.
+# 0 and 2, 1 and 3 are joined by NVLink; all others communicate through the host.
 CROSSED = _linked(
     ("g0", "g2", NVLINK), ("g1", "g3", NVLINK), ("g0", "g1", HOST), ("g2", "g3", HOST), ("g0", "g3", HOST),
     ("g1", "g2", HOST),
@@ -217,7 +217,7 @@ CROSSED = _linked(
         (2, ["g0"], ("g1", "g3")),
         (2, ["g0", "g3"], ("g1", "g2")),
         (4, [], ("g0", "g1", "g2", "g3")),
-        (1, ["g0"], ("g2",)),  # its partner is taken: the other pair stays whole
+        (1, ["g0"], ("g2",)),  # its partner is in use, so the other pair stays whole
         (1, ["g1"], ("g3",)),
     ],
 )
@@ -231,7 +231,7 @@ def test_several_gpus_are_close_to_each_other_and_pairs_stay_whole(
 def test_several_gpus_are_of_one_model() -> None:
     node = mps_node(gpu("g0", "NVIDIA L4"), gpu("g1", "NVIDIA A10"), gpu("g2", "NVIDIA A10"))
     assert told(Resources(gpu=("any",), gpu_count=2), node) == ("g1", "g2")
-    assert told(Resources(gpu=("any",), gpu_count=3), node) == "a: needs 3 GPUs of one model, 3 of its 3 can be had"
+    assert told(Resources(gpu=("any",), gpu_count=3), node) == "a: needs 3 GPUs of one model, 3 of its 3 are available"
 
 
 def test_nodes_are_compared_by_how_close_their_gpus_are() -> None:
@@ -239,7 +239,7 @@ def test_nodes_are_compared_by_how_close_their_gpus_are() -> None:
     far = NodeReport("b", 0.0, (cpu(), gpu("h0", "NVIDIA H100"), gpu("h1", "NVIDIA H100")))
     found = place(Resources(gpu=("H100",), gpu_count=2), [far, near], LeaseBook())
     assert isinstance(found, Placement)
-    assert (found.node, found.why) == ("a", "2 x NVIDIA H100 on a, 511.9 GiB of its memory left")
+    assert (found.node, found.why) == ("a", "2 x NVIDIA H100 on a, 511.9 GiB of memory left")
 
 
 def test_a_gpu_changes_its_mode_when_it_is_empty() -> None:

@@ -9,7 +9,7 @@ from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import has_kind
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
-from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, Used
+from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, NodeUse
 from tests.gateway.controller.simulation import GIB, cpu, gpu, node
 from tests.gateway.controller.told import why_no_room
 
@@ -146,7 +146,7 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
     told = why_no_room(Resources(), nodes[:1], LeaseBook(), in_container=True)
     found = place(Resources(), nodes, LeaseBook(), in_container=True)
     assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
-    assert told == "a: it starts no containers: Docker at unix:///x does not answer"
+    assert told == "a: it cannot start containers: Docker at unix:///x does not answer"
 
 
 def test_a_worker_goes_to_no_node_that_starts_none() -> None:
@@ -156,7 +156,7 @@ def test_a_worker_goes_to_no_node_that_starts_none() -> None:
         found, told = place(wanted, nodes, LeaseBook()), why_no_room(wanted, nodes[:1], LeaseBook())
         assert isinstance(found, Placement)
         assert found.node == "b"
-        assert told == "a: it starts no workers: too many open files"
+        assert told == "a: it cannot start workers: too many open files"
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_no_nodes_is_no_room() -> None:
 
 def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
     book = LeaseBook([lease("w1", "a", 10, 0.5, gpu="g", mode=Share.EXCLUSIVE), lease("w2", "a", 5, 0.25)])
-    assert book.used("a") == Used(0.75, 15, {"g": GpuUse(Share.EXCLUSIVE)})
+    assert book.used("a") == NodeUse(0.75, 15, {"g": GpuUse(Share.EXCLUSIVE)})
     trial = book.copy()
     trial.release("w1")
-    assert (trial.used("a"), book.used("a").memory_bytes) == (Used(0.25, 5, {}), 15)
+    assert (trial.used("a"), book.used("a").memory_bytes) == (NodeUse(0.25, 5, {}), 15)
     book.grant("w2", "b", lease("w2", "b", 7).share)
     assert (book.used("a").memory_bytes, book.used("b").memory_bytes) == (10, 7)
     book.release("w2")
@@ -189,7 +189,7 @@ def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
 
 
 def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
-    """Each step works on a copy, and what it had noted about a node with leases was computed again in the next one."""
+    """Each step works on a copy. The cached values of nodes with leases used to be computed again in the next step."""
     book = LeaseBook([lease("w1", "a", 10, 0.5)])
     assert book.copy().used("a") is book.copy().used("a")
     trial = book.copy()

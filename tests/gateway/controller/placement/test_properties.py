@@ -1,5 +1,5 @@
-"""What holds of placement whatever comes: nothing is leased twice, all that is released is free again, and shares are
-packed at least as well as by taking the first that fits."""
+"""Properties of placement: nothing is leased twice, everything released is free again, and shares are packed at least
+as well as by first fit."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _wants = st.one_of(
         trust_domain=_domains,
     ),
 )
-# A worker that comes, or the number of one that goes.
+# A worker that arrives, or the number of one that leaves.
 _steps = st.lists(st.one_of(_wants, st.integers(0, 50)), max_size=60)
 
 
 def _check(nodes: list[NodeReport], held: dict[str, tuple[str, DeviceShare]]) -> None:
-    """Counted again from the shares themselves, by other code than the book's."""
+    """Recompute the use from the shares, independently of the book."""
     for node in nodes:
         shares = [share for where, share in held.values() if where == node.node]
         pool = next(device for device in node.devices if device.type is DeviceType.CPU)
@@ -127,12 +127,12 @@ def test_the_order_of_the_nodes_and_of_their_devices_decides_nothing(
 
 # --- packing ----------------------------------------------------------------------------------------------------------
 
-Trace = list[tuple[str, Resources | None]]  # a worker comes with what it wants, or goes (None)
+Trace = list[tuple[str, Resources | None]]  # a worker arrives with its request, or leaves (None)
 
 
 def _trace(seed: int) -> Trace:
-    """Workers of forty functions with sizes as served models have them; nine in ten share, one in ten wants a whole
-    GPU. Each lives for a while, more come than fit."""
+    """Return a trace of workers of forty functions, with the sizes of typical models. Nine in ten share a GPU, one in
+    ten wants a whole one. Each lives for a while, and more arrive than fit."""
     chance = random.Random(seed)
     sizes = [chance.choice([1, 1, 2, 2, 3, 4, 6, 8, 10, 12, 16, 20]) for _ in range(40)]
     living: list[str] = []
@@ -161,7 +161,7 @@ def _first_fit(wants: Resources, node: NodeReport, book: LeaseBook) -> Placement
 
 
 def _packed(trace: Trace, gpus: int, *, by_first_fit: bool) -> tuple[int, int]:
-    """Summed over the steps: GPUs that anybody is on, and GiB that are leased of them."""
+    """Return the GPUs in use and the leased GiB, each summed over the steps."""
     node = NodeReport("a", 0.0, (cpu(512, 4096 * GIB), *(gpu(f"g{n}") for n in range(gpus))), facts=MPS)
     book = LeaseBook()
     taken = leased = 0
@@ -190,7 +190,7 @@ def test_shares_are_packed_at_least_as_well_as_by_first_fit() -> None:
     plenty, plenty_by_first_fit = total[64, False], total[64, True]
     assert plenty[1] == plenty_by_first_fit[1]  # all are placed
     assert plenty[0] < 0.98 * plenty_by_first_fit[0]  # on fewer GPUs
-    assert total[8, False][1] > 1.01 * total[8, True][1]  # where GPUs are scarce more of their memory is in use
+    assert total[8, False][1] > 1.01 * total[8, True][1]  # if GPUs are scarce, more of their memory is in use
 
 
 # --- many at a time ---------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_rate_is_the_growth_of_a_counter_over_its_span() -> None:
         rate.record(second, 5.0 * second)
     assert rate.per_second(19.0) == 5.0
     rate.record(20.0, None)
-    rate.record(21.0, 0.0)  # calls that were taken back make no negative rate
+    rate.record(21.0, 0.0)  # a counter that falls gives no negative rate
     assert rate.per_second(21.0) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the controller takes from what it is told."""
+"""The effect of reports and events on the controller's world."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
     empty = world()
     empty.on_doorbell("f", 100.1)
     empty.on_depths({}, 100.0, 100.2)
-    assert empty.depths.has_rung("f")
+    assert empty.depths.has_wakeup("f")
     empty.on_depths({}, 100.3, 100.4)
-    assert not empty.depths.has_rung("f")
+    assert not empty.depths.has_wakeup("f")
 
 
 def test_calls_that_a_lost_runner_had_are_not_counted_for_ever() -> None:
@@ -43,7 +43,7 @@ def test_calls_that_a_lost_runner_had_are_not_counted_for_ever() -> None:
 
 
 def test_a_node_that_has_been_away_for_an_hour_is_forgotten_unless_it_has_a_worker() -> None:
-    """Hosts come back under new names, a container's with each start."""
+    """Hosts come back under new names; a container has a new name after each start."""
     known = world()
     known.on_runner_report(RunnerReport("a", "r", 100.0), 100.0)
     known.on_assignment("w", assignment("w", node="b"), 100.0)
@@ -96,7 +96,7 @@ def test_a_start_that_fails_on_its_node_is_no_failure_of_the_function() -> None:
 
 def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
     crashed = world(1)
-    crashed.on_runner_report(RunnerReport("a", "r2", 100.0), 100.0)  # a restarted runner that has not heard from it
+    crashed.on_runner_report(RunnerReport("a", "r2", 100.0), 100.0)  # a restarted runner, before w0 reconnects
     crashed.on_event(WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", 0.0, exit=Exit(signal=9)), 100.0)
     assert repr(crashed.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
@@ -106,7 +106,7 @@ def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
 def test_a_worker_that_found_no_runner_is_no_failed_start_but_one_that_says_so_at_once_is(
     after_s: float, failures: int, ahead_s: float
 ) -> None:
-    """Whatever the clock of its host says."""
+    """Independently of the host's clock."""
     starting = world()
     starting.on_assignment("w0", assignment("w0"), 100.0)
     exited = WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", after_s + ahead_s, exit=Exit(code=4))
@@ -124,7 +124,7 @@ def test_a_drained_worker_that_ends_is_no_failure() -> None:
 
 def test_what_was_asked_to_drain_stays_so_while_the_watch_tells_older_news() -> None:
     idle = world(1)
-    idle.workers["w0"].drain_asked = True
+    idle.workers["w0"].drain_requested = True
     idle.on_assignment("w0", assignment("w0"), 100.0)
     assert repr(idle.workers["w0"]) == "<WorkerView w0 draining>"
 
@@ -156,7 +156,7 @@ def test_times_that_cannot_be_are_not_learned_from(run_seconds: float) -> None:
 
 @pytest.mark.parametrize("event_is_lost", [False, True])
 def test_a_node_whose_clock_is_ahead_does_not_make_starts_look_long(event_is_lost: bool) -> None:
-    """With a cold start of an hour, no queue was worth a second worker."""
+    """With a recorded cold start of an hour, no queue justified a second worker."""
     begun = world()
     begun.on_assignment("w", assignment("w"), 100.0)
     cold_start = ColdStart(place_s=3600.0, load_s=0.3)

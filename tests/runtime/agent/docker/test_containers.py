@@ -188,7 +188,7 @@ def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Pl
         caller.join(60)
         waiting = threading.Thread(target=lambda: until(lambda: contained.post("who").status_code == 200))
         waiting.start()
-        until(lambda: "it starts no containers: Docker at" in contained.gpufn("why", "who"))
+        until(lambda: "it cannot start containers: Docker at" in contained.gpufn("why", "who"))
     finally:
         daemon.start()
     waiting.join(60)

@@ -502,7 +502,7 @@ def test_a_dataclass_gets_what_only_its_constructor_takes(encode: Callable[[Any]
         (b'{"paces": [2, "fast"]}', "paces[1]: 'fast' is none of 0.5, 2, (1, 2)"),
         (b'{"scaled": {"width": 1, "scale": "x"}}', "scaled: scale: expected int, got str"),
         (b'{"shape": {"radius": "x"}}',
-         "shape: no Circle: radius: expected float, got str; no Square: object missing required field side"),
+         "shape: not a Circle: radius: expected float, got str; not a Square: object missing required field side"),
         (b'{"shapes": [3]}', "shapes[0]: expected Circle or Box or Scaled, got int"),
     ],
 )  # fmt: skip
@@ -588,7 +588,7 @@ def test_python_values_for_such_hints_stay_what_they_are() -> None:
     assert Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), given)) == ([], given)
     _, made = Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), {"shape": {"side": 1.0}}))
     assert made == {"shape": Square(1.0)}
-    with pytest.raises(InvalidInput, match=r"^shape: no Circle: .*; no Square: "):
+    with pytest.raises(InvalidInput, match=r"^shape: not a Circle: .*; not a Square: "):
         Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), {"shape": {"corners": 1}}))
 
 
