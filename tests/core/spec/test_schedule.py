@@ -155,15 +155,15 @@ def test_one_that_runs_once_is_due_once() -> None:
     [
         ({"cron": "0 0 30 2 *"}, "'0 0 30 2 *' never fires"),
         ({"cron": "0 0 31 4,6 *"}, "never fires"),
-        ({"cron": "60 * * * *"}, "is no cron line: bad minute"),
+        ({"cron": "60 * * * *"}, "is not a valid cron line: bad minute"),
         ({"cron": "often"}, "has five fields"),
         ({"cron": "* * * * * *"}, "has five fields"),
-        ({"cron": "* * * * *", "timezone": "Mars/Olympus"}, "there is no time zone 'Mars/Olympus'"),
-        ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "there is no time zone"),
+        ({"cron": "* * * * *", "timezone": "Mars/Olympus"}, "unknown time zone 'Mars/Olympus'"),
+        ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "unknown time zone"),
         ({"cron": "* * * * *", "missed": "some"}, "missed is 'skip', 'once' or 'all'"),
         ({"cron": "* * * * *", "arguments": [1]}, "arguments are named"),
         ({"cron": "* * * * *", "arguments": {"x": [1 << 64]}}, "a number in its arguments has more than 64 bits"),
-        ({"cron": "* * * * " + "x" * 99 + " *"}, "unlike '* * * * " + "x" * 32 + "'"),
+        ({"cron": "* * * * " + "x" * 99 + " *"}, "not '* * * * " + "x" * 32 + "'"),
         ({"cron": "* * * * *", "priority": "urgent"}, "priority is 'hi', 'normal' or 'low', not 'urgent'"),
         ({}, "give a cron line"),
         ({"cron": "* * * * *", "at": 5.0}, "give a cron line"),
@@ -180,13 +180,13 @@ def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
 
     spec = gpu_function(schedule=Schedule("0 6 * * *", arguments={"day": "today"}))(report).spec()
     assert spec.schedule == Schedule("0 6 * * *", arguments={"day": "today"})
-    with pytest.raises(InvalidSpec, match="the schedule gives no day"):
+    with pytest.raises(InvalidSpec, match="the schedule lacks day"):
         gpu_function(schedule="0 6 * * *")(report).spec()
     with pytest.raises(InvalidSpec, match="the schedule calls 'other'"):
         gpu_function(schedule=Schedule("0 6 * * *", method="other"))(report).spec()
     with pytest.raises(InvalidSpec, match="never fires"):
         gpu_function(schedule="0 0 30 2 *")(report)
-    with pytest.raises(InvalidSpec, match="has a cron line"):
+    with pytest.raises(InvalidSpec, match="needs a cron line"):
         gpu_function(schedule=Schedule(at=5.0, arguments={"day": "today"}))(report).spec()
 
 
@@ -199,5 +199,5 @@ def test_where_there_are_no_time_zones_utc_is_known_and_how_to_have_others_is_to
     monkeypatch.setattr(zoneinfo, "ZoneInfo", knows_none)
     monkeypatch.setattr(zoneinfo, "available_timezones", set)
     assert next_time(Schedule("0 6 * * *"), NOON) == NOON + 18 * 3600
-    with pytest.raises(InvalidSpec, match=r"no time zones but UTC are installed here.*tzdata"):
+    with pytest.raises(InvalidSpec, match=r"only UTC is installed here.*tzdata"):
         Schedule("0 6 * * *", timezone="Europe/Berlin")
