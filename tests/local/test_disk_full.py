@@ -40,7 +40,7 @@ def test_a_server_whose_writes_failed_starts_again_once_there_is_room_and_both_a
     assert store.watch.must_restart()
     store.watch.started()
     assert not store.watch.must_restart()
-    assert [" has room again" in line for line in store.said] == [False, True]
+    assert [" has space again" in line for line in store.said] == [False, True]
 
 
 def test_a_disk_that_is_full_while_nothing_is_written_is_no_reason_to_restart(store: _Store) -> None:

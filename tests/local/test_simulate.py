@@ -35,8 +35,8 @@ def test_the_options_are_what_is_simulated() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--memory", "2"), 2, "--memory: a function takes"),
-        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 2, "--seconds: no call comes in so short a time"),
+        (("--memory", "2"), 2, "--memory: a function uses"),
+        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 2, "--seconds: no call arrives in this time"),
         (("--functions", "0"), 2, "--functions"),
     ],
 )

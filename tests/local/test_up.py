@@ -21,7 +21,7 @@ import pytest
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.home import Home
 from gpufn_local.nats_process import Leftover
-from gpufn_local.up import _free_port, _told_of_disk, _without_password
+from gpufn_local.up import _free_port, _report_disk_errors, _without_password
 
 
 def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,7 @@ def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(home: Path
         assert _gpufn(home, "ls").returncode == 0  # found through up.json
 
         again = _gpufn(home, "up", "--detach", "--port", "0")
-        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is up already at http://")) == (1, True)
+        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is already up at http://")) == (1, True)
         pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
     finally:
         stopped = _gpufn(home, "down")
@@ -169,7 +169,7 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
         server = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert re.fullmatch(rf"gpufn: no NATS server answers at {server} \(Connection refused\)\n", ended.stderr), (
+    assert re.fullmatch(rf"gpufn: no NATS server responds at {server} \(Connection refused\)\n", ended.stderr), (
         ended.stderr
     )
     assert not (tmp_path / "up.json").exists()
@@ -203,14 +203,16 @@ def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
 
 
 def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(tmp_path: Path) -> None:
-    with pytest.raises(BrokenPipeError), _told_of_disk(Home(tmp_path)):
+    with pytest.raises(BrokenPipeError), _report_disk_errors(Home(tmp_path)):
         raise BrokenPipeError
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} on 127.0.0.1 is taken: stop what listens there, or choose"):
+        with pytest.raises(
+            Conflict, match=f"port {port} on 127.0.0.1 is taken: stop the program that listens there, or choose"
+        ):
             _free_port("127.0.0.1", port)
 
 

@@ -29,7 +29,7 @@ def test_doctor_goes_on_when_an_address_or_a_key_is_none(
 ) -> None:
     monkeypatch.setenv(name, value)
     found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
-    assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+    assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "fix GPUFN_URL or GPUFN_API_KEY")
 
 
 def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
