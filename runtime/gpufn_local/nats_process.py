@@ -204,8 +204,8 @@ def find_binary() -> Path:
             path = Path(str(file.locate()))
             if file.name in {"nats-server", "nats-server.exe"} and path.is_file():
                 return path.resolve()
-    if path := shutil.which("nats-server"):
-        return Path(path)
+    if on_path := shutil.which("nats-server"):
+        return Path(on_path)
     raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
 
 

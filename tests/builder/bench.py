@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn_builder.build_job import PROCESS, Building
+from gpufn_builder.build_job import PROCESS, BuildExecutor
 from gpufn_builder.processes.process_messages import MeasurePlan
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Build
@@ -64,9 +64,9 @@ def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
     return Build(id=new_ulid(), model=spec, device=device, created_at=0.0)
 
 
-async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[Building, Store]:
+async def open_executor(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[BuildExecutor, Store]:
     store = Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock())
-    building = Building(
+    executor = BuildExecutor(
         store,
         folder=folder / "builds",
         caches=folder / "tuning",
@@ -76,7 +76,7 @@ async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tu
         measuring=_QUICK,
         process=process,
     )
-    return building, store
+    return executor, store
 
 
 async def until(condition: Callable[[], object]) -> None:

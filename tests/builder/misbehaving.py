@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import Accuracy, BuildStage, Latency
 from gpufn_core.errors import BuildFailed, BusUnavailable
@@ -32,7 +32,7 @@ RESULT = CandidateResult(
 )
 
 
-def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
+def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
     tell(BuildStage.COMPILE, 0.25, "as told")
     match request.identity.flags["do"]:
         case "end well":
@@ -66,7 +66,7 @@ def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
     raise AssertionError
 
 
-def _deceive(do: str, tell: Tell) -> None:
+def _deceive(do: str, tell: ReportProgress) -> None:
     """As one that a stranger's model has taken over."""
     match do:
         case "be killed":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from gpufn_builder.checks.measure import Measured, measure
+from gpufn_builder.checks.measure import Measurement, measure
 from gpufn_builder.processes.process_messages import MeasurePlan
 
 PLAN = MeasurePlan(warm_up_s=1.0, least_s=3.0, most_s=9.0)
@@ -21,7 +21,7 @@ class Time:
         self.runs += 1
         self.now += next(self._runs_s)
 
-    def measure(self, plan: MeasurePlan = PLAN) -> Measured:
+    def measure(self, plan: MeasurePlan = PLAN) -> Measurement:
         return measure(self.run, plan, lambda: self.now)
 
 

@@ -27,7 +27,7 @@ def normal(proto: ModelProto, tmp_path: Path) -> NormalModel:
 
 
 def given(**inputs: object) -> Case:
-    return Case("sample 0", {name: np.asarray(each) for name, each in inputs.items()}, is_given=True)
+    return Case("sample 0", {name: np.asarray(each) for name, each in inputs.items()}, is_user_sample=True)
 
 
 def run(proto: ModelProto, tmp_path: Path, *cases: Case) -> list[Arrays]:
@@ -108,7 +108,7 @@ def test_a_model_that_onnx_runtime_does_not_take_names_the_node(tmp_path: Path) 
     with pytest.raises(BuildFailed) as caught:
         run(proto, tmp_path, given(x=np.ones((3, 4), np.float32)))
     assert (caught.value.stage, caught.value.node) == ("reference", "y_node")
-    assert caught.value.message.startswith("ONNX Runtime does not take the model: ")
+    assert caught.value.message.startswith("ONNX Runtime rejects the model: ")
     assert "onnxruntime_src" not in caught.value.message
     assert str(tmp_path) not in caught.value.message
 
@@ -144,7 +144,7 @@ def _root() -> ModelProto:
 def test_nan_all_over_for_the_users_own_sample_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as caught:
         run(_root(), tmp_path, given(x=np.array([-1, -2], np.float32)))
-    assert (caught.value.node, caught.value.message) == ("y", "output y is NaN all over for sample 0")
+    assert (caught.value.node, caught.value.message) == ("y", "output y is entirely NaN for sample 0")
 
 
 def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_output_whose_rank_changes_is_refused(tmp_path: Path) -> None:
 
 def test_an_output_of_another_type_than_it_was_declared_is_refused(tmp_path: Path) -> None:
     found = normal(model([], [value("x", [2], TensorProto.UINT8)], [value("x", [2], TensorProto.INT32)]), tmp_path)
-    with pytest.raises(BuildFailed, match="output x is declared as INT32, and comes out as uint8") as caught:
+    with pytest.raises(BuildFailed, match="output x is declared as INT32, but is uint8") as caught:
         run_reference(found, generate(found.inputs, (), 0))
     assert caught.value.node == "x"
 

@@ -63,7 +63,7 @@ def _compiled(folder: Path, environ: dict[str, str], proto: ModelProto, *profile
 
 def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.mlp(), _PROFILE)
-    assert found["message"].startswith("TensorRT does not load the engine that it built: ")
+    assert found["message"].startswith("TensorRT cannot load the engine that it built: ")
     assert (tmp_path / "engine.plan").stat().st_size > 1000
     assert found["told"] == sorted(found["told"])
     assert found["told"][-1] > 0.5
@@ -72,7 +72,7 @@ def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str
 
 def test_what_it_cannot_do_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.texts())
-    assert found["message"].startswith("TensorRT does not take this model: UNSUPPORTED_NODE: ")
+    assert found["message"].startswith("TensorRT rejects this model: UNSUPPORTED_NODE: ")
 
 
 def test_an_operator_that_nobody_has_is_told_with_its_node(environ: dict[str, str], tmp_path: Path) -> None:

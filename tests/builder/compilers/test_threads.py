@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, raced
+from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, run_race
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, r
     ],
 )
 def test_threads_have_to_be_worth_it(cores: int, seconds: dict[int, float], chosen: int) -> None:
-    raced = []
+    run_race = []
 
     def race(fewer: int, more: int) -> tuple[float, float]:
-        raced.append(more)
+        run_race.append(more)
         return seconds[fewer], seconds[more]
 
     assert choose_threads(cores, race) == chosen
-    assert list(dict.fromkeys([1, *raced])) == list(seconds)
+    assert list(dict.fromkeys([1, *run_race])) == list(seconds)
 
 
 def _judged(waited_s: float, fewer: list[Run], more: list[Run]) -> tuple[int, tuple[str, ...]]:
@@ -60,7 +60,7 @@ def test_more_threads_that_lose_may_try_again() -> None:
 def test_on_a_busy_machine_threads_that_share_the_work_are_not_blamed_for_waiting() -> None:
     assert _judged(40e-3, ALONE, APART) == (
         2,
-        ("1 thread: 4 ms", "2 threads: 2.2 ms", "the machine was busy, so reckoned from CPU time"),
+        ("1 thread: 4 ms", "2 threads: 2.2 ms", "the machine was busy, so times are estimated from CPU time"),
     )
 
 
@@ -89,7 +89,7 @@ def test_on_a_busy_machine_as_well_threads_have_to_be_worth_it(own_s: float, cpu
 
 def test_the_first_runs_of_each_do_not_count() -> None:
     ran: list[str] = []
-    race = raced(lambda: ran.append("one"), lambda: ran.append("other"), trial_s=0.0)
+    race = run_race(lambda: ran.append("one"), lambda: ran.append("other"), trial_s=0.0)
     assert ran == ["one", "other"] * 5
     assert (len(race.fewer), len(race.more)) == (3, 3)
     assert all(run.clock_s >= 0 and run.own_s >= 0 and run.cpu_s >= 0 for run in (*race.fewer, *race.more))

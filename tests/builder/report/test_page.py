@@ -149,7 +149,7 @@ def test_a_failed_build_says_why_first() -> None:
 
 def test_a_build_that_did_not_get_to_its_candidates_claims_no_reason_of_its_own() -> None:
     read = _Reader(page.render(msgspec.structs.replace(FAILED, candidates=())))
-    assert "None was tried." in read.text
+    assert "No candidates were tried." in read.text
 
 
 def test_a_page_needs_nothing_from_outside() -> None:
