@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine and suggest a fix for each problem.
+    """Check this machine, and say what to do about each finding.
 
     Exits with 1 if a problem keeps the platform from running.
     """

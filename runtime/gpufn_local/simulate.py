@@ -51,7 +51,7 @@ def simulate(  # noqa: PLR0917  Typer passes them by name
     plot: Annotated[Path | None, typer.Option(help="Write an HTML page with plots to this file.")] = None,
     json: Json = False,
 ) -> None:
-    """Compare scheduling orders on a GPU that functions share by time.
+    """Compare orders of calls on a GPU that functions share by time.
 
     Both the calls and the GPU are simulated. fcfs is first come, first served; sjf is shortest job first; mqfq is the
     order that the platform uses. A function that is not in GPU memory has a cold start, or a resume.

@@ -1,4 +1,4 @@
-"""A build's process that says that it is there, then does nothing more."""
+"""A build process that reports progress once and then hangs."""
 
 from __future__ import annotations
 

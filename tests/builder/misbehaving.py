@@ -1,4 +1,4 @@
-"""A process that takes a CandidateRequest and does what the request's flags say, in place of compiling."""
+"""A candidate process that misbehaves as the request's flags say, instead of compiling."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
 
 
 def _deceive(do: str, tell: ReportProgress) -> None:
-    """As one that a stranger's model has taken over."""
+    """Behave like a process that a hostile model has taken over."""
     match do:
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +94,7 @@ def _deceive(do: str, tell: ReportProgress) -> None:
         case "leave somebody behind":
             if os.fork():
                 os._exit(0)
-            while True:  # until nobody listens
+            while True:  # until the pipe is closed
                 tell(BuildStage.COMPILE, 0.5, "still here")
         case _:
             _go_on(do)

@@ -1,4 +1,4 @@
-"""A Build from end to end, on a real bus and in real processes."""
+"""A build from end to end, with a real NATS server and real processes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tm
     data = io.BytesIO()
     np.savez(data, x=np.random.default_rng(1).standard_normal((6, 3, 8), np.float32))
     digest = await object_store.put(bus, subjects.MODEL_FILES, data.getvalue())
-    samples = ModelFile("model.onnx", digest, len(data.getvalue()))  # any name will do, the model's as well
+    samples = ModelFile("model.onnx", digest, len(data.getvalue()))  # any name is valid, even the model's
     spec = await bench.upload(bus, models.mlp(), precision=Precision.INT8, max_batch=4, samples=samples)
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
@@ -174,7 +174,7 @@ async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     proto = models.model(
-        [models.node("Gather", "table x", "y")],  # of generated indices one is outside of the table
+        [models.node("Gather", "table x", "y")],  # one of the generated indices is outside of the table
         [models.value("x", ["N"], TensorProto.INT64)],
         [models.value("y", ["N", 4])],
         [models.weights("table", 1, 4)],

@@ -1,4 +1,4 @@
-"""Whose a build is: by compare-and-set, and to its end."""
+"""The owner of a build: by compare-and-set, until the build ends."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def build(state: BuildState = BuildState.BUILDING, **fields: Any) -> Build:
         (build(BuildState.PENDING, deaths=2), 2),
         (build(builder="other/1"), 1),
         (build(builder="other/1", deaths=2), 3),
-        (build(builder="me/1", deaths=2), 2),  # the same process: the id came again
-        (build(), 0),  # of a builder that did not say who it is
+        (build(builder="me/1", deaths=2), 2),  # the same process: the id was redelivered
+        (build(), 0),  # from a builder without a name
     ],
 )
 def test_a_builder_that_had_a_build_and_never_gave_it_back_counts_as_dead(before: Build, deaths: int) -> None:
@@ -70,7 +70,7 @@ def test_a_builder_has_nothing_more_to_do_for_what_is_cancelled_ended_or_another
 
 
 async def _builds(connect: Any, nats: Any, build: Build) -> KeyValue:
-    """The bucket as a builder sees it; a gateway has created it."""
+    """The bucket with a builder's permissions; a gateway has created it."""
     await KeyValue.open(await connect(nats), subjects.BUILDS)
     builds = KeyValue(await connect(nats, "builder"), subjects.BUILDS)
     await builds.create(build.id, encode(build))

@@ -123,7 +123,7 @@ def test_the_cpus_engine_of_a_gpu_build_is_that_of_a_cpu_build() -> None:
     assert _key(_spec(), L4, Backend.ORT_CPU) == _key(_spec(), identity.cpu_target(), Backend.ORT_CPU)
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
+# --- installed backends -----------------------------------------------------------------------------------------------
 
 
 def test_the_chain_goes_from_the_best_to_the_last_resort() -> None:

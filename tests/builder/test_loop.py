@@ -1,4 +1,4 @@
-"""The builder's service: ids in from the queue, records kept, on a real bus."""
+"""The builder's service: ids from the queue, and the records of builds, with a real NATS server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.builder import bench, models
 
 
 class Scene:
-    """A builder of node `n`, and who asks it."""
+    """A builder of node `n`, and a client of it."""
 
     def __init__(self, bus: Bus, builds: KeyValue, executor: BuildExecutor, builder: Builder) -> None:
         self.bus = bus
@@ -49,7 +49,7 @@ class Scene:
 
     @classmethod
     async def open(cls, bus: Bus, builders: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
-        """`bus` is of whoever asks for builds."""
+        """`bus` is the client's connection."""
         executor, _ = await bench.open_executor(builders, folder, process=process)
         builds = KeyValue(builders, subjects.BUILDS)
         builder = Builder(builders, builds=builds, executor=executor, node="n", clock=SystemClock())
@@ -65,7 +65,7 @@ class Scene:
             await self._task
 
     async def ask(self, spec: ModelSpec, device: str = "cpu", **fields: Any) -> Build:
-        """As the gateway does it."""
+        """Request a build, as the gateway does."""
         build = msgspec.structs.replace(bench.build_of(spec, device), **fields)
         await self.builds.create(build.id, encode(build))
         await self.builds.watch(self._on_change, prefix=build.id)
@@ -83,7 +83,7 @@ class Scene:
         return self.last
 
     async def queued(self) -> int:
-        """Ids that nobody has acked yet."""
+        """The number of ids that are not acknowledged."""
         await self.bus.flush()
         return int((await self.bus.js(f"STREAM.INFO.{subjects.BUILD}"))["state"]["messages"])
 
@@ -311,7 +311,9 @@ async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: An
     await scene.ask(await bench.upload(scene.bus, bench.scaled(14)))
     await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     other = await BuildRecord.claim(scene.builds, scene.last.id, "other/1", 0.0)
-    await bench.until(lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0))  # the first one says it lives
+    await bench.until(
+        lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0)
+    )  # the first one reports that it is alive
     assert list((tmp_path / "builds").iterdir()) == []
     assert await scene.queued() == 1
     await other.change(state=BuildState.SUCCEEDED, engines=("e" * 64,))
@@ -393,7 +395,7 @@ def _started(environ: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def _memory(pid: int) -> tuple[str, int]:
-    """What is mapped, and how much is resident."""
+    """The mapped files, and the resident memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return Path(f"/proc/{pid}/maps").read_text(), int(resident.split()[1]) << 10

@@ -1,4 +1,4 @@
-"""Which engines of a build's process are published: those that were asked for, from the build's folder."""
+"""Of a build process's engines only the requested ones, with files in the build's folder, are published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANIFEST = EngineManifest(
 
 
 def made_in(folder: Path, **changes: Any) -> MadeEngine:
-    """Its file is there."""
+    """An engine whose file exists."""
     engine = folder / "engine"
     engine.mkdir(parents=True)
     (engine / "model.onnx").write_bytes(b"engine")

@@ -1,4 +1,4 @@
-"""Folders of the platform that nobody else may look into."""
+"""Private folders of the platform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mode(path: Path) -> str:
 
 @pytest.fixture
 def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home too deep for sockets: its run folder is elsewhere, where anybody may make one."""
+    """A home too deep for sockets: its run folder is in a place where every user can create folders."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return Home(tmp_path / ("x" * 66))
 

@@ -1,4 +1,4 @@
-"""A nats-server on a disk that gets full, as far as its log and the disk tell."""
+"""Detection of a full disk under nats-server, from its log and the free space."""
 
 from __future__ import annotations
 

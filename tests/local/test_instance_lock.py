@@ -1,4 +1,4 @@
-"""A platform whose record is damaged."""
+"""A running platform with a damaged record."""
 
 from __future__ import annotations
 

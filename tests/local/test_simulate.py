@@ -1,4 +1,4 @@
-"""`gpufn simulate`: the table and the JSON, and what cannot be simulated."""
+"""`gpufn simulate`: the table, the JSON, and invalid options."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gpufn_core.errors import Conflict
 from gpufn_core.home import Home
 from gpufn_local.instance_lock import Instance, UpRecord, claimed, write_record
 
-# Two programs, which write what happens to `events`, and a supervisor that says what it does on standard output.
+# Programs that write their events to `events`, and a supervisor that reports on standard output.
 _SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -56,7 +56,7 @@ note("starts")
 open(f"{name}.is-ready", "w").close()
 signal.pause()
 """
-# Says that it lives, and the first time hangs then: how, HANGS tells.
+# Sends a heartbeat; the first time it then hangs, in the way that HANGS names.
 _HANGS = """
 import asyncio, os, signal, time
 from gpufn_platform.process.watchdog import tell_watchdog
@@ -86,7 +86,7 @@ class _Run:
         )
 
     def until(self, *words: str) -> str:
-        """The next line that has all of `words`."""
+        """Return the next line that contains all of `words`."""
         assert self.process.stdout is not None
         seen = []
         for line in self.process.stdout:
@@ -144,7 +144,7 @@ def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytes
     run.process.terminate()
     run.rest()
     if how == "waits":
-        assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # where
+        assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # the stack dump
 
 
 def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch:
     assert _pids(run.until("pids", "nats="))["nats"] != old
     run.process.terminate()
     assert run.rest().endswith("done\n")
-    assert "goroutine" in (tmp_path / "nats.log").read_text()  # where
+    assert "goroutine" in (tmp_path / "nats.log").read_text()  # the stack dump
 
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _check_folders(entries: Mapping[str, zipfile.ZipInfo]) -> None:
     ordered = sorted(((path.replace("/", "\0"), entry) for path, entry in entries.items()), key=operator.itemgetter(0))
     for (path, entry), (following, _) in itertools.pairwise(ordered):
         if following.startswith(f"{path}\0") and not entry.is_dir():
-            raise InvalidBundle(f"The bundle contains {entry.filename!r} both as a file and as a folder.")
+            raise InvalidBundle(f"The bundle contains {entry.filename!r} as a file and as a folder.")
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:

@@ -64,7 +64,7 @@ class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not len(self.min) == len(self.opt) == len(self.max):
-            raise InvalidSpec(f"min {self.min}, opt {self.opt} and max {self.max} have different numbers of dimensions")
+            raise InvalidSpec(f"min {self.min}, opt {self.opt} and max {self.max} differ in their number of dimensions")
         sizes = zip(self.min, self.opt, self.max, strict=True)
         if any(not 0 <= low <= best <= high <= LARGEST_SIZE for low, best, high in sizes):
             raise InvalidSpec(f"a shape range is min <= opt <= max <= {LARGEST_SIZE} in each dimension, not {self}")

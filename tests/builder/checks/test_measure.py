@@ -10,7 +10,7 @@ PLAN = MeasurePlan(warm_up_s=1.0, least_s=3.0, most_s=9.0)
 
 
 class Time:
-    """Each run takes what the table says next."""
+    """A clock that advances by the next value of a table with each run."""
 
     def __init__(self, runs_s: Iterable[float]) -> None:
         self.now = 100.0

@@ -169,7 +169,7 @@ def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     assert caught.value.message.startswith("output y differs between two runs on the same input (sample 0)")
 
 
-# --- what the outputs look like --------------------------------------------------------------------------------------
+# --- the shapes of the outputs ---------------------------------------------------------------------------------------
 
 
 def _reshaping() -> ModelProto:

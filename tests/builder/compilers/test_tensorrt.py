@@ -1,6 +1,6 @@
-"""What the TensorRT compiler asks of the API, and what it makes of answers that are easily overlooked.
+"""The TensorRT compiler's calls of the API, and its handling of return values that are easily overlooked.
 
-A stand-in plays TensorRT; that its names are real is for test_tensorrt_names.py to tell.
+A fake replaces TensorRT; test_tensorrt_names.py checks that its names are real.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ParserError:
 
 
 class Script:
-    """How the next build goes; `calls` is what was asked for."""
+    """The outcome of the next build; `calls` records the API calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -60,7 +60,7 @@ class Script:
 
 
 class Recorder:
-    """Anything asked of it is written down; a method of the script's answers."""
+    """Records every call; a method of the script returns the result."""
 
     def __init__(self, script: Script, **answers: Any) -> None:
         self.__dict__["_script"] = script
@@ -206,7 +206,7 @@ def test_timings_that_are_of_no_use_fail_no_build(
 ) -> None:
     kept = tmp_path / "tuning" / "tensorrt-11.4.0.timing"
     if unreadable:
-        kept.mkdir(parents=True)  # for root may read any file
+        kept.mkdir(parents=True)  # because root can read any file
     else:
         kept.parent.mkdir()
         kept.write_bytes(b"damaged")

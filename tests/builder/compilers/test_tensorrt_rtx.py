@@ -1,9 +1,9 @@
 """The TensorRT compiler against a real parser and builder, without a GPU: those of TensorRT-RTX, which parse and build
 on the CPU, behind the real bindings.
 
-The mix is nobody's promise, so it is for tests alone, where somebody has put the parts together:
+The combination is unsupported, so it is used only in tests, if its parts are installed:
 `pip install --no-deps tensorrt-cu13-bindings==11.4.0.106 onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0`. Such an engine
-cannot be loaded without a GPU; that is where each build that goes well ends here.
+cannot be loaded without a GPU, so every successful build ends with that error here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _folder_of(package: str) -> Path:
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where the bindings find RTX's libraries under the names that they look for."""
+    """A folder with RTX's libraries under the names that the bindings load."""
     bindings, rtx = _folder_of("tensorrt_bindings"), _folder_of("onnxruntime_ep_nv_tensorrt_rtx")
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("there is no gcc to make the nine functions with")

@@ -1,6 +1,6 @@
-"""Compiles the model in a folder with the TensorRT compiler; prints how that ended as JSON.
+"""Compile the model in a folder with the TensorRT compiler and print the outcome as JSON.
 
-A process of its own, because it stands in TensorRT's place with what test_tensorrt_rtx.py put together.
+A separate process, because it replaces TensorRT by the parts that test_tensorrt_rtx.py put together.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_external_data_beside_the_model_pass(tmp_path: Path) -> None:
     assert look(tmp_path).external == ("weights.bin",)
 
 
-# --- what is not ONNX ------------------------------------------------------------------------------------------------
+# --- other formats ---------------------------------------------------------------------------------------------------
 
 
 def _zip() -> bytes:
@@ -270,7 +270,7 @@ def test_a_node_without_a_name_is_named_by_what_it_makes(tmp_path: Path) -> None
 
 
 def _with_functions(depth: int, width: int, closing: str) -> ModelProto:
-    """f0 is called by the graph; each calls the next `width` times, the last one `closing`."""
+    """The graph calls f0; each function calls the next `width` times, and the last one calls `closing`."""
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
     functions = []
     for level in range(depth):
@@ -335,7 +335,7 @@ def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_path: Path) -> None:
     proto = model([node("Neg", "INPUT", "OUTPUT")], [value("INPUT", [1])], [value("OUTPUT", [1])])
     graph = proto.graph
-    if name == "\udcff":  # protobuf writes no such thing, and reads it
+    if name == "\udcff":  # protobuf parses this but never writes it
         data = proto.SerializeToString().replace(role.upper().encode(), b"\xff" * len(role))
     else:
         (graph.node[0].input if role == "input" else graph.node[0].output)[0] = name
@@ -384,7 +384,7 @@ def test_a_sequence_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tensor(tmp_path: Path) -> None:
-    """As tools for scikit-learn write them unless they are told otherwise."""
+    """A model as tools for scikit-learn write it by default."""
     maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
     zipped = node("ZipMap", "x", "p", domain="ai.onnx.ml", classlabels_int64s=[0, 1])

@@ -27,7 +27,7 @@ _HALVES = (Precision.FP16, Precision.BF16)
 
 
 class Prepared:
-    """A model up to the transform, with generated cases that count as given ones."""
+    """A model before the transform, with generated cases that are marked as user samples."""
 
     def __init__(self, proto: ModelProto, tmp_path: Path) -> None:
         put(proto, tmp_path / "upload")
@@ -224,7 +224,7 @@ def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
-    """As exporters have written them for years."""
+    """Constants in the form that exporters have used for years."""
     proto = models.cnn()
     proto.opset_import[0].version = opset
     made = Prepared(proto, tmp_path).into_precision(Precision.INT8)
@@ -232,7 +232,7 @@ def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(op
 
 
 def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Path) -> None:
-    """As layers are tied, and heads of a detector run on several maps."""
+    """A shared weight, as in tied layers or in detector heads that run on several maps."""
     proto = model(
         [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r w", "y")],
         [value("x", ["N", 8])],
@@ -241,7 +241,7 @@ def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Pa
     )
     prepared = Prepared(proto, tmp_path)
     made = prepared.into_precision(Precision.INT8)
-    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimised
+    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimized
 
 
 def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path:
 
 
 def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_has(tmp_path: Path) -> None:
-    """It knows nothing of sparse constants."""
+    """It does not support sparse constants."""
     proto = model(
         [node("MatMul", "x w", "h"), node("MatMul", "x v", "k"), node("Add", "h k", "y")],
         [value("x", [1, 4])],

@@ -1,4 +1,4 @@
-"""What a candidate's process does to the build that started it: nothing, whatever it does to itself."""
+"""A misbehaving candidate process does not affect the build that started it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
     assert begun.wait(30)
     work.end()
     thread.join(30)
-    work.end()  # it is over: nothing happens
+    work.end()  # it has ended: nothing happens
     assert [failure.message for failure in ended] == ["it was killed by SIGKILL"]
 
 

@@ -1,4 +1,4 @@
-"""The report's page: whole, escaped, and without anything from outside."""
+"""The report's page: complete, escaped and self-contained."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FAILED = msgspec.structs.replace(
 
 
 class _Reader(html.parser.HTMLParser):
-    """Tags with their attributes, whether they are balanced, and the text."""
+    """Collects tags with attributes, their balance, and the text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_every_text_of_a_report_is_escaped() -> None:
 
 
 def _marked(value: Any, mark: str) -> Any:
-    """`value` with every text in it replaced, but those of our own enums."""
+    """Return `value` with every text replaced, except those of our own enums."""
     if isinstance(value, msgspec.Struct):
         fields = {name: _marked(getattr(value, name), mark) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields) if not isinstance(value, ModelFile) else value

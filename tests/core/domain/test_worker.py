@@ -1,4 +1,4 @@
-"""What is said of workers."""
+"""Descriptions of how workers ended."""
 
 from __future__ import annotations
 

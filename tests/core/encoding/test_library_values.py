@@ -1,4 +1,4 @@
-"""Values of numpy, pandas, pyarrow, polars, torch and PIL on their way, and what a hostile sender makes of them."""
+"""Encoding of values of numpy, pandas, pyarrow, polars, torch and PIL, and input from a hostile sender."""
 
 from __future__ import annotations
 

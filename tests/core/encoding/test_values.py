@@ -1,4 +1,4 @@
-"""Values on their way: what comes out is what went in, and what cannot be sent says so."""
+"""Round trips of values, and errors for values that cannot be sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 
 class Text(str):
-    """What msgpack would take for text."""
+    """A type that msgpack would encode as text."""
 
 
 class Exploit:
@@ -397,7 +397,8 @@ def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
 
 def test_looking_at_values_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from gpufn_core.encoding import media, values; values.encode_result([1, {'a': 2.5}], media.NATIVE)\n"
+        "import sys; from gpufn_core.encoding import media, values\n"
+        "values.encode_result([1, {'a': 2.5}], media.NATIVE)\n"
         "print([name for name in ('numpy', 'pydantic', 'cloudpickle', 'asyncio') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

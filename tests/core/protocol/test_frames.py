@@ -1,4 +1,4 @@
-"""Frames come out as they went in, wherever the stream is cut."""
+"""Round trips of frames, however the stream is split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_byte_by_byte_as_well() -> None:
 
 
 def test_a_frame_that_comes_in_small_pieces_takes_no_more_memory_than_it_is_long() -> None:
-    """A worker chooses the pieces."""
+    """A worker chooses how the stream is split."""
     data = frames.encode(Item(1, "a"), bytes(200_000))
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What a FunctionSpec refuses: what would break an agent or a worker far from here."""
+"""Invalid FunctionSpecs are rejected before they can break an agent or a worker."""
 
 from __future__ import annotations
 

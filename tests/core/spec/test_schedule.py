@@ -1,4 +1,4 @@
-"""When schedules are due, as tables; across changes of the clock too."""
+"""Tables of due times of schedules, including changes of the clock."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_line_for_every_half_hour_goes_on_by_the_clock_where_it_is_set_back() 
     assert [after - before for before, after in itertools.pairwise(found)] == [1800.0] * 4
 
 
-# An hour later it is 2 o'clock in Berlin once more, and what was due at 2:30 has been.
+# An hour later it is 2 o'clock in Berlin again, and the run of 2:30 has already happened.
 AGAIN = at("2026-10-25T00:00:00") + 3600
 
 
@@ -93,7 +93,7 @@ def test_the_next_time_is_never_one_that_has_passed_though_the_clock_shows_its_h
 @pytest.mark.parametrize(
     ("cron", "since", "now", "times"),
     [
-        # nobody led from 2:20 to 2:10, half an hour before and ten minutes after the clock was set back
+        # no leader from 2:20 to 2:10, half an hour before to ten minutes after the clock was set back
         ("30 2 * * *", -40, 10, ["10-25 02:30+0200"]),
         ("15,45 2 * * *", -40, 10, ["10-25 02:45+0200"]),
         ("15,45 2 * * *", -60, 10, ["10-25 02:15+0200", "10-25 02:45+0200"]),
@@ -114,20 +114,20 @@ NOON = at("2026-03-01T12:00:00")
 @pytest.mark.parametrize(
     ("missed", "since", "now", "times"),
     [
-        # nothing yet; on the second; a moment late
+        # not due yet; due on the second; slightly late
         ("once", NOON, NOON + 59, []),
         ("once", NOON, NOON + 60, [60]),
         ("skip", NOON, NOON + 60, [60]),
         ("all", NOON, NOON + 60.2, [60]),
-        # what is done is not done again
+        # finished runs are not repeated
         ("all", NOON + 60, NOON + 60.2, []),
         ("all", NOON + 60, NOON + 120, [120]),
-        # ten minutes without anybody who led, and 30 s
+        # ten minutes without a leader, and 30 s
         ("once", NOON, NOON + 630, [600]),
         ("skip", NOON, NOON + 630, [600]),
         ("skip", NOON, NOON + 600 + 59, [600]),
         ("all", NOON, NOON + 630, [60 * minute for minute in range(1, 11)]),
-        # a year: bounded, the newest
+        # a year: limited to the newest
         ("all", NOON - 365 * 86_400, NOON + 30, [-60 * minute for minute in range(99, -1, -1)]),
         # the clock was set back
         ("all", NOON + 600, NOON, []),
