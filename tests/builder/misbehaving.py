@@ -33,14 +33,14 @@ RESULT = CandidateResult(
 
 
 def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
-    tell(BuildStage.COMPILE, 0.25, "as told")
+    tell(BuildStage.COMPILE, 0.25, "a detail")
     match request.identity.flags["do"]:
         case "end well":
             return RESULT
         case "refuse":
             raise BuildFailed("the shape is wrong", stage="compile", node="conv1")
         case "raise":
-            print("what it said before")
+            print("output before the crash")
             raise ValueError("not so")
         case "crash":
             ctypes.string_at(0)

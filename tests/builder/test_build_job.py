@@ -35,7 +35,7 @@ from tests.platform.late_answers import LateAnswers
 CPU = identity.cpu_target()
 
 
-def _ignore(told: ProgressUpdate) -> None: ...
+def _ignore(update: ProgressUpdate) -> None: ...
 
 
 def _key(spec: Any) -> str:
@@ -56,8 +56,8 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), max_batch=4)
-    told: list[ProgressUpdate] = []
-    ended = await executor.run(bench.build_of(spec), CPU, told.append)
+    updates: list[ProgressUpdate] = []
+    ended = await executor.run(bench.build_of(spec), CPU, updates.append)
 
     assert (ended.engines, ended.cached, ended.error, ended.state) == ((_key(spec),), False, None, BuildState.SUCCEEDED)
     manifest = await store.find(ended.engines[0])
@@ -72,8 +72,8 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     with np.load(tmp_path / "golden.npz") as golden:
         assert {name: golden[name].shape for name in golden} == {"in.x": (1, 8), "out.y": (1, 4)}
 
-    assert sorted({each.stage for each in told}, key=list(BuildStage).index) == list(BuildStage)
-    assert [each.progress for each in told] == sorted(each.progress for each in told)
+    assert sorted({each.stage for each in updates}, key=list(BuildStage).index) == list(BuildStage)
+    assert [each.progress for each in updates] == sorted(each.progress for each in updates)
     report = await _report(bus, ended)
     assert [row["stage"] for row in report["stages"]] == list(BuildStage)
     assert [(row["backend"], row["key"]) for row in report["candidates"]] == [("onnxruntime-cpu", manifest.key)]
@@ -257,15 +257,15 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
 
 async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:
     spec = await bench.upload(await connect(nats), bench.scaled(3))
-    told: list[ProgressUpdate] = []
+    updates: list[ProgressUpdate] = []
     ends = []
     for folder in ("a", "b"):
         executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path / folder)
-        ends.append(executor.run(bench.build_of(spec), CPU, told.append))
+        ends.append(executor.run(bench.build_of(spec), CPU, updates.append))
     one, other = await asyncio.gather(*ends)
     assert one.engines == other.engines == (_key(spec),)
     assert sorted((one.cached, other.cached)) == [False, True]
-    assert "waiting for another build of the same model" in {each.detail for each in told}
+    assert "waiting for another build of the same model" in {each.detail for each in updates}
 
 
 async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -408,11 +408,11 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
         await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
     )
     spec = await bench.upload(bus, bench.scaled(9))
-    told: list[ProgressUpdate] = []
+    updates: list[ProgressUpdate] = []
     build = bench.build_of(spec)
-    run = asyncio.create_task(executor.run(build, CPU, told.append))
-    await bench.until(lambda: told)
-    assert told[0].detail == f"in {build.id}"
+    run = asyncio.create_task(executor.run(build, CPU, updates.append))
+    await bench.until(lambda: updates)
+    assert updates[0].detail == f"in {build.id}"
     children = _children()
     assert any(b"tests.builder.hanging" in _command(pid) for pid in children)
     run.cancel()

@@ -67,12 +67,12 @@ def test_an_engine_that_is_not_as_it_was_asked_for_is_refused(
 
 @pytest.mark.parametrize("how", ["the folder", "a link", "a linked folder", "a circle", "a pipe"])
 def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) -> None:
-    told, secret = made_in(tmp_path / "build"), made_in(tmp_path / "secret")
-    engine = Path(told.folder)
+    engine_made, secret = made_in(tmp_path / "build"), made_in(tmp_path / "secret")
+    engine = Path(engine_made.folder)
     (engine / "model.onnx").unlink()
     match how:
         case "the folder":
-            told = secret
+            engine_made = secret
         case "a link":
             (engine / "model.onnx").symlink_to(Path(secret.folder) / "model.onnx")
         case "a linked folder":
@@ -83,4 +83,4 @@ def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) 
         case "a pipe":
             os.mkfifo(engine / "model.onnx")
     with pytest.raises(BuildFailed, match=r"model\.onnx of the engine is missing"):
-        result_check.check(told, [ASKED], tmp_path / "build")
+        result_check.check(engine_made, [ASKED], tmp_path / "build")

@@ -93,7 +93,7 @@ class _Run:
             seen.append(line)
             if all(word in line for word in words):
                 return line
-        pytest.fail(f"{words} did not come; it said:\n{''.join(seen)}")
+        pytest.fail(f"{words} did not come; the output was:\n{''.join(seen)}")
 
     def rest(self) -> str:
         out, _ = self.process.communicate(timeout=20)
@@ -168,9 +168,9 @@ def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_pa
 
 def test_a_program_that_ends_again_and_again_before_it_was_ready_stops_everything(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"bad": _ENDS})
-    said = run.rest()
-    assert said.count("restarting in") == 2
-    assert "failed bad cannot start:\noh no\noh no\noh no\n" in said
+    output = run.rest()
+    assert output.count("restarting in") == 2
+    assert "failed bad cannot start:\noh no\noh no\noh no\n" in output
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--nats", "foo"), "--nats: 'foo' is not a NATS server's address: write for example nats://HOST:4222"),
         (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
@@ -187,11 +187,11 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
     ],
 )
 def test_an_address_that_is_none_is_one_line_before_anything_starts(
-    tmp_path: Path, options: tuple[str, str], said: str, detach: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, str], message: str, detach: tuple[str, ...]
 ) -> None:
     ended = _gpufn(tmp_path, "up", "--port", "0", *options, *detach)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(f"gpufn: {said}\n", ended.stderr), ended.stderr
+    assert re.fullmatch(f"gpufn: {message}\n", ended.stderr), ended.stderr
     assert not (tmp_path / "logs" / "gateway.log").exists()
 
 

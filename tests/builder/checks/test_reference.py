@@ -68,8 +68,8 @@ def test_a_model_is_run_as_it_is_written_unless_it_has_products_of_integers(tmp_
     levels = {has: session_options(has_integer_products=has).graph_optimization_level.name for has in (False, True)}
     assert levels == {False: "ORT_DISABLE_ALL", True: "ORT_ENABLE_EXTENDED"}
     session = CpuSession(found.path, found.outputs, BuildStage.REFERENCE, has_integer_products=True)
-    told = session._session.get_session_options()
-    assert told.get_session_config_entry("session.x64quantprecision") == "1"
+    options = session._session.get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def test_texts_go_through(tmp_path: Path) -> None:

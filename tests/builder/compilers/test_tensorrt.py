@@ -250,20 +250,20 @@ def test_a_plan_that_does_not_load_again_is_no_engine(module: Any, script: Scrip
 
 
 def test_progress_is_that_of_the_outermost_phase_and_never_raises(module: Any) -> None:
-    told: list[tuple[float, str]] = []
+    updates: list[tuple[float, str]] = []
 
     def tell(progress: float, detail: str) -> None:
-        told.append((progress, detail))
+        updates.append((progress, detail))
         if progress > 0.5:
             raise OSError("nobody listens")
 
     monitor = module._Monitor(tell)
-    monitor.phase_start("BuildExecutor", None, 4)
-    monitor.phase_start("Tactics", "BuildExecutor", 100)
-    steps = [("Tactics", 50), ("BuildExecutor", 0), ("BuildExecutor", 3), ("never begun", 1)]
+    monitor.phase_start("Building", None, 4)
+    monitor.phase_start("Tactics", "Building", 100)
+    steps = [("Tactics", 50), ("Building", 0), ("Building", 3), ("never begun", 1)]
     answers = [monitor.step_complete(*step) for step in steps]
     monitor.phase_finish("Tactics")
-    assert told == [(0.25, "BuildExecutor"), (1.0, "BuildExecutor")]
+    assert updates == [(0.25, "Building"), (1.0, "Building")]
     assert answers == [True] * 4
 
 

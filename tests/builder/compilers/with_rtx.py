@@ -31,13 +31,13 @@ def main(folder: Path) -> None:
         folder=folder,
         caches=folder,
     )
-    told: list[float] = []
+    progress_values: list[float] = []
     message = node = ""
     try:
-        compiler.compile(job, lambda progress, detail: told.append(progress))
+        compiler.compile(job, lambda progress, detail: progress_values.append(progress))
     except BuildFailed as failure:
         message, node = failure.message, failure.node
-    print(json.dumps({"message": message, "node": node, "told": told}))
+    print(json.dumps({"message": message, "node": node, "progress_values": progress_values}))
 
 
 if __name__ == "__main__":

@@ -316,8 +316,8 @@ def test_zero_points_of_several_scales_are_written_out_so_that_exact_products_ru
     [zeros] = [tensor for tensor in graph.initializer if tensor.name == "w.gpufn_zero_point"]
     assert (tuple(zeros.dims), zeros.data_type) == (shape, TensorProto.INT8)
     options = onnxruntime.SessionOptions()
-    for entry, told in EXACT.items():
-        options.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        options.add_session_config_entry(entry, setting)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)
 
@@ -347,8 +347,8 @@ def test_int8_weights_and_zero_points_that_nodes_share_become_their_own_so_that_
     assert len(own) == len(set(own)) == 6
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    for entry, told in EXACT.items():
-        options.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        options.add_session_config_entry(entry, setting)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 4), np.float32)})[0].tolist() == [[12.5] * 4]
 
@@ -360,8 +360,8 @@ def test_int8_weights_of_branches_are_written_out_in_the_branches(own: bool, tmp
     as_it_is.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     exact = onnxruntime.SessionOptions()
     exact.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    for entry, told in EXACT.items():
-        exact.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        exact.add_session_config_entry(entry, setting)
     wanted = onnxruntime.InferenceSession(proto.SerializeToString(), as_it_is, providers=["CPUExecutionProvider"])
     found = onnxruntime.InferenceSession(normal(proto, tmp_path).path, exact, providers=["CPUExecutionProvider"])
     for sign in (1, -1):

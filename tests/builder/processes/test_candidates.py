@@ -52,16 +52,16 @@ def _environ() -> dict[str, str]:
 
 
 def _run(folder: Path, do: str, *, timeout_s: float = 60.0, **limits: int) -> CandidateResult:
-    told: list[ProgressUpdate] = []
+    updates: list[ProgressUpdate] = []
     result = run_candidate(
         _request(folder, do, **limits),
         folder,
         _environ(),
         timeout_s=timeout_s,
-        on_progress=told.append,
+        on_progress=updates.append,
         process=PROCESS,
     )
-    assert told == [ProgressUpdate(BuildStage.COMPILE, 0.25, "as told")]
+    assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")]
     return result
 
 
@@ -97,7 +97,12 @@ def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
 def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str, stage: str, message: str) -> None:
     with pytest.raises(BuildFailed) as failure:
         run_candidate(
-            _request(tmp_path, do), tmp_path, _environ(), timeout_s=60, on_progress=lambda told: None, process=PROCESS
+            _request(tmp_path, do),
+            tmp_path,
+            _environ(),
+            timeout_s=60,
+            on_progress=lambda updates: None,
+            process=PROCESS,
         )
     assert (failure.value.stage, failure.value.message) == (stage, message)
 
@@ -114,7 +119,7 @@ def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
 def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as failure:
         _run(tmp_path, "raise")
-    assert failure.value.log.startswith("what it said before\nTraceback")
+    assert failure.value.log.startswith("output before the crash\nTraceback")
     assert failure.value.log.endswith("ValueError: not so")
 
 
@@ -126,8 +131,8 @@ def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> N
 def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:
     with small_disk(tmp_path, mebibytes=1) as disk, pytest.raises(BuildFailed) as failure:
         _run(disk, "fill the disk")
-    said = "the builder's disk is full: free some space and build again"
-    assert (failure.value.stage, failure.value.message) == ("compile", said)
+    message = "the builder's disk is full: free some space and build again"
+    assert (failure.value.stage, failure.value.message) == ("compile", message)
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -144,7 +149,7 @@ def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
 
     def wait() -> None:
         try:
-            work.wait(lambda told: begun.set(), CandidateResult, timeout_s=60)
+            work.wait(lambda updates: begun.set(), CandidateResult, timeout_s=60)
         except BuildFailed as failure:
             ended.append(failure)
 

@@ -117,12 +117,12 @@ class _Reader(html.parser.HTMLParser):
 def test_a_page_tells_all_of_the_report() -> None:
     read = _Reader(page.render(REPORT))
     assert read.open == []
-    for told in (
+    for expected in (
         "resnet18.onnx", "succeeded", "fp16 on NVIDIA L4 · 8.9", "1.12 ms", "893", "it is not installed here",
         "[1, 3, 224, 224] to [32, 3, 224, 224], tuned for [8, 3, 224, 224]", "rel. L2 ≤ 0.005, cosine ≥ 0.9995",
         "TensorRT: 20 Convolution, 11 Reformat", "4 threads: 3.1 ms", "publish", "580.65.06", "b" * 64,
     ):  # fmt: skip
-        assert told in read.text, told
+        assert expected in read.text, expected
     assert len([tag for tag, _ in read.tags if tag == "polyline"]) == 2
 
 

@@ -83,8 +83,8 @@ def test_text_and_times_of_all_kinds_arrive() -> None:
     ],
 )  # fmt: skip
 def test_refusals_show_no_private_names_and_no_addresses(code: int, content: Any) -> None:
-    said = refused(code, content)
-    assert not re.search(r"0x[0-9a-f]+|\b_\w|gpufn|Error|object at|<", said), said
+    message = refused(code, content)
+    assert not re.search(r"0x[0-9a-f]+|\b_\w|gpufn|Error|object at|<", message), message
 
 
 def test_numbers_of_many_digits_are_refused_before_they_take_time() -> None:

@@ -92,7 +92,7 @@ def test_a_retention_has_bounds(seconds: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         ({"attempts": 0, "on": (IOError,)}, "on=... has no effect with attempts=0"),
         ({"attempts": 1.5}, "retries.attempts is a whole number from 0 to 100, not 1.5"),
@@ -101,8 +101,8 @@ def test_a_retention_has_bounds(seconds: Any) -> None:
         ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number from 0 to 3600, not 7200"),
     ],
 )
-def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSpec, match=said):
+def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
         Retry(**policy)
 
 

@@ -151,7 +151,7 @@ def test_one_that_runs_once_is_due_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"cron": "0 0 30 2 *"}, "'0 0 30 2 *' never fires"),
         ({"cron": "0 0 31 4,6 *"}, "never fires"),
@@ -169,10 +169,10 @@ def test_one_that_runs_once_is_due_once() -> None:
         ({"cron": "* * * * *", "at": 5.0}, "give a cron line"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec, match="schedule: ") as raised:
         Schedule(**fields)
-    assert said in raised.value.message
+    assert message in raised.value.message
 
 
 def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
