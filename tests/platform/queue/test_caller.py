@@ -122,7 +122,7 @@ async def test_a_call_that_is_in_the_queue_still_after_a_reconnect_is_taken_out_
 ) -> None:
     bus, _, call = await waiting(connect, nats)
     at = call.queue_seq
-    bus._live().abort("a cable is pulled")
+    bus._live().lose("a cable is pulled")
     await until(lambda: bus.connected and call.queue_seq == at)
     call.cancel()
     await bus.flush()

@@ -1,19 +1,19 @@
-"""Error for inputs that have the model's types and shapes, and values that one of its operators refuses."""
+"""Error for inputs with the model's types and shapes but with values that one of its operators rejects."""
 
 from __future__ import annotations
 
 from gpufn_core.errors import InvalidInput
 from gpufn_runtime.worker.engines.base import Array, Arrays
 
-_STATUS = "Status Message: "  # ONNX Runtime repeats it for each subgraph that encloses the operator
+_STATUS = "Status Message: "  # ONNX Runtime repeats it for each subgraph around the operator
 _MAX_REASON = 300
 _MAX_VALUES = 4
 
 
 def refused_inputs(inputs: Arrays, error: Exception) -> InvalidInput:
-    """Name every input with its type, its shape and the values of small ones, for a wrong value often fails elsewhere.
+    """Name every input with its type, its shape and its values if small: a wrong value often fails elsewhere.
 
-    The field is set where there is only one input.
+    The error's field is set if there is only one input.
     """
     reason = str(error).rpartition(_STATUS)[2].strip()[:_MAX_REASON]
     described = ", ".join(f"{name} {_described(array)}" for name, array in inputs.items())
