@@ -12,7 +12,7 @@ from gpufn_platform.bus import jetstream
 from gpufn_platform.bus.connection import Bus, JetStreamError, Message
 from gpufn_platform.bus.storage import streams
 
-_OLDEST = (2, 12)  # per-message TTL 2.11, atomic batches 2.12
+_MIN_VERSION = (2, 12)  # per-message TTL 2.11, atomic batches 2.12
 _ACK_TOKENS = 9
 _TIMEOUT_S = 5.0
 
@@ -24,7 +24,7 @@ async def check_server(bus: Bus) -> None:
     receives it, in a memory stream used only for this.
     """
     version = str(bus.server_info.get("version", "0"))
-    if tuple(int(part) for part in version.partition("-")[0].split(".")[:2]) < _OLDEST:
+    if tuple(int(part) for part in version.partition("-")[0].split(".")[:2]) < _MIN_VERSION:
         raise ProtocolMismatch(f"nats-server {version} is too old: gpufn needs 2.12 or newer.")
     if not bus.server_info.get("jetstream"):
         raise ProtocolMismatch("This nats-server runs without JetStream: add `jetstream {}` to its configuration.")

@@ -74,7 +74,7 @@ async def submit(
     revision, body = request.revision, request.body
     digest = request_digest(revision.function, request.method, body, request.reference)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
-        return _checked(known[0], digest)
+        return _check_digest(known[0], digest)
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
     message = InvocationMessage(
@@ -110,7 +110,7 @@ async def _create(bus: Bus, record: CallRecord) -> CallRecord:
         await _store_record(bus, record, expected_last=0)
     except Conflict:  # it has already ended, or another client submitted the same id concurrently
         known = await record_of(bus, record.id)
-        return record if known is None else _checked(known[0], record.digest)
+        return record if known is None else _check_digest(known[0], record.digest)
     return record
 
 
@@ -151,7 +151,7 @@ async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Sto
         msg_id = f"{message.id}@{stored.seq}"
 
 
-def _checked(known: CallRecord, digest: str) -> CallRecord:
+def _check_digest(known: CallRecord, digest: str) -> CallRecord:
     if known.digest and known.digest != digest:
         raise IdempotencyMismatch
     return known
@@ -210,7 +210,7 @@ async def end(bus: Bus, record: CallRecord, body: bytes = b"") -> bool:
 async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | None:
     """Return the record as stored, or None if the invocation had already ended."""
     # Without a record, a lookup costs more than a Conflict. But a webhook job must not be stored for a refused end.
-    is_first = queued_calls.may_have_no_record(record) and record.webhook is None
+    is_first = queued_calls.may_lack_record(record) and record.webhook is None
     while True:
         last = None
         if not is_first:
@@ -286,7 +286,7 @@ async def recent(
     if not ended_only:
         queued = await queued_calls.recent(bus, function, limit, is_match, since=since)
     results = subjects.result(function, "*")
-    stored_since = since - queued_calls.CLOCKS_AGREE_S
+    stored_since = since - queued_calls.MAX_CLOCK_SKEW_S
     records = await newest(
         bus, subjects.RESULTS, results, _summary, limit=limit, matches=is_recorded_match, since=stored_since
     )

@@ -44,13 +44,13 @@ from gpufn_platform.bus.connection import Bus, Message, is_inbox
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.call_request import CallRequest
-from gpufn_platform.queue.lost_call_lookup import Searches
+from gpufn_platform.queue.lost_call_lookup import LostCallLookup
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 
 C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
-_STORED_WITHIN_S = 10.0  # an election takes about five seconds
+_STORE_TIMEOUT_S = 10.0  # an election takes about five seconds
 _waited_for = msgspec.msgpack.Decoder(WaitedFor)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -78,7 +78,7 @@ class Caller:
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → expiry, of calls abandoned before their PubAck arrived
         self._loop = asyncio.get_running_loop()
-        self._lookup = Searches(bus, clock, self._pending, self.abandon)
+        self._lookup = LostCallLookup(bus, clock, self._pending, self.abandon)
 
     def start(self, lane: Lane | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None) -> None:
         """Start receiving replies.
@@ -249,7 +249,7 @@ class Caller:
 
     def _publish_again(self, call: PendingCall, now: float) -> None:
         """Publish a call again that the server did not store, or end it after too long. `now` is monotonic."""
-        if now > min(call.expires_at, call.since + _STORED_WITHIN_S):
+        if now > min(call.expires_at, call.since + _STORE_TIMEOUT_S):
             call.fail(BusUnavailable("the message bus has no queue for this call right now: call again"))
             return
         with contextlib.suppress(GpufnError):  # the next tick retries
@@ -305,7 +305,7 @@ class Caller:
                 for call in [
                     self._pending[invocation] for invocation in query.invocations if invocation in self._pending
                 ]:
-                    call.begins_anew()
+                    call.on_restart()
             waited_for = tuple(invocation for invocation in query.invocations if invocation in self._pending)
             self._bus.publish(message.reply, encode(WaitedFor(waited_for)))
 

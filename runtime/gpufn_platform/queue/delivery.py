@@ -6,7 +6,7 @@ from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.nats_protocol import ack_tokens
 
 _NANO = 1_000_000_000
-_REMEMBERED = 4096  # settled deliveries; a killed server loses far fewer acknowledgements
+_MAX_REMEMBERED = 4096  # settled deliveries; a killed server loses far fewer acknowledgements
 
 Key = tuple[int, float]  # sequence and store time, which identify a stored message even across restarts
 
@@ -40,7 +40,7 @@ class Ledger:
     def handed_back(self, key: Key, delivered: range) -> None:
         """Record that these deliveries of the message started nothing."""
         self._unstarted.setdefault(key, set()).update(delivered)
-        if len(self._unstarted) > _REMEMBERED:
+        if len(self._unstarted) > _MAX_REMEMBERED:
             del self._unstarted[next(iter(self._unstarted))]
 
     def starts_between(self, key: Key, after: int, before: int) -> int:
@@ -53,7 +53,7 @@ class Ledger:
         if not settlement.startswith(b"-NAK"):
             self.done[key] = settlement
             self._unstarted.pop(key, None)
-            if len(self.done) > _REMEMBERED:
+            if len(self.done) > _MAX_REMEMBERED:
                 del self.done[next(iter(self.done))]
 
 

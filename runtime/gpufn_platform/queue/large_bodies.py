@@ -28,7 +28,7 @@ from gpufn_platform.bus.storage import object_store
 MAX_ARGUMENT_BYTES: Final = 16 << 30  # of all waiting calls; the same limit as the queue of submitted calls
 EXPIRES_LATER_S: Final = 60.0  # after the call's deadline
 RESULT_EXPIRES_S: Final = 600.0  # the caller reads it at once
-_WAITED = "waited-"  # no invocation id starts with this
+_EXPIRING_PREFIX = "waited-"  # no invocation id starts with this
 _FULL_RETRY_S: Final = 5.0
 
 
@@ -39,11 +39,11 @@ async def ensure_buckets(bus: Bus) -> None:
 
 def waited_owner() -> str:
     """Return a new owner for a body of a call with a waiting client: such a body expires by itself."""
-    return f"{_WAITED}{new_ulid()}"
+    return f"{_EXPIRING_PREFIX}{new_ulid()}"
 
 
 def expires_by_itself(owner: str) -> bool:
-    return owner.startswith(_WAITED)
+    return owner.startswith(_EXPIRING_PREFIX)
 
 
 async def store_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None = None) -> BodyReference:

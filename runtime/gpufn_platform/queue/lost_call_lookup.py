@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 # A runner reconnects within a second and knows what it runs.
 _LOST_AFTER_S = 2.0
 _LOST_RETRY_S = 0.25
-_HELD_AGAIN_S = 2.0
-_LOOKS_AT_A_TIME = 64
+_RECHECK_S = 2.0
+_MAX_LOOKUPS = 64
 
 
-class Searches:
+class LostCallLookup:
     """`pending` are a Caller's calls, by id; `abandon(call)` takes a call back from wherever it is."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Searches:
         self._clock = clock
         self._pending = pending
         self._abandon = abandon
-        self._lookups = asyncio.Semaphore(_LOOKS_AT_A_TIME)
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._rescue: asyncio.Task[None] | None = None
         self._tasks = Tasks("calls past their queue timeout")
 
@@ -63,7 +63,7 @@ class Searches:
             async with self._lookups:
                 is_waiting = await self._is_waiting(call)
         except GpufnError:  # cannot be determined now
-            call.starts_by = self._clock.monotonic() + _HELD_AGAIN_S
+            call.starts_by = self._clock.monotonic() + _RECHECK_S
             return
         if is_waiting and call.id in self._pending:
             self._abandon(call)
@@ -91,7 +91,7 @@ class Searches:
         # No queue has a call that the server did not store: the Caller publishes it again.
         queued = [call for call in self._pending.values() if call.offered is None and not call.is_refused]
         for call in queued:  # a recreated queue counts from one again
-            call.was_at, call.queue_seq = call.queue_seq or call.was_at, 0
+            call.previous_seq, call.queue_seq = call.queue_seq or call.previous_seq, 0
         if queued:
             deadline = self._clock.monotonic() + _LOST_AFTER_S
             rescue = self._fail_lost(queued, deadline)
@@ -118,16 +118,16 @@ class Searches:
                         log.warning("cannot look for calls yet after a reconnect: %s", error)
                     deadline = self._clock.monotonic() + _LOST_AFTER_S
                 if is_held:
-                    deadline = self._clock.monotonic() + _HELD_AGAIN_S + _LOST_AFTER_S
+                    deadline = self._clock.monotonic() + _RECHECK_S + _LOST_AFTER_S
                 elif began_at > deadline:  # checked by the start time, because we may have been suspended meanwhile
                     call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
-                await asyncio.sleep(_HELD_AGAIN_S if is_held else _LOST_RETRY_S)
+                await asyncio.sleep(_RECHECK_S if is_held else _LOST_RETRY_S)
 
         await asyncio.gather(*(look_for(call, deadline) for call in calls))
 
     async def _queued(self, call: PendingCall) -> InvocationMessage | None:
         """Return the call's message if it is still queued, and update `queue_seq`."""
-        if not (seq := call.queue_seq or call.was_at):
+        if not (seq := call.queue_seq or call.previous_seq):
             return None
         queue = subjects.sync_queue(call.function, call.revision, call.priority)
         stored = await streams.next_message(self._bus, subjects.SYNC, queue, seq)

@@ -35,7 +35,7 @@ from gpufn_platform.queue import wakeups
 _KEPT_CHUNKS: Final = 10_000
 _AT_ONCE: Final = 1000  # entries read together
 _AT_ONCE_BYTES: Final = 4 << 20
-_PRUNE_EACH: Final = 1_000
+_PRUNE_INTERVAL: Final = 1_000
 
 _entry = msgspec.msgpack.Decoder(MapEntry)
 
@@ -80,7 +80,7 @@ class Items(NamedTuple):
 async def last(bus: Bus, map_id: str) -> Logged | None:
     """Return the map's newest entry, or None if nothing was accepted."""
     message = await streams.last_message(bus, subjects.ASYNC, subjects.map_log("*", map_id))
-    return None if message is None else _logged(message)
+    return None if message is None else _decode_entry(message)
 
 
 async def append(
@@ -121,7 +121,7 @@ async def append(
     stored = await bus.publish_batch(batch, expected_last=0 if before is None else before.seq)
     if items.bodies:
         wakeups.ring(bus, revision.function, QueueKind(priority, is_sync=False))
-    if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_EACH:
+    if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_INTERVAL:
         await streams.purge(bus, subjects.ASYNC, log, keep=_KEPT_CHUNKS)
     return Logged(stored.seq, entry)
 
@@ -167,7 +167,7 @@ async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
     while True:
         seq = entries[-1].seq + 1 if entries else 1
         part = await streams.batch_from(bus, subjects.ASYNC, log, seq, most=_AT_ONCE, max_bytes=_AT_ONCE_BYTES)
-        entries += map(_logged, part)
+        entries += map(_decode_entry, part)
         if not part:
             return entries
 
@@ -182,7 +182,7 @@ def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
 
 def stretch(message: StoredMessage) -> range:
     """Return the sequences of a chunk in ASYNC from the map log's `message`: its items, then its entry."""
-    seq, entry = _logged(message)
+    seq, entry = _decode_entry(message)
     items = 0 if entry.is_cancelled or entry.is_ended else entry.accepted - entry.first
     return range(seq - items, seq + 1)
 
@@ -210,5 +210,5 @@ async def count_ended(bus: Bus, entry: MapEntry) -> int:
     return await streams.count(bus, subjects.RESULTS, subjects.map_results(entry.function, entry.id))
 
 
-def _logged(message: StoredMessage) -> Logged:
+def _decode_entry(message: StoredMessage) -> Logged:
     return Logged(message.seq, _entry.decode(message.payload))

@@ -32,14 +32,14 @@ class PendingCall:
     """One invocation with a waiting caller. Await `future` for the ResultReply and the result's bytes.
 
     `offered`: the invocation while it is on the fast path, since it may still have to be queued. `starts_by`: the call
-    ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `was_at`: its
-    sequence before a reconnect, which another call may have now. `unstored`: the packed message from its publish until
-    the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
+    ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `previous_seq`:
+    its sequence before a reconnect, which another call may have now. `unstored`: the packed message from its publish
+    until the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
     """
 
     __slots__ = (
-        "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "priority", "queue_seq",
-        "revision", "since", "starts_by", "unstored", "was_at",
+        "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "previous_seq",
+        "priority", "queue_seq", "revision", "since", "starts_by", "unstored",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,7 @@ class PendingCall:
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
         self.starts_by = math.inf
         self.queue_seq = 0
-        self.was_at = 0
+        self.previous_seq = 0
         self.unstored = b""
         self.is_refused = False
         self.offered: tuple[InvocationMessage, bytes] | None = None
@@ -75,7 +75,7 @@ class PendingCall:
     def on_reconnect(self) -> None:
         """The bus is connected again."""
 
-    def begins_anew(self) -> None:
+    def on_restart(self) -> None:
         """Its runner or worker died: it will run again from the start."""
 
     def tick(self, now: float) -> None:
@@ -129,7 +129,7 @@ class PendingStream(PendingCall):
             super().take(reply, body)
             return
         if reply.number == 0 and self._received:
-            self.begins_anew()
+            self.on_restart()
             return
         if reply.number != (expected := self._received):
             self._caller.abandon(self)
@@ -162,7 +162,7 @@ class PendingStream(PendingCall):
     def on_reconnect(self) -> None:
         self._give_credit()
 
-    def begins_anew(self) -> None:
+    def on_restart(self) -> None:
         """Fail if items were already received: the reader cannot use a second run."""
         if self._received:
             self._caller.abandon(self)

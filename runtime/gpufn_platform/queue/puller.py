@@ -179,7 +179,7 @@ class Pull:
             self._owed += unused
             self._issue_soon()
         elif status != 100:
-            self._refused(message)
+            self._on_refused(message)
 
     def _on_poll(self, message: Message) -> None:
         self._is_alive = True
@@ -194,7 +194,7 @@ class Pull:
             if not self._deliver(message, polled=True) and self._on_empty is not None:
                 self._on_empty(1)
         elif status == 503:
-            self._refused(message)
+            self._on_refused(message)
         elif status != 100:
             self._poll_ended(self._polling)
 
@@ -205,7 +205,7 @@ class Pull:
         if unused and self._on_empty is not None:
             self._on_empty(unused)
 
-    def _refused(self, message: Message) -> None:
+    def _on_refused(self, message: Message) -> None:
         """Handle an error status: no such consumer (503, or 409 once deleted), a new leader, a server shutdown, ..."""
         is_missing = message.status == 503 or "Consumer Deleted" in message.description
         log.log(

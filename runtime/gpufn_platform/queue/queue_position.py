@@ -20,10 +20,10 @@ from gpufn_platform.queue import call_records, checkpoints, dead_letters, queued
 
 log = logging.getLogger(__name__)
 
-_ASK_AT_ONCE = 64  # calls whose runners are looked up concurrently
+_BATCH_SIZE = 64  # calls whose runners are looked up concurrently
 _OVERDUE_S = 60.0
-_MOST_READ_BYTES = 4 << 20  # arguments, which are read with the calls, per lookup
-_COUNTED = 256
+_MAX_READ_BYTES = 4 << 20  # arguments, which are read with the calls, per lookup
+_EXACT_POSITIONS = 256
 SILENT_S = 2.0  # a runner responds within milliseconds; it is silent for this long only while it is suspended
 
 
@@ -75,7 +75,7 @@ async def _place(bus: Bus, queue: Address, seq: int, own_progress: streams.Consu
     if least == most:
         return least
     head = await streams.batch_from(
-        bus, queue.stream, queue.subject, own_progress.taken + 1, most=_COUNTED, max_bytes=_MOST_READ_BYTES
+        bus, queue.stream, queue.subject, own_progress.taken + 1, most=_EXACT_POSITIONS, max_bytes=_MAX_READ_BYTES
     )
     if head and head[-1].seq >= seq:
         return 1 + sum(message.seq < seq for message in head)
@@ -144,17 +144,17 @@ async def end_overdue(bus: Bus, now: float) -> int:
             ended += sum(await asyncio.gather(*(end_unless_held(bus, *each, outcome, now) for each in late)))
             if len(late) < len(batch):
                 break
-            most, seq = _ASK_AT_ONCE, batch[-1][0] + 1
+            most, seq = _BATCH_SIZE, batch[-1][0] + 1
     return ended
 
 
 async def queued(
-    bus: Bus, stream: str, queue: str, seq: int, most: int = _ASK_AT_ONCE
+    bus: Bus, stream: str, queue: str, seq: int, most: int = _BATCH_SIZE
 ) -> list[tuple[int, InvocationMessage]]:
     """Return the next calls of a queue from `seq` on, without their arguments. Arguments may be megabytes each, so
     fewer than `most` calls do not imply the end of the queue."""
     calls: list[tuple[int, InvocationMessage]] = []
-    remaining = _MOST_READ_BYTES
+    remaining = _MAX_READ_BYTES
     while len(calls) < most and remaining > 0 and (message := await streams.next_message(bus, stream, queue, seq)):
         calls.append((message.seq, queued_calls.unpack(message.payload, message.seq)[0]))
         seq, remaining = message.seq + 1, remaining - len(message.payload)

@@ -26,10 +26,10 @@ from gpufn_platform.queue import map_log
 _QUEUES = subjects.ASYNC_FILTER.removesuffix(">")
 _AT_ONCE = 1000
 _PART_BYTES = 4 << 20
-_MOST_BYTES = 64 << 20
-_MOST_LOOKED_AT = 100_000
-_CHUNKS_LOOKED_FOR = 10_000  # sequences at a time
-CLOCKS_AGREE_S = 60.0  # maximum skew between the server's clock (store times) and a gateway's (submission times)
+_MAX_BYTES = 64 << 20
+_MAX_SCANNED = 100_000
+_RANGE_LENGTH = 10_000  # sequences at a time
+MAX_CLOCK_SKEW_S = 60.0  # maximum skew between the server's clock (store times) and a gateway's (submission times)
 
 
 def unpack(payload: bytes, seq: int) -> tuple[InvocationMessage, bytes]:
@@ -66,7 +66,7 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
     )
 
 
-def may_have_no_record(call: CallRecord) -> bool:
+def may_lack_record(call: CallRecord) -> bool:
     """Return whether the call may lack a record: it was queued at the sequence in its id, or is an item of a map. A
     call
     with a given id has a record, and so has a call that is being retried."""
@@ -102,17 +102,17 @@ async def recent(
     unseen = sum((await streams.messages_per_subject(bus, subjects.ASYNC, all_queues)).values())
     if not unseen:
         return []
-    oldest, remaining_bytes = max(state["first_seq"], end - _MOST_LOOKED_AT), _MOST_BYTES
+    oldest, remaining_bytes = max(state["first_seq"], end - _MAX_SCANNED), _MAX_BYTES
     at_once = min(_AT_ONCE, max(1, _PART_BYTES * state["messages"] // max(1, state["bytes"])))  # about one part
     matching: list[CallRecord] = []
-    async with contextlib.aclosing(_outside_maps(bus, function, oldest, end, at_once)) as stretches:
-        async for places in stretches:
+    async with contextlib.aclosing(_outside_maps(bus, function, oldest, end, at_once)) as ranges:
+        async for places in ranges:
             batch = await _between(bus, all_queues, places.start, places.stop)
             unseen -= len(batch)
             remaining_bytes -= sum(len(message.payload) for message in batch)
             calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(batch))
             matching += [call for call in calls if item_of(call.id) is None and matches(call)]
-            is_past = bool(batch) and batch[0].time < since - CLOCKS_AGREE_S
+            is_past = bool(batch) and batch[0].time < since - MAX_CLOCK_SKEW_S
             if is_past or len(matching) >= limit or remaining_bytes <= 0 or unseen <= 0:
                 break
     return matching[:limit]
@@ -122,7 +122,7 @@ async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once:
     """Yield the ranges of ASYNC between `start` and `end` outside the chunks of maps, last range first: there may be
     many thousands of map items between two calls."""
     while end > oldest:
-        start = max(oldest, end - _CHUNKS_LOOKED_FOR)
+        start = max(oldest, end - _RANGE_LENGTH)
         log = await _between(bus, subjects.map_log(function, "*"), start, end + CHUNK_ITEMS)
         for gap in reversed(outside(map(map_log.stretch, log), start, end)):
             for stop in range(gap.stop, gap.start, -at_once):

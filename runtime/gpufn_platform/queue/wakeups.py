@@ -16,7 +16,7 @@ from gpufn_core.spec.priority import QUEUES, QueueKind
 from gpufn_platform.bus.connection import Bus
 
 _PAYLOADS = {kind: f"{'sync' if kind.is_sync else 'async'} {kind.priority}".encode() for kind in QUEUES}
-_APART_S: Final = 0.002  # the controller checks the whole function at each wakeup
+_MIN_INTERVAL_S: Final = 0.002  # the controller checks the whole function at each wakeup
 _BY_PAYLOAD = {payload: kind for kind, payload in _PAYLOADS.items()}
 
 
@@ -41,7 +41,7 @@ class Ringer:
             return
         ring(self._bus, function, queue)
         self._pending[key] = False
-        asyncio.get_running_loop().call_later(_APART_S, self._on_interval_over, key)
+        asyncio.get_running_loop().call_later(_MIN_INTERVAL_S, self._on_interval_over, key)
 
     def _on_interval_over(self, key: tuple[str, QueueKind]) -> None:
         if self._pending.pop(key):

@@ -16,9 +16,9 @@ def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not r
 
         return serve(arguments[1:])
     if arguments[:1] == [CONTAINED]:
-        from gpufn_runtime.worker.container_init import live  # noqa: PLC0415
+        from gpufn_runtime.worker.container_init import run_container  # noqa: PLC0415
 
-        live(arguments[1:])
+        run_container(arguments[1:])
     if len(arguments) != 1:
         print("usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE...", file=sys.stderr)  # noqa: T201
         return 2

@@ -26,7 +26,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _READ_BYTES = 1 << 16
 
 
-def live(modules: list[str]) -> NoReturn:
+def run_container(modules: list[str]) -> NoReturn:
     worker = os.fork()
     if worker == 0:
         try:

@@ -97,7 +97,7 @@ class Worker:
         self._results = Results(
             self._link, self._attempts, self._output, config.bundle_dir, shared_bodies, may_pickle=config.spec.pickle
         )
-        self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
+        self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._handle_frame)
         self._requests = PendingRequests(self._link, shared_bodies)
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
@@ -113,7 +113,7 @@ class Worker:
 
     def run(self) -> int:
         """Run until the worker ends; returns the exit code."""
-        process.explain_crashes()
+        process.enable_crash_tracebacks()
         fifo = self._config.supervisor_fifo
         if fifo and not end_with_supervisor(fifo):
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
@@ -215,9 +215,9 @@ class Worker:
     def _read(self) -> None:
         try:
             while True:
-                while self._link.frames or self._link.receive(self._executor.look_after()):
+                while self._link.frames or self._link.receive(self._executor.check_inbox()):
                     while self._link.frames:
-                        self._take(*self._link.frames.popleft())
+                        self._handle_frame(*self._link.frames.popleft())
                     self._executor.lend_socket()
                 self._link.peer_lost()
                 self._may_end = True
@@ -250,7 +250,7 @@ class Worker:
         for request in unanswered:
             request.lose()
 
-    def _take(self, frame: RunnerFrame, body: bytes) -> None:
+    def _handle_frame(self, frame: RunnerFrame, body: bytes) -> None:
         kind = type(frame)
         if kind is Run:
             self._executor.take(self._attempts.add(frame, body, self._link.number))  # type: ignore[arg-type]
@@ -266,10 +266,10 @@ class Worker:
             self._draining = self._may_end = True
             self._stop_if_drained()
         elif isinstance(frame, Park):
-            self._link.take_back()
+            self._link.withdraw_ready()
             self._executor.run_alone(functools.partial(self._park, frame.host_bytes))
         elif isinstance(frame, Resume):
-            self._link.take_back()
+            self._link.withdraw_ready()
             self._executor.run_alone(self._resume)
 
     # --- parking, in a user thread ------------------------------------------------------------------------------------

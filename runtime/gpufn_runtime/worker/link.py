@@ -59,7 +59,7 @@ class Link:
     def connect(self, within_s: float, leftovers: Callable[[], Left] = lambda: (0, ())) -> bool:
         """Connect to the runner, which may start listening later, and send Hello. False on timeout.
 
-        `left()` returns the leftovers of earlier connections: the number of running attempts, and those to adopt.
+        `leftovers()` returns the leftovers of earlier connections: the number of running attempts, and those to adopt.
         """
         deadline = time.monotonic() + within_s
         wait_s = _RETRY_S
@@ -105,7 +105,7 @@ class Link:
             self._was_ready = True
         self._send(frames.encode(ready))
 
-    def take_back(self) -> None:
+    def withdraw_ready(self) -> None:
         """Stop announcing Ready on new connections until the next `announce`."""
         with self._lock:
             self._ready = None

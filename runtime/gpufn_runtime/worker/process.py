@@ -35,7 +35,7 @@ def confine(config: WorkerConfig) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))
 
 
-def explain_crashes() -> None:
+def enable_crash_tracebacks() -> None:
     """On a segfault, write the Python stack to the process's own output, which the agent stores."""
     if sys.__stderr__ is not None:
         # C's stack would follow it, but the caller is shown the end of a worker's output.

@@ -166,24 +166,24 @@ class _Forks:
                 if worker_end.recv(1):
                     return pid
 
-        def live() -> None:
+        def run_child() -> None:
             os.close(self._replies)
             _detach()
             _become_worker(request)
             lifecycle.run_worker(request.config)
 
-        return _fork(live)
+        return _fork(run_child)
 
 
-def _fork(live: Callable[[], None]) -> int:
-    """Fork twice; the second child runs `live`. Returns its pid. Raises OSError, _HasThreads."""
+def _fork(run_child: Callable[[], None]) -> int:
+    """Fork twice; the second child runs `run_child`. Returns its pid. Raises OSError, _HasThreads."""
     if threads := _threads():
         raise _HasThreads(f"its modules started {threads} threads, which would be lost in a fork")
     from_child, to_parent = os.pipe()
     try:
         child = os.fork()
         if child == 0:
-            _fork_again(live, from_child, to_parent)
+            _fork_again(run_child, from_child, to_parent)
         os.close(to_parent)
         to_parent = -1
         os.waitpid(child, 0)
@@ -197,7 +197,7 @@ def _fork(live: Callable[[], None]) -> int:
                 os.close(fd)
 
 
-def _fork_again(live: Callable[[], None], from_child: int, to_parent: int) -> NoReturn:
+def _fork_again(run_child: Callable[[], None], from_child: int, to_parent: int) -> NoReturn:
     try:
         os.setsid()
         pid = os.fork()
@@ -210,7 +210,7 @@ def _fork_again(live: Callable[[], None], from_child: int, to_parent: int) -> No
         os.setsid()
         os.close(from_child)
         os.close(to_parent)
-        live()
+        run_child()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     process.leave(EXIT_START_FAILED)

@@ -33,7 +33,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import lost_call_lookup
 from gpufn_platform.queue.call_request import CallRequest
-from gpufn_platform.queue.caller import _STORED_WITHIN_S, Caller
+from gpufn_platform.queue.caller import _STORE_TIMEOUT_S, Caller
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 from tests.taking import take
 
@@ -43,7 +43,7 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LOST_AFTER_S", "_LOST_RETRY_S", "_HELD_AGAIN_S"):
+    for name in ("_LOST_AFTER_S", "_LOST_RETRY_S", "_RECHECK_S"):
         monkeypatch.setattr(lost_call_lookup, name, 0.01)
 
 
@@ -445,7 +445,7 @@ async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadlin
     caller.start()
     call = caller.invoke(request()._replace(deadline=SystemClock().time() + deadline_s))
     await until(lambda: call.is_refused)
-    end = min(call.expires_at, call.since + _STORED_WITHIN_S)
+    end = min(call.expires_at, call.since + _STORE_TIMEOUT_S)
     caller.tick(end - 0.1)
     assert not call.is_refused
     await until(lambda: call.is_refused)

@@ -269,7 +269,7 @@ async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, co
 async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
     nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_position, "_COUNTED", 2)
+    monkeypatch.setattr(queue_position, "_EXACT_POSITIONS", 2)
     bus = await begin(nats, connect)
     calls = []
     for _ in range(10):

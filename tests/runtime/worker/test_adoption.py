@@ -130,8 +130,8 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
         link.number = 2
 
     link = Mock(number=1, is_forked_child=False, wait_for_peer=wait)
-    conversations, answers = PendingRequests(link, Parcels(tmp_path)), []
-    thread = threading.Thread(target=lambda: answers.append(conversations.ask(Verb.STATUS, "i")))
+    requests, answers = PendingRequests(link, Parcels(tmp_path)), []
+    thread = threading.Thread(target=lambda: answers.append(requests.request(Verb.STATUS, "i")))
     thread.start()
     gone.wait()
     assert not link.send.called
@@ -139,7 +139,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
     while not link.send.called:
         time.sleep(0.001)
     assert link.send.call_args.kwargs == {"link": 2}
-    conversations.deliver(Answer(1, OutcomeKind.SUCCEEDED, None, "text/plain"), b"queued")
+    requests.deliver(Answer(1, OutcomeKind.SUCCEEDED, None, "text/plain"), b"queued")
     thread.join()
     assert answers == [("text/plain", b"queued")]
 

@@ -19,8 +19,8 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _SUMMARY = "Gpufn-Record"
 MOST_LOOKED_AT = 100_000
-_MOST_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
-_CHARS = 1000
+_MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
+_MAX_CHARS = 1000
 _READ_AT_ONCE = 500
 
 R = TypeVar("R", CallRecord, DeadLetter)
@@ -33,7 +33,7 @@ def summary(stored: R) -> dict[str, str]:
     if error is not None and error.traceback is not None:
         stored = msgspec.structs.replace(stored, error=msgspec.structs.replace(error, traceback=None))
     packed = encode(stored)
-    if len(packed) > _MOST_BYTES:
+    if len(packed) > _MAX_BYTES:
         packed = encode(_truncated(stored))
     return {_SUMMARY: base64.b64encode(packed).decode()}
 
@@ -41,10 +41,10 @@ def summary(stored: R) -> dict[str, str]:
 def _truncated(stored: R) -> R:
     error = stored.error
     if error is not None:
-        error = ErrorInfo(error.code[:_CHARS], error.message[:_CHARS], error.retryable)
+        error = ErrorInfo(error.code[:_MAX_CHARS], error.message[:_MAX_CHARS], error.retryable)
         # Truncate every text: a worker may submit texts of any length, and a record that no server accepts would be
         # retried forever.
-    texts = {name: text[:_CHARS] for name, text in msgspec.structs.asdict(stored).items() if type(text) is str}
+    texts = {name: text[:_MAX_CHARS] for name, text in msgspec.structs.asdict(stored).items() if type(text) is str}
     return msgspec.structs.replace(stored, **texts, error=error, attempts=())
 
 
@@ -74,10 +74,10 @@ async def newest(
     records: list[S] = []
     remaining = MOST_LOOKED_AT
     async with contextlib.aclosing(
-        stream_scan.stretches(bus, stream, subject, about=limit, headers_only=True)
-    ) as stretches:
-        async for stretch in stretches:
-            messages, newer, records = stretch[-remaining:], records, []
+        stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
+    ) as ranges:
+        async for range_messages in ranges:
+            messages, newer, records = range_messages[-remaining:], records, []
             for start in range(0, len(messages), _READ_AT_ONCE):
                 chunk = messages[start : start + _READ_AT_ONCE]
                 records += (record for message in chunk if (record := read(message)) is not None and matches(record))

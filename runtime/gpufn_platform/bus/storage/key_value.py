@@ -37,7 +37,7 @@ _COPIED = "Nats-Stream"  # on a message that the server has read from a stream f
 _NO_RECORD = ("KV-Operation", "Nats-Marker-Reason", _COPIED)  # headers
 _MARKED_S = 3600.0  # the marker informs watches of the deletion; a watch that was cut off detects missing keys itself
 _NANO = 1_000_000_000
-_TRIES = 50  # each lost race means that another writer's change went through
+_MAX_TRIES = 50  # each lost race means that another writer's change went through
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class KeyValue:
 
         `change` maps the current record to the new value. It is called again when another writer was faster. Raises
         Conflict after too many attempts."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             entry = await self.get(key)
             value = change(entry)
             if entry is not None and value == entry.value:

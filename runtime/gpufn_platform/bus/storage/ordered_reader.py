@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 # worth of messages, within bounds.
 _FIRST_WINDOW = 64
 _WINDOW_BYTES = 16 << 20
-_SMALLEST_WINDOW, _LARGEST_WINDOW = 4, 512
+_MIN_WINDOW, _MAX_WINDOW = 4, 512
 _EXPIRES_S = 30
 _HEARTBEAT_S = 5
 _NANO = 1_000_000_000
 _REOPEN_S = 0.05
 _CATCH_UP_S = 2.0
 _ROUTE_TIMEOUT_S = 2.0
-_LOOKS, _LOOK_S = 10, 0.05  # checks of the newest sequence: other clients may write all the time, and it may expire
+_CHECKS, _CHECK_S = 10, 0.05  # checks of the newest sequence: other clients may write all the time, and it may expire
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Feed:
         self._filter = filter_subject
         self._progress = asyncio.Event()
         self._requested = 0
-        self._untaken = 0
+        self._unprocessed = 0
         self._window = _FIRST_WINDOW
         self._mean_bytes = 0.0
         self._consumer_seq = 0
@@ -143,14 +143,14 @@ class Feed:
         self.pending = self._still_pending(int(info["num_pending"]))
         self._subscription = self._bus.subscribe(self._inbox, self._on_delivery)
         self._unregister_reconnect = self._bus.on_reconnect(lambda: self._lost("reconnected"))
-        self._watch()
+        self._check_heartbeat()
         if self._waits or self.pending:
             self._request()
         if not self.is_open:
             raise BusUnavailable(f"Reading {self._stream} was interrupted at the start.")
         self._on_lost = on_lost
         if self._newest_seq:
-            self._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._must_have_caught_up)
+            self._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._check_caught_up)
 
     @property
     def is_open(self) -> bool:
@@ -161,7 +161,7 @@ class Feed:
 
         A message that is rewritten while the newest message of each subject is read arrives after the others, when
         nothing seems to be pending. Raises BusUnavailable if the Feed is lost before."""
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             newest_seq = await last_seq(self._bus, self._stream, self._filter)
             if not self.is_open:
                 raise BusUnavailable(f"Reading {self._stream} was interrupted.")
@@ -170,17 +170,17 @@ class Feed:
             if not self._waits:
                 self._request()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_CHECK_S):
                     while self._seq < newest_seq:
                         self._progress.clear()
                         await self._progress.wait()
 
     def take(self) -> None:
         """Report that the reader has processed one more message."""
-        self._untaken -= 1
+        self._unprocessed -= 1
         # The server refuses a no_wait request when earlier requests already cover everything pending.
         may_request = self._waits or self.pending > self._requested
-        if may_request and self._requested + self._untaken <= self._window // 2:
+        if may_request and self._requested + self._unprocessed <= self._window // 2:
             self._request()
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Feed:
                 self._bus.publish(f"{jetstream.API}CONSUMER.DELETE.{self._stream}.{self._name}", b"")
 
     def _request(self) -> None:
-        batch = self._window - self._requested - self._untaken
+        batch = self._window - self._requested - self._unprocessed
         if batch <= 0:
             return
         body: dict[str, Any] = {"batch": batch, "no_wait": True}
@@ -217,12 +217,12 @@ class Feed:
         else:
             self._requested += batch
 
-    def _watch(self) -> None:
+    def _check_heartbeat(self) -> None:
         if not self._is_alive and self._requested:
             self._lost("no heartbeat")
             return
         self._is_alive = False
-        self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._watch)
+        self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._check_heartbeat)
 
     def _still_pending(self, pending: int) -> int:
         """Correct `pending`, which is only what the consumer's node knows."""
@@ -230,9 +230,9 @@ class Feed:
             return 0
         return pending or int(self._seq < self._newest_seq)
 
-    def _must_have_caught_up(self) -> None:
+    def _check_caught_up(self) -> None:
         """Lose a feed whose node is still behind. If the newest message was removed, there is another newest one."""
-        if self._still_pending(0) and not self._untaken:
+        if self._still_pending(0) and not self._unprocessed:
             self._lost("the consumer's node is behind")
 
     def _on_delivery(self, message: Message) -> None:
@@ -264,7 +264,7 @@ class Feed:
                 self._lost(f"a gap before sequence {seq}")
                 return
             self._requested -= 1
-            self._untaken += 1
+            self._unprocessed += 1
             self._adapt_window(len(message.payload))
             self._seq, self._progress_at = seq, loop.time()
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
@@ -300,9 +300,9 @@ class Feed:
     def _adapt_window(self, size: int) -> None:
         """Adapt the window to the size of another message."""
         self._mean_bytes += (size - self._mean_bytes) / min(self._consumer_seq, _FIRST_WINDOW)
-        if self._consumer_seq >= _SMALLEST_WINDOW:
+        if self._consumer_seq >= _MIN_WINDOW:
             fits = int(_WINDOW_BYTES / max(1.0, self._mean_bytes))
-            self._window = min(max(fits, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+            self._window = min(max(fits, _MIN_WINDOW), _MAX_WINDOW)
 
     def _lost(self, reason: str) -> None:
         on_lost = self._on_lost

@@ -10,7 +10,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import ordered_reader, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
-_LONGEST: Final = 100_000  # messages; each range is eight times as long as the one before, up to this
+_MAX_RANGE: Final = 100_000  # messages; each range is eight times as long as the one before, up to this
 
 
 async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[StoredMessage]:
@@ -18,7 +18,7 @@ async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[Stor
     if last <= 0 or (message := await streams.last_message(bus, stream, subject)) is None:
         return []
     messages: list[StoredMessage] = []
-    async with contextlib.aclosing(stretches(bus, stream, subject, about=last, newest_seq=message.seq)) as ranges:
+    async with contextlib.aclosing(scan_ranges(bus, stream, subject, about=last, newest_seq=message.seq)) as ranges:
         async for messages_in_range in ranges:
             messages = messages_in_range + messages
             if len(messages) >= last:
@@ -26,7 +26,7 @@ async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[Stor
     return messages[-last:]
 
 
-async def stretches(
+async def scan_ranges(
     bus: Bus, stream: str, subject: str, *, about: int, newest_seq: int | None = None, headers_only: bool = False
 ) -> AsyncGenerator[list[StoredMessage], None]:
     """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first.
@@ -44,4 +44,4 @@ async def stretches(
         yield await ordered_reader.collect(
             bus, stream, subject, since_seq=start, before_seq=before, headers_only=headers_only
         )
-        before, length = start, min(8 * length, _LONGEST)
+        before, length = start, min(8 * length, _MAX_RANGE)

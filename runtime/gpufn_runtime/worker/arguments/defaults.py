@@ -16,14 +16,14 @@ import msgspec
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created by a class statement
 
 
-def may_be_missing(hint: Any) -> bool:
+def may_hold_dataclass(hint: Any) -> bool:
     """Return whether `hint` is or contains a user's class, which may be a dataclass."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
         return bool(hint.__flags__ & _HEAP_TYPE)
-    return any(map(may_be_missing, typing.get_args(hint)))
+    return any(map(may_hold_dataclass, typing.get_args(hint)))
 
 
-def filled_in(value: Any) -> Any:
+def fill_defaults(value: Any) -> Any:
     """Return `value`, with defaults set as instance attributes on each dataclass in it."""
     pending = [value]  # no recursion: decoded values may be nested as deeply as Python allows
     while pending:

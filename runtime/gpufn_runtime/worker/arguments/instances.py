@@ -34,13 +34,13 @@ from gpufn_core.errors import InvalidInput
 BYTES: Final = (bytes, bytearray, memoryview)  # never text: values from Python are not base64
 _CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 _COLLECTIONS: Final = (collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_KEPT: Final = (
+_COLLECTION_HINTS: Final = (
     *_COLLECTIONS,
     *(collections.abc.Sequence, collections.abc.MutableSequence, collections.abc.Collection, collections.abc.Iterable),
     *(collections.abc.Set, collections.abc.MutableSet, collections.abc.Mapping, collections.abc.MutableMapping),
 )
 _OMITTED: Final[Any] = msgspec.field(default_factory=lambda: msgspec.UNSET)
-_NOTHING: Final[Any] = object()
+_NO_RESULT: Final[Any] = object()
 
 
 class _Check(StandIn):
@@ -73,7 +73,7 @@ class Instances:
         """Return an instance of `kind` made from the fields, or the enum value, that a caller sent. Raises
         InvalidInput."""
         try:
-            return self._made(kind, value)
+            return self._make_instance(kind, value)
         except InvalidInput:
             raise
         except (msgspec.ValidationError, _MismatchError) as error:
@@ -82,9 +82,9 @@ class Instances:
         except Exception as error:  # raised by a user's validator or constructor
             raise InvalidInput(f"{kind.__qualname__}: {type(error).__qualname__}: {error}") from error
 
-    def fitted(self, value: Any, hint: Any) -> Any:
+    def convert(self, value: Any, hint: Any) -> Any:
         """Convert `value` to `hint`. Raises msgspec.ValidationError."""
-        return self._converted(value, self.hint(hint))
+        return self._convert_value(value, self.hint(hint))
 
     def hint(self, hint: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
         """Adapt `hint` to values that come from Python, where a bool is also a number."""
@@ -101,7 +101,7 @@ class Instances:
         kind = origin or hint
         if not isinstance(kind, type) or isinstance(kind, StandIn):
             return hint
-        if kind in _KEPT:
+        if kind in _COLLECTION_HINTS:
             return self._collection(kind, tuple(map(self.hint, args)))
         if issubclass(kind, enum.Enum):
             return readable(kind)
@@ -109,16 +109,16 @@ class Instances:
             return hint
         return self._checks.get(kind) or self._class(kind)
 
-    def _converted(self, value: Any, hint: Any) -> Any:
+    def _convert_value(self, value: Any, hint: Any) -> Any:
         try:
             return msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=self._dec_hook)
         except msgspec.ValidationError:
-            plain = _unboxed(value)
+            plain = _unbox(value)
             if plain is value:
                 raise
             return msgspec.convert(plain, hint, builtin_types=BYTES, dec_hook=self._dec_hook)
 
-    def _made(self, kind: type[Any], value: Any) -> Any:
+    def _make_instance(self, kind: type[Any], value: Any) -> Any:
         if issubclass(kind, enum.Enum):
             return kind(value)
         if issubclass(kind, tuple):
@@ -133,10 +133,10 @@ class Instances:
             form = self._forms.get(kind)
             if form is None:
                 form = self._forms[kind] = self._form(kind)
-            decoded = self._converted(value, form)
+            decoded = self._convert_value(value, form)
             instance = made(kind, decoded)
             sent = {name: getattr(decoded, name) for name in decoded.__struct_fields__}
-        _check_kept(kind, value | sent, instance)
+        _check_unchanged(kind, value | sent, instance)
         return instance
 
     def _form(self, kind: type[Any]) -> type[msgspec.Struct]:
@@ -168,7 +168,7 @@ class Instances:
                 forms.append(form_of(kind, self._readable))
             if forms[0] is None:
                 raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
-            return made(kind, self._converted(value, forms[0]))
+            return made(kind, self._convert_value(value, forms[0]))
 
         check = self._checks[kind] = _check(kind.__name__, make)
         return check
@@ -182,17 +182,17 @@ class Instances:
             pass
 
         def make(value: Any, _: Hook) -> Any:
-            result, reasons = _NOTHING, []
+            result, reasons = _NO_RESULT, []
             for member in members:
                 try:
-                    converted = self._converted(value, member)
+                    converted = self._convert_value(value, member)
                 except msgspec.ValidationError as error:
                     reasons.append(_error_text(error))
                     continue
                 if type(converted) is type(value):
                     return converted  # no conversion was needed
-                result = converted if result is _NOTHING else result
-            if result is _NOTHING:
+                result = converted if result is _NO_RESULT else result
+            if result is _NO_RESULT:
                 raise ValueError("; ".join(reasons))
             return result
 
@@ -211,7 +211,7 @@ class Instances:
             if not isinstance(value, (*_CONTAINERS, *_COLLECTIONS)):
                 return value  # such as an array or a table
             plain_value: Any = dict(value) if is_map else list(value)
-            return _with_items(value, plain_value, self._converted(plain_value, plain))
+            return _with_items(value, plain_value, self._convert_value(plain_value, plain))
 
         return _check(kind.__name__, make)
 
@@ -257,7 +257,7 @@ def _fields_of(kind: Any) -> Iterable[tuple[str, bool]]:
     return ((name, name in kind._field_defaults) for name in kind._fields)
 
 
-def _check_kept(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
+def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
     """Raise if the constructor changed a value: the function would compute with other values than its caller sent.
 
     Fields that are excluded from comparisons, such as a cache, may change.
@@ -308,7 +308,7 @@ def _is_same(before: Any, after: Any) -> bool:
     return before is after or (type(before) is type(after) and type(before) in (int, str, bytes) and before == after)
 
 
-def _unboxed(value: Any) -> Any:
+def _unbox(value: Any) -> Any:
     """Return `value` with numpy scalars replaced by Python numbers, or `value` itself if there are none."""
     numpy = sys.modules.get("numpy")
     return value if numpy is None else _replace_scalars(value, numpy.generic)

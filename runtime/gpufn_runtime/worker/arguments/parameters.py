@@ -28,7 +28,7 @@ from gpufn_core.encoding.hint_normalisation import computed_fields_optional
 from gpufn_core.encoding.msgspec_errors import json_fault, misfit, number_field
 from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
-from gpufn_runtime.worker.arguments.defaults import filled_in, may_be_missing
+from gpufn_runtime.worker.arguments.defaults import fill_defaults, may_hold_dataclass
 from gpufn_runtime.worker.arguments.instances import BYTES, Instances, model_of
 from gpufn_runtime.worker.execute.error_report import message_of
 
@@ -89,7 +89,7 @@ class Parameters:
             name: msgspec.defstruct("Holder", [(name, hint)]) for name, hint in checked.items() if hint is not Any
         }
         self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
-        self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
+        self._with_defaults = {name for name, hint in self._hints.items() if may_hold_dataclass(hint)}
         # The `**kwargs` parameter, if there is one.
         self._kwargs_name = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
@@ -129,8 +129,8 @@ class Parameters:
         if self._raw_parameter is None:
             if body:
                 raise values.unsupported(content_type)
-            return self._checked([], {})
-        return self._placed(self._checked([], {self._raw_parameter: bytes(body)})[1])
+            return self._check_signature([], {})
+        return self._place_positionals(self._check_signature([], {self._raw_parameter: bytes(body)})[1])
 
     def _from_map(
         self, decode: Callable[[bytes | memoryview], Any], body: bytes | memoryview, form: str
@@ -145,7 +145,7 @@ class Parameters:
             raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
         if self._struct is not None:
             fields = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
-            return self._placed(
+            return self._place_positionals(
                 {name: self._with_missing_defaults(name, value) for name, value in fields if value is not _MISSING}
             )
         converted = {}
@@ -158,14 +158,14 @@ class Parameters:
                 )
             except msgspec.ValidationError as error:
                 raise self._refusal(str(error), within=name) from error
-        return self._placed(self._checked([], converted)[1])
+        return self._place_positionals(self._check_signature([], converted)[1])
 
     def _from_native(self, body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
         try:
             decoded = values.decode_call(body, allow_pickle=allow_pickle, **self._decode_options)
         except InvalidInput as error:
-            raise error if allow_pickle else self._located(body, error) from error
-        args, kwargs = self._checked(*decoded)
+            raise error if allow_pickle else self._locate_error(body, error) from error
+        args, kwargs = self._check_signature(*decoded)
         args = [
             self._fitted(name, value, label, is_trusted=allow_pickle)
             for (name, label), value in zip(self._positions(), args, strict=False)
@@ -175,7 +175,7 @@ class Parameters:
             for name, value in kwargs.items()
         }
 
-    def _located(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
+    def _locate_error(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
         """Return `error` with the name of the argument that cannot be decoded."""
         try:
             sent = msgspec.msgpack.decode(body, type=_Sent)
@@ -213,7 +213,7 @@ class Parameters:
             holder_value = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
             if _is_plain(value):
-                return self._converted(name, value, self._hints[name], label)
+                return self._convert_value(name, value, self._hints[name], label)
             if is_trusted or name not in self._of_class:
                 return value  # a value that is not plain may stand for one that is: a float32 for a float
             return self._fit_classes(name, value, label)
@@ -221,14 +221,14 @@ class Parameters:
 
     def _fit_classes(self, name: str, value: Any, label: str) -> Any:
         try:
-            return self._with_missing_defaults(name, self._instances.fitted(value, self._hints[name]))
+            return self._with_missing_defaults(name, self._instances.convert(value, self._hints[name]))
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), within=label) from error
 
     def _with_missing_defaults(self, name: str, value: Any) -> Any:
-        return filled_in(value) if name in self._with_defaults else value
+        return fill_defaults(value) if name in self._with_defaults else value
 
-    def _converted(self, name: str, value: Any, hint: Any, label: str) -> Any:
+    def _convert_value(self, name: str, value: Any, hint: Any, label: str) -> Any:
         try:
             return self._with_missing_defaults(
                 name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
@@ -236,7 +236,7 @@ class Parameters:
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), within=label) from error
 
-    def _checked(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _check_signature(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
             self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
         except TypeError as error:
@@ -245,10 +245,10 @@ class Parameters:
         return args, kwargs
 
     def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
-        placed, rest = self._placed(dict(kwargs)) if not args else (args, kwargs)
+        placed, rest = self._place_positionals(dict(kwargs)) if not args else (args, kwargs)
         self.signature.bind(*placed, **rest)
 
-    def _placed(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _place_positionals(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Move positional-only parameters, which JSON also passes by name, to their positions."""
         if not self._by_position:
             return [], kwargs

@@ -16,7 +16,7 @@ from gpufn_runtime.worker.engines.tensors import dtype_of
 # usual tolerance of its precision, or by twice the deviation that the builder measured: the recorded outputs may be the
 # reference's, and sums with another number of threads round differently.
 _SLACK = 2.0
-_USUAL = 2e-2  # relative L2 norm, for precisions without a tolerance (int8)
+_DEFAULT_TOLERANCE = 2e-2  # relative L2 norm, for precisions without a tolerance (int8)
 
 
 class WrongOutput(Exception):
@@ -26,8 +26,8 @@ class WrongOutput(Exception):
 def read(path: Path, manifest: EngineManifest) -> tuple[Arrays, Arrays]:
     """Return the sample's inputs and outputs. Raises OSError, ValueError, KeyError for an invalid file."""
     with np.load(path, allow_pickle=False) as arrays:
-        inputs = {spec.name: _typed(arrays[f"in.{spec.name}"], spec) for spec in manifest.inputs}
-        outputs = {spec.name: _typed(arrays[f"out.{spec.name}"], spec) for spec in manifest.outputs}
+        inputs = {spec.name: _with_dtype(arrays[f"in.{spec.name}"], spec) for spec in manifest.inputs}
+        outputs = {spec.name: _with_dtype(arrays[f"out.{spec.name}"], spec) for spec in manifest.outputs}
     return inputs, outputs
 
 
@@ -51,7 +51,7 @@ def _compare(name: str, actual: Array, recorded: Array, manifest: EngineManifest
     if not np.array_equal(np.where(np.isfinite(now), 0, now), np.where(finite, 0, then), equal_nan=True):
         raise WrongOutput(f"{name} has NaN or infinities in other places than when it was built")
     error = _distance(now[finite], then[finite])
-    allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _USUAL, _SLACK * manifest.accuracy.rel_l2)
+    allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _DEFAULT_TOLERANCE, _SLACK * manifest.accuracy.rel_l2)
     if not error <= allowed:
         raise WrongOutput(f"{name} differs from the build: rel_l2 is {error:.2g}, but {allowed:.2g} is allowed")
 
@@ -65,7 +65,7 @@ def _distance(now: Array, then: Array) -> float:
     return distance / size if size else distance * largest
 
 
-def _typed(array: Array, spec: TensorSpec) -> Array:
+def _with_dtype(array: Array, spec: TensorSpec) -> Array:
     """Convert an npz array to the tensor's dtype: npz has no bfloat16, and only fixed-size strings."""
     expected = dtype_of(spec.datatype)
     if array.dtype == expected:

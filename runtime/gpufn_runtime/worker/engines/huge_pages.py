@@ -26,7 +26,7 @@ def collapse() -> int:
         if "[never]" in _ENABLED.read_text():
             return 0
         with _SMAPS.open() as lines:
-            areas = list(dense(lines))
+            areas = list(dense_ranges(lines))
         madvise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):  # not Linux
         return 0
@@ -36,7 +36,7 @@ def collapse() -> int:
     return HUGE_BYTES * len(moved)
 
 
-def dense(smaps: Iterable[str]) -> Iterator[range]:
+def dense_ranges(smaps: Iterable[str]) -> Iterator[range]:
     """Yield the address ranges of whole huge pages in anonymous memory that is mostly used. For memory that is hardly
     used, such as a thread's stack, a huge page would only cost more.
 

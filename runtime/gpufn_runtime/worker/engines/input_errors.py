@@ -16,11 +16,11 @@ def refused_inputs(inputs: Arrays, error: Exception) -> InvalidInput:
     The error's field is set if there is only one input.
     """
     reason = str(error).rpartition(_STATUS)[2].strip()[:_MAX_REASON]
-    described = ", ".join(f"{name} {_described(array)}" for name, array in inputs.items())
+    described = ", ".join(f"{name} {_describe_array(array)}" for name, array in inputs.items())
     field = next(iter(inputs)) if len(inputs) == 1 else None
     return InvalidInput(f"the model refuses the values or shapes of its inputs: {described}: {reason}", field=field)
 
 
-def _described(array: Array) -> str:
+def _describe_array(array: Array) -> str:
     text = f"{array.dtype}[{','.join(map(str, array.shape))}]"
     return f"{text} = {array.tolist()!r}" if array.size <= _MAX_VALUES and array.dtype.kind != "O" else text

@@ -252,7 +252,7 @@ def _to_bytes(array: Array, datatype: str) -> bytes | memoryview:
     if datatype != "BYTES":
         block = contiguous(array)
         return block.reshape(-1).view(np.uint8).data if block.size else b""
-    encoded = (_encoded(element) for element in array.reshape(-1).tolist())
+    encoded = (_encode_text(element) for element in array.reshape(-1).tolist())
     return b"".join(part for element in encoded for part in (_LENGTH.pack(len(element)), element))
 
 
@@ -267,5 +267,5 @@ def _to_list(array: Array, datatype: str) -> list[Any]:
     return elements
 
 
-def _encoded(element: str | bytes) -> bytes:
+def _encode_text(element: str | bytes) -> bytes:
     return element if isinstance(element, bytes) else element.encode()

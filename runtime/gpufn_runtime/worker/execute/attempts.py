@@ -33,12 +33,12 @@ class Attempt:
     __slots__ = (
         "_body",
         "_parcels",
-        "received_at",
         "cancel_requested",
         "context",
         "credits",
         "link",
         "on_change",
+        "received_at",
         "result",
         "run",
         "state",

@@ -17,8 +17,8 @@ from gpufn_core.errors import ErrorInfo, RequestError
 _MAX_MESSAGE = 16 << 10
 _MAX_TRACEBACK = 64 << 10  # a frame header has at most 1 MiB
 _MAX_NAME = 256
-_MOST_BASES = 64
-_OURS = (
+_MAX_BASES = 64
+_PLATFORM_PATHS = (
     *(
         os.path.dirname(os.path.abspath(str(package.__file__))) + os.sep
         for package in (gpufn, gpufn_core, gpufn_runtime.worker)
@@ -57,8 +57,8 @@ def bounded(info: ErrorInfo) -> ErrorInfo:
         message=_bounded(info.message, _MAX_MESSAGE),
         field=info.field and _bounded(info.field, _MAX_NAME),
         error_type=info.error_type and _bounded(info.error_type, _MAX_NAME),
-        error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MOST_BASES]),
-        error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MOST_BASES]),
+        error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MAX_BASES]),
+        error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MAX_BASES]),
         traceback=info.traceback and _bounded(info.traceback, _MAX_TRACEBACK),
     )
 
@@ -83,7 +83,7 @@ def _traceback(error: BaseException, bundle_dir: str) -> str:
 
 
 def _trim(report: traceback.TracebackException) -> None:
-    user_frames = [frame for frame in report.stack if not frame.filename.startswith(_OURS)]
+    user_frames = [frame for frame in report.stack if not frame.filename.startswith(_PLATFORM_PATHS)]
     report.stack = traceback.StackSummary.from_list(user_frames)
     for inner in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if inner is not None:

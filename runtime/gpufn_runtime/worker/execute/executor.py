@@ -50,10 +50,10 @@ class Executor:
         attempts: Attempts,
         results: Results,
         link: Link,
-        take_frame: Callable[[RunnerFrame, bytes], None],
+        handle_frame: Callable[[RunnerFrame, bytes], None],
     ) -> None:
         self._link = link
-        self._take_frame = take_frame
+        self._handle_frame = handle_frame
         self._loan = Loan()
         self._is_stopping = False
         self._concurrency = spec.concurrency
@@ -117,7 +117,7 @@ class Executor:
         if self._mean_call_s > _LONG_CALL_S and self._attempts.count > self._threads:
             self._start_thread()
 
-    def look_after(self) -> float | None:
+    def check_inbox(self) -> float | None:
         """Make sure that the inbox is processed. Returns the seconds until the next check, None if it is empty."""
         if self._threads >= self._concurrency or self._inbox.empty():
             return None
@@ -164,7 +164,7 @@ class Executor:
                     frame, body = link.frames.popleft()
                     method = self._methods.get(frame.method) if type(frame) is Run else None
                     if method is None:
-                        self._take_frame(frame, body)
+                        self._handle_frame(frame, body)
                         if not self._inbox.empty():  # the frame queued a job for this thread
                             loan.give_back()
                             return

@@ -25,7 +25,7 @@ _NOT_READY = 807  # CUDA_ERROR_MPS_SERVER_NOT_READY
 _PATIENCE_S = 10.0
 _FIRST_PAUSE_S = 0.05
 _GRANULE = 8  # multiprocessors are allocated in groups; the size of the largest group
-_ABOVE_BYTES = 1 << 20
+_EXCESS_BYTES = 1 << 20
 
 
 class ShareDriver(Protocol):
@@ -71,5 +71,5 @@ def _check(limits: MpsLimits, driver: ShareDriver) -> None:
             )
     if (free_bytes := driver.free_bytes()) > limits.vram_bytes:
         raise DeviceFailed(f"{free_bytes:,} bytes are free to it, more than its share's {limits.vram_bytes:,}")
-    if driver.can_allocate(limits.vram_bytes + _ABOVE_BYTES):
+    if driver.can_allocate(limits.vram_bytes + _EXCESS_BYTES):
         raise DeviceFailed(f"it can allocate more GPU memory than its share's {limits.vram_bytes:,} bytes")

@@ -12,7 +12,7 @@ import gc
 import sys
 from typing import Any
 
-_MOST_STRAY_BYTES = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
+_MAX_STRAY_BYTES = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
 _ALIGNED = 512
 
 
@@ -48,13 +48,13 @@ class TorchMemory:
             raise NotMovable("some of torch's memory on the GPU belongs to another library")
         self._sizes = [storage.nbytes() for storage in self._storages]
         stray = sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count()))) - sum(self._sizes)
-        if stray > _MOST_STRAY_BYTES:
+        if stray > _MAX_STRAY_BYTES:
             raise NotMovable(f"torch has {stray >> 20} MiB on the GPU that belong to no Python tensor")
-        return sum(map(_aligned, self._sizes))
+        return sum(map(_align, self._sizes))
 
     def park(self) -> None:
         torch = self._torch
-        self._block = torch.empty(sum(map(_aligned, self._sizes)), dtype=torch.uint8)
+        self._block = torch.empty(sum(map(_align, self._sizes)), dtype=torch.uint8)
         self._pin()
         for storage, part in zip(self._storages, self._parts(), strict=True):
             part.copy_(self._bytes(storage), non_blocking=True)
@@ -94,7 +94,7 @@ class TorchMemory:
         parts, start = [], 0
         for size in self._sizes:
             parts.append(self._block[start : start + size])
-            start += _aligned(size)
+            start += _align(size)
         return parts
 
     def _bytes(self, storage: Any) -> Any:
@@ -113,5 +113,5 @@ def torch_memory() -> TorchMemory | None:
     return TorchMemory(torch)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED

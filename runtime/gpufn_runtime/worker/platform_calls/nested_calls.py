@@ -40,7 +40,7 @@ class NestedCalls:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
-        return self._requests.ask(
+        return self._requests.request(
             Verb.CALL, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
@@ -78,20 +78,20 @@ class NestedCalls:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> str:
-        response = self._requests.ask(
+        response = self._requests.request(
             Verb.SUBMIT, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
         return response[1].decode()
 
     def status(self, invocation: str) -> InvocationState:
-        return InvocationState(self._requests.ask(Verb.STATUS, invocation)[1].decode())
+        return InvocationState(self._requests.request(Verb.STATUS, invocation)[1].decode())
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        return self._requests.ask(Verb.RESULT, invocation, timeout_s=timeout_s)
+        return self._requests.request(Verb.RESULT, invocation, timeout_s=timeout_s)
 
     def cancel(self, invocation: str) -> bool:
-        return self._requests.ask(Verb.CANCEL, invocation)[1] == b"true"
+        return self._requests.request(Verb.CANCEL, invocation)[1] == b"true"
 
     def context(self) -> Context:
         """Return the Context of the current call. Raises InvalidInput if there is none, or more than one."""
@@ -128,8 +128,8 @@ class _OwnCall:
         self._link.send(progress, link=self._attempt.link)
 
     def keep(self, content_type: str, body: bytes) -> None:
-        self._requests.ask(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
+        self._requests.request(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
 
     def kept(self) -> tuple[str, bytes] | None:
-        content_type, body = self._requests.ask(Verb.RESTORE, "", attempt=self._attempt)
+        content_type, body = self._requests.request(Verb.RESTORE, "", attempt=self._attempt)
         return (content_type, body) if content_type else None

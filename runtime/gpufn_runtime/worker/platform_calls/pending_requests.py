@@ -62,7 +62,7 @@ class PendingRequests:
                 del self._open[request.number]
             request.close()
 
-    def ask(
+    def request(
         self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
     ) -> tuple[str, bytes]:
         """Send a request and wait; returns the response's content type and body. `attempt` as in `open`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_runtime.worker.engines import huge_pages
-from gpufn_runtime.worker.engines.huge_pages import HUGE_BYTES, dense
+from gpufn_runtime.worker.engines.huge_pages import HUGE_BYTES, dense_ranges
 
 _PAGE = 4096
 _AREA = """\
@@ -31,8 +31,8 @@ def _smaps(start: int, stop: int, *, rss: int, permissions: str = "rw-p", name: 
 
 def test_areas_are_cut_to_whole_huge_pages() -> None:
     start, stop = 3 * HUGE_BYTES - _PAGE, 6 * HUGE_BYTES + _PAGE
-    assert list(dense(_smaps(start, stop, rss=stop - start))) == [range(3 * HUGE_BYTES, 6 * HUGE_BYTES)]
-    assert list(dense(_smaps(start, 4 * HUGE_BYTES - _PAGE, rss=HUGE_BYTES))) == []
+    assert list(dense_ranges(_smaps(start, stop, rss=stop - start))) == [range(3 * HUGE_BYTES, 6 * HUGE_BYTES)]
+    assert list(dense_ranges(_smaps(start, 4 * HUGE_BYTES - _PAGE, rss=HUGE_BYTES))) == []
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_anonymous_memory_that_is_used_for_the_most_part(rss: int, permissions: 
     area = range(4 * HUGE_BYTES, 8 * HUGE_BYTES)
     others = _smaps(0, HUGE_BYTES, rss=0), _smaps(9 * HUGE_BYTES, 10 * HUGE_BYTES, rss=0)
     lines = [*others[0], *_smaps(area.start, area.stop, rss=rss, permissions=permissions, name=name), *others[1]]
-    assert list(dense(lines)) == ([area] if is_taken else [])
+    assert list(dense_ranges(lines)) == ([area] if is_taken else [])
 
 
 def _huge_bytes() -> int:
