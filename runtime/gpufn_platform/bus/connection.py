@@ -198,8 +198,7 @@ class Bus:
             raise BusUnavailable(f"The message bus did not answer within {timeout_s:g} s.") from None
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback()` after each reconnect, once subscriptions are renewed. Returns a function that unregisters
-        it."""
+        """Call `callback()` after each reconnect, once subscriptions are renewed. Returns an unregister function."""
         key = object()
         self._on_reconnect[key] = callback
 

@@ -54,8 +54,7 @@ def unsub(sid: bytes) -> bytes:
 
 
 def parse_headers(block: bytes) -> tuple[dict[str, str] | None, int, str]:
-    """Headers, status and description of a header block: `NATS/1.0[ status[ description]]`, then `Name: value`
-    lines."""
+    """Headers, status and description of a block: `NATS/1.0[ status[ description]]`, then `Name: value` lines."""
     first, *lines = block.decode("utf-8", "replace").split("\r\n")
     headers = {}
     for line in lines:

@@ -52,8 +52,7 @@ async def _run_with_watchdog(work: Coroutine[Any, Any, None]) -> None:
 async def until_told(
     work: Coroutine[Any, Any, None], name: str, may_end: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> None:
-    """Run `work` until SIGTERM or SIGINT, which cancels it after `may_end()` returns; a second signal cancels at
-    once."""
+    """Run `work` until SIGTERM or SIGINT. The signal cancels it after `may_end()`, a second signal at once."""
     task = asyncio.create_task(work, name=name)
     shutdown_tasks: set[asyncio.Task[None]] = set()
 

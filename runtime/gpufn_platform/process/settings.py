@@ -19,8 +19,7 @@ _INTERVAL: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _SHORTEST_SYNC_S: Final = 0.1
 _LONGEST_SYNC_S: Final = 600.0
-# Writes that no 202 waits for, such as results, are synced every two seconds; `never` keeps nats-server's default of 2
-# min.
+# Writes that no 202 waits for, such as results, are synced every 2 s; `never` keeps nats-server's default of 2 min.
 _NAMED_SYNCS: Final = {"always": 2.0, "never": 120.0}
 _YES: Final = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
@@ -32,8 +31,7 @@ class InvalidSetting(GpufnError):
 
 
 class Sync(msgspec.Struct, frozen=True):
-    """When accepted calls are synced to disk. `waits`: before the 202; otherwise nats-server syncs once per
-    interval."""
+    """When accepted calls are synced to disk. `waits`: before the 202; otherwise once per interval."""
 
     text: str
     waits: bool
@@ -58,7 +56,7 @@ def sync_of(text: str) -> Sync:
     return Sync(text, waits=False, interval_s=seconds)
 
 
-SYNC: Final = sync_of("2s")  # the default; `always` halves the call rate, which most calls are not worth
+SYNC: Final = sync_of("2s")  # the default; `always` halves the call rate, which most calls do not justify
 
 
 def sync_setting(environ: Mapping[str, str]) -> Sync:

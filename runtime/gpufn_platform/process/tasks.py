@@ -11,8 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """A set of running tasks. `name` is the default name of a task. An exception is logged and does not affect other
-    tasks."""
+    """A set of running tasks. `name` is the default name of a task. Exceptions are logged."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name

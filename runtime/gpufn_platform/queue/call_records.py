@@ -359,7 +359,6 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
 
 
 async def tell_cancelled(bus: Bus, invocation: str) -> None:
-    """Tell runners to end an invocation, or all items of a map. Raises BusUnavailable if they may not have received
-    it."""
+    """Cancel an invocation, or all items of a map, at their runners. Raises BusUnavailable if that may have failed."""
     bus.publish(subjects.CANCELS, encode(Cancel(invocation)))
     await bus.flush()

@@ -6,7 +6,7 @@
    starts with a brace, which a reply never does. A PubAck with an error ends the call at once (QueueFull); otherwise it
    reports where the message is stored. A runner that queues the next attempt reports it in the same format.
    While the stream has no leader (an election, a restart), the server reports that it stored nothing. `tick` then
-   publishes the message again, for `_STORED_WITHIN_S` at most.
+   publishes the message again, for `_STORE_TIMEOUT_S` at most.
 3. The runner's ResultReply ends the call, whatever the outcome; the caller reads its kind.
 4. Runners periodically ask whether a caller still waits for the calls that they run, because a cancellation may have
    been lost with a broken connection.

@@ -89,8 +89,7 @@ class Pull:
         self._issue_soon()
 
     def poll(self, credits: int = 1) -> None:  # noqa: A002
-        """Request up to `credits` messages that are available now. `on_empty` reports unused ones. Polls run in
-        turn."""
+        """Request up to `credits` messages that are available now; `on_empty` reports unused credits."""
         if self._is_withdrawn:
             return
         self._polls_due += credits

@@ -133,8 +133,7 @@ class Parcels:
             os.unlink(self._path(name))
 
     def remove_all(self) -> None:
-        """Remove the folder and its contents, whatever the worker created there, and the parent folder if it is
-        empty."""
+        """Remove the folder with everything that the worker created in it, and the parent folder if empty."""
         remove_tree(self.folder)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(self.folder))

@@ -126,8 +126,7 @@ def _free_bytes(folder: str) -> int:
 
 
 def _claim(path: str) -> int | None:
-    """Open a file for writing if no other process has it open; else return None. Raises FileNotFoundError,
-    _NoLeases."""
+    """Open a file for writing, or return None if another process has it. Raises FileNotFoundError, _NoLeases."""
     try:
         # O_NONBLOCK: do not wait, for up to a minute, for a process that has leased the file.
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

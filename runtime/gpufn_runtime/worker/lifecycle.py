@@ -140,7 +140,7 @@ class Worker:
         self._exit(loaded)
         return self._exit_code
 
-    # --- starting ---------------------------------------------------------------------------------------------------
+    # --- starting -----------------------------------------------------------------------------------------------------
 
     def _confine(self) -> LoadError | None:
         os.environ.update(self._config.spec.env)
@@ -210,7 +210,7 @@ class Worker:
         self._link.send(StartFailed(phase, info))
         return EXIT_START_FAILED
 
-    # --- the reader thread ------------------------------------------------------------------------------------------
+    # --- the reader thread --------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
@@ -294,8 +294,7 @@ class Worker:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _on_sigterm(self, *_: object) -> None:
-        # Runs in the main thread between any two bytecodes of user code: take no locks except the link's, which allows
-        # it.
+        # Runs in the main thread between any two bytecodes of user code. The link's lock is the only one that allows it.
         self._start_drain()
 
     def _on_fault(self, fault: DeviceFault) -> None:

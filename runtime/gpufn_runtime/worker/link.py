@@ -28,7 +28,7 @@ _READ_BYTES = 1 << 18
 # The main thread runs signal handlers only between two bytecodes: a signal that arrives just before a blocking call
 # does not interrupt it. So no blocking call of the main thread is longer than this.
 LONGEST_SLEEP_S = 2
-_RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; saves the system call per receive of a poll
+_RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; a poll would cost a system call per receive
 
 Left = tuple[int, tuple[Unfinished, ...]]  # of earlier connections: running attempts; attempts that can be adopted
 
@@ -59,7 +59,7 @@ class Link:
     def connect(self, within_s: float, leftovers: Callable[[], Left] = lambda: (0, ())) -> bool:
         """Connect to the runner, which may start listening later, and send Hello. False on timeout.
 
-        `leftovers()` returns the leftovers of earlier connections: the number of running attempts, and those to adopt.
+        `leftovers()` describes earlier connections: the number of running attempts, and those to adopt.
         """
         deadline = time.monotonic() + within_s
         wait_s = _RETRY_S

@@ -65,8 +65,7 @@ class KeyValue:
     async def open(
         cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
     ) -> Self:
-        """Open the bucket, creating it if absent. `ttl_s`: records expire after this time, without notice to
-        watches."""
+        """Open the bucket, creating it if absent. `ttl_s`: record lifetime; watches do not see expiries."""
         ttl = int((ttl_s or 0) * _NANO)
         window = 120 * _NANO
         kv = cls(
@@ -160,8 +159,7 @@ class KeyValue:
         raise Conflict(f"{self.bucket}/{key} is being changed by too many writers at once; try again.")
 
     async def delete(self, key: str, revision: int | None = None, *, marked_s: float | None = None) -> None:
-        """Delete a record. With `revision`: raises Conflict unless the key is at it. The marker stays for
-        `marked_s`."""
+        """Delete a record. Raises Conflict unless the key is at `revision`. `marked_s`: lifetime of the marker."""
         ttl_s = _MARKED_S if marked_s is None else marked_s
         stored = await self.bus.publish_stored(
             self.subject(key), b"", expected_last=revision, ttl_s=ttl_s, headers=_DELETE

@@ -179,9 +179,11 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 
 async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None) -> tuple[str, int]:
-    """Store a file for one owner for `ttl_s`, or until it is deleted; returns its digest and size. Reads the file once
-    and does not look for an existing blob. Raises OSError if the file cannot be read, InvalidInput if its size changes
-    meanwhile."""
+    """Store a file for one owner for `ttl_s`, or until it is deleted; returns its digest and size.
+
+    Reads the file once and does not look for an existing blob. Raises OSError if the file cannot be read, InvalidInput
+    if its size changes meanwhile.
+    """
     size = (await asyncio.to_thread(path.stat)).st_size
     async with contextlib.aclosing(_parts_of_file(path)) as parts:
         digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)

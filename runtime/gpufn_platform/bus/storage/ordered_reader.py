@@ -336,8 +336,7 @@ async def collect(
     before_seq: int | None = None,
     headers_only: bool = False,
 ) -> list[StoredMessage]:
-    """Return what a Feed would deliver now, up to `before_seq` (exclusive). Raises BusUnavailable if reading is
-    interrupted."""
+    """Return what a Feed would deliver now, up to `before_seq` (exclusive). Raises BusUnavailable if interrupted."""
     messages: dict[str | int, StoredMessage] = {}
     done = asyncio.get_running_loop().create_future()
 

@@ -229,13 +229,12 @@ async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
 
 
 async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
-    """Return the newest message of `subject`, which may have wildcards. Read from the stream's leader, so never
-    stale."""
+    """Return the newest message of `subject`, which may have wildcards. The leader answers: never stale."""
     return await _message(bus, stream, {"last_by_subj": subject})
 
 
 async def message_at(bus: Bus, stream: str, seq: int) -> StoredMessage | None:
-    """Return the message stored at `seq`. Read from the stream's leader, so never stale."""
+    """Return the message stored at `seq`. The leader answers: never stale."""
     return await _message(bus, stream, {"seq": seq}) if seq > 0 else None
 
 
@@ -245,7 +244,7 @@ async def batch_from(
     """Return the first messages of `subject`, which may have wildcards, at `seq` or later.
 
     At most `most` messages and `max_bytes` in total, but at least one if there is one. The stream must allow direct
-    reads. In a cluster any node may answer; if a node that lags behind returns nothing, the leader is asked for one
+    reads. In a cluster any node may answer; if a node that lags behind returns nothing, the leader returns one
     message.
     """
     messages: list[StoredMessage] = []

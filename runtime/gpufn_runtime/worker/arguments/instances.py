@@ -70,8 +70,7 @@ class Instances:
         self._forms: dict[type, type[msgspec.Struct]] = {}
 
     def make(self, kind: type[Any], value: Any) -> Any:
-        """Return an instance of `kind` made from the fields, or the enum value, that a caller sent. Raises
-        InvalidInput."""
+        """Build an instance of `kind` from the fields or enum value that a caller sent. Raises InvalidInput."""
         try:
             return self._make_instance(kind, value)
         except InvalidInput:

@@ -128,8 +128,7 @@ def _sessions(config: WorkerConfig) -> Mapping[str, Session]:
 def _with_sessions(
     call: Callable[..., Any], without: inspect.Signature, sessions: Mapping[str, Session]
 ) -> Callable[..., Any]:
-    """Wrap `call` so that callers omit the sessions. Handles positional arguments, wherever the sessions are
-    declared."""
+    """Wrap `call` so that callers omit the sessions, also in positional arguments."""
     signature = signature_of(call)
     order = list(signature.parameters)
 

@@ -23,9 +23,11 @@ class EngineSession(Protocol):
     def parallel(self) -> int: ...
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Return all outputs. The inputs have the manifest's dtypes and shapes that a profile accepts
-        (`batching.Batching`). BF16 has the dtype `tensors.BF16`, BYTES are str objects. Exceptions of the backend
-        propagate."""
+        """Return all outputs. Exceptions of the backend propagate.
+
+        The inputs have the manifest's dtypes and shapes that a profile accepts (`batching.Batching`). BF16 has the
+        dtype `tensors.BF16`, BYTES are str objects.
+        """
         ...
 
     def warm_up(self, inputs: Arrays) -> None:

@@ -163,8 +163,7 @@ def join(calls: Sequence[Fitted]) -> Fitted:
 
 
 def parts(call: Fitted) -> list[Arrays]:
-    """Return the inputs of the runs that `call` needs: several, of nearly equal size, if it has more rows than one run
-    accepts."""
+    """Return the inputs of the runs that `call` needs: several of nearly equal size if it exceeds `most_rows`."""
     if call.rows is None or call.rows <= call.most_rows:
         return [call.inputs]
     count = -(-call.rows // call.most_rows)

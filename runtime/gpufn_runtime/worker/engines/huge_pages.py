@@ -40,7 +40,7 @@ def dense_ranges(smaps: Iterable[str]) -> Iterator[range]:
     """Yield the address ranges of whole huge pages in anonymous memory that is mostly used. For memory that is hardly
     used, such as a thread's stack, a huge page would only cost more.
 
-    >>> list(dense(["00200000-00800000 rw-p 00000000 00:00 0 \\n", "Size: 6144 kB\\n", "Rss: 6000 kB\\n"]))
+    >>> list(dense_ranges(["00200000-00800000 rw-p 00000000 00:00 0 \\n", "Size: 6144 kB\\n", "Rss: 6000 kB\\n"]))
     [range(2097152, 8388608)]
     """
     area = range(0)

@@ -84,8 +84,7 @@ class OrtSession:
 
     @property
     def _has_external_data(self) -> bool:
-        """Whether the model has external data. ONNX Runtime looks for it beside the file, so open it from its
-        folder."""
+        """Whether the model has external data, which ONNX Runtime reads from the model file's folder."""
         return len(self.manifest.files) > 2  # the engine and its golden sample
 
     def _open(self, engine: Path | bytes) -> Any:

@@ -2,7 +2,7 @@
 
 1. a call that finds the engine free becomes a leader: it runs at once, alone
 2. calls that arrive meanwhile wait
-3. a leader that finishes makes the longest-waiting call the next leader, and passes their outputs to the other calls
+3. a leader that finishes makes the longest-waiting call the next leader, and wakes the other calls of its run
 4. the next leader takes all calls that fit its run (`batching.Batching.take`) at the moment it runs
 
 So runs grow with the load, and an idle engine never waits for more calls.

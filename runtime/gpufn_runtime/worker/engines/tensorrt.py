@@ -261,8 +261,7 @@ class _Slot:
             cuda.copy(buffer.pinned, buffer.device, _bytes(spec, self._outputs[spec.name]), stream)
 
     def _capture(self) -> None:
-        """Capture a graph. Engines that wait for the device in the middle cannot be captured and run without a
-        graph."""
+        """Capture a graph. Engines that synchronize in the middle cannot be captured; they run without a graph."""
         try:
             with self._cuda.capture(self._stream) as graphs:
                 self._enqueue()

@@ -122,8 +122,7 @@ class Attempts:
             return True
 
     def end(self, attempt: Attempt, result: bytes) -> bool:
-        """Mark as ended. Returns True if the caller must send the Result: it had not ended, and its link is still
-        up."""
+        """Mark as ended. Returns True if the caller must send `result`: not ended before, and the link is up."""
         with self._lock:
             if attempt.state is State.ENDED:
                 return False
@@ -149,14 +148,12 @@ class Attempts:
                 self._unsent.append(attempt)
 
     def check_idle(self) -> None:
-        """Call `on_idle` if no attempt is left. Separate from `end`, so that the Result is sent before the process
-        ends."""
+        """Call `on_idle` if no attempt is left. Not part of `end`, because the Result must be sent first."""
         if self.idle:
             self.on_idle()
 
     def cancel(self, number: int) -> Attempt | None:
-        """Cancel an attempt. Returns it if it was still queued: it has ended now, and the caller must send its
-        Result."""
+        """Cancel an attempt. Returns it if it was queued: then it has ended, and the caller sends its Result."""
         with self._lock:
             attempt = self._active.get(number)
             if attempt is None:
@@ -183,9 +180,11 @@ class Attempts:
             on_change()
 
     def abandon(self, unanswered: Collection[Attempt | None]) -> None:
-        """The link is lost: drop queued attempts, and make those stale that cannot be adopted. `unanswered`: attempts
-        that waited for a response of the lost runner. If it contains None, these attempts are unknown: all become
-        stale."""
+        """The link is lost: drop queued attempts, and make those stale that cannot be adopted.
+
+        `unanswered`: attempts that waited for a response of the lost runner. If it contains None, these attempts are
+        unknown, so all become stale.
+        """
         with self._lock:
             self._is_cut = True
             active = list(self._active.values())
@@ -208,8 +207,7 @@ class Attempts:
                 attempt.on_change()
 
     def leftovers(self) -> tuple[int, tuple[Unfinished, ...]]:
-        """Return the leftovers to report to the next runner: the number of stale attempts, and those that it may
-        adopt."""
+        """Report to the next runner: the number of stale attempts, and the attempts that it may adopt."""
         now = time.monotonic()
         with self._lock:
             self._reported_link += 1

@@ -34,8 +34,7 @@ from gpufn_runtime.worker.process import exit_on_failure
 if TYPE_CHECKING:
     from gpufn_runtime.worker.execute.event_loop import EventLoop
 
-# Calls longer than _LONG_CALL_S get a thread each at once. After _STALLED_S without progress one more thread is
-# started.
+# Calls longer than _LONG_CALL_S get a thread each at once. After _STALLED_S without progress one thread is started.
 _LONG_CALL_S = 0.001
 _SHORT_CALL_S = 0.0005
 _STALLED_S = 0.002

@@ -46,8 +46,7 @@ class Parking:
         self._moved: list[_Movable] = []
 
     def park(self, host_bytes: int) -> ParkedMemory:
-        """Move GPU memory to the host. Raises CannotPark with the reason. After any other exception the worker can only
-        exit."""
+        """Move GPU memory to the host. Raises CannotPark. After any exception the worker must exit."""
         from gpufn_runtime.worker.gpu.torch_memory import NotMovable, torch_memory  # noqa: PLC0415  (rarely needed)
 
         torch = torch_memory()
