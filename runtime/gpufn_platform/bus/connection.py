@@ -27,11 +27,11 @@ import msgspec
 
 from gpufn_core.errors import BusUnavailable, PayloadTooLarge
 from gpufn_platform.bus import jetstream, nats_protocol
-from gpufn_platform.bus.jetstream import JetStreamError, NoResponders, NotStored, Stored, Unanswered
+from gpufn_platform.bus.jetstream import JetStreamError, NoResponders, NotStored, RequestTimeout, Stored
 from gpufn_platform.bus.nats_protocol import Message
 from gpufn_platform.bus.tcp_connection import Handler, Link, dial
 
-__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "Stored", "Subscription", "Unanswered"]
+__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "RequestTimeout", "Stored", "Subscription"]
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Bus:
     ) -> Message:
         """Publish a request and await one response.
 
-        Raises NoResponders at once if the subject has no subscriber, Unanswered on timeout, BusUnavailable when the
+        Raises NoResponders at once if the subject has no subscriber, RequestTimeout on timeout, BusUnavailable when the
         connection breaks.
         """
         reply = f"{self._inbox}.r.{next(self._count)}"
@@ -171,7 +171,7 @@ class Bus:
 
         def on_timeout() -> None:
             if not future.done():
-                future.set_exception(Unanswered(f"{subject} did not answer within {timeout_s:g} s."))
+                future.set_exception(RequestTimeout(f"{subject} did not answer within {timeout_s:g} s."))
 
         self.publish(subject, payload, reply=reply, headers=headers)
         self._waiting[reply] = future
@@ -269,7 +269,7 @@ class Bus:
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float) -> Stored:
         try:
             response = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
-        except Unanswered as error:
+        except RequestTimeout as error:
             raise NotStored(f"{error.message.rstrip('.')}: the disk of the message bus may be full.") from error
         return jetstream.read_pub_ack(response.payload, subject)
 

@@ -25,8 +25,8 @@ class NoResponders(BusUnavailable):
     """The subject has no subscriber."""
 
 
-class Unanswered(BusUnavailable):
-    """No response from the subscribers of a subject within the timeout."""
+class RequestTimeout(BusUnavailable):
+    """No subscriber of the subject responded within the timeout."""
 
 
 class NotStored(BusUnavailable):

@@ -131,7 +131,7 @@ async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once:
 
 
 def outside(taken: Iterable[range], start: int, end: int) -> list[range]:
-    """Return the parts of `start` to `end` (exclusive) that none of the ranges `taken` covers; these are in order.
+    """Return the parts of `start` to `end` (exclusive) outside the ranges `taken`, which are in order.
 
     >>> outside([range(3, 5), range(7, 12)], 4, 10)
     [range(5, 7)]

@@ -26,7 +26,7 @@ from gpufn_core.errors import ArtifactUnavailable, CapacityError, ProtocolMismat
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.limits import PARCEL_BYTES
 from gpufn_core.remove_folder import remove_tree
-from gpufn_platform.shared_bodies.reuse import Spares
+from gpufn_platform.shared_bodies.reuse import ReusableFiles
 
 LEAST_BYTES: Final = 256 << 10  # copying a smaller body takes less time than creating a file
 _PART_BYTES: Final = 512 << 10  # read size
@@ -41,7 +41,7 @@ class Parcels:
 
     def __init__(self, folder: str | os.PathLike[str], *, spare_bytes: int = 0) -> None:
         self.folder = os.fspath(folder)
-        self.spares = Spares(self.folder, spare_bytes)
+        self.spares = ReusableFiles(self.folder, spare_bytes)
 
     def make(self) -> None:
         """Create the folder and its parent, accessible only to their owner. Raises CapacityError."""

@@ -31,20 +31,20 @@ class _NoLeases(Exception):
     """The file system does not support leases."""
 
 
-class _Spare(NamedTuple):
+class _ReusableFile(NamedTuple):
     name: str
     size: int
     readers: str
 
 
-class Spares:
+class ReusableFiles:
     """Reusable files in `folder` that one process has written, whether in use or not, up to `most_bytes`. Beyond that
     the least recently tried files are dropped. Thread-safe."""
 
     def __init__(self, folder: str, most_bytes: int) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
-        self._files: deque[_Spare] = deque()
+        self._files: deque[_ReusableFile] = deque()
         self._bytes = 0
         self._was_added = False
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Spares:
             if size > most_bytes:
                 self._remove(name)
                 return
-            self._files.append(_Spare(name, size, readers))
+            self._files.append(_ReusableFile(name, size, readers))
             self._bytes += size
             while self._bytes > most_bytes:
                 self._drop_oldest()

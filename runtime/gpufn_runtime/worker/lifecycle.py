@@ -294,7 +294,7 @@ class Worker:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _on_sigterm(self, *_: object) -> None:
-        # Runs in the main thread between any two bytecodes of user code. The link's lock is the only one that allows it.
+        # Runs in the main thread between any two bytecodes of user code. Only the link's lock allows that.
         self._start_drain()
 
     def _on_fault(self, fault: DeviceFault) -> None:
