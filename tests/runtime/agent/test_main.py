@@ -222,4 +222,4 @@ def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
         bus.wait()
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert "ERROR agent gpufn_runtime.agent: Nobody listens on $JS.API" in ended.stderr.splitlines()[-1]
+    assert "ERROR agent gpufn_runtime.agent: No subscriber on $JS.API" in ended.stderr.splitlines()[-1]
