@@ -42,11 +42,11 @@ from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.template import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
@@ -91,7 +91,7 @@ class Node:
         self._heard = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.launcher: StandbyLauncher | None = None
+        self.launcher: TemplateLauncher | None = None
         bus.subscribe(subjects.worker_event(self.function), self._keep(self.events, WorkerEvent))
         bus.subscribe(subjects.logs(self.function), self._keep(self.lines, LogLine))
         bus.subscribe(subjects.node_report(self.name), self._keep(self.reports, NodeReport))
@@ -137,7 +137,7 @@ class Node:
         **options: Any,
     ) -> None:
         self._stop = asyncio.Event()
-        self.launcher = StandbyLauncher(
+        self.launcher = TemplateLauncher(
             ProcessLauncher(command),
             scratch=self.home.run / "t",
             limit=templates,
@@ -145,8 +145,10 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon)
-        by_daemons = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
+        maker = DaemonMaker(
+            self.home.mps, ContainerFolders(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon
+        )
+        by_daemons = MpsDaemons(maker, SystemClock(), check_every_s=0.1, leave_s=10.0, evict_s=10.0)
         shares: GpuShares = options.pop("shares", None) or by_daemons
         agent = Agent(
             node=self.name,
@@ -160,7 +162,7 @@ class Node:
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             devices=DeviceWatch(
-                inventory or DeclaredInventory(gpus, pool), SystemClock(), also_ill=shares.trouble, period_s=0.02
+                inventory or DeclaredInventory(gpus, pool), SystemClock(), other_trouble=shares.trouble, period_s=0.02
             ),
             shares=shares,
             clock=SystemClock(),
@@ -315,7 +317,7 @@ class Node:
 def memory_groups() -> MemoryGroups:
     groups = MemoryGroups.find()
     if groups.base is None:
-        pytest.skip("no memory cgroup can be made here")
+        pytest.skip("cannot create memory cgroups here")
     return groups
 
 

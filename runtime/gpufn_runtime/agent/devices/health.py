@@ -1,7 +1,7 @@
-"""Whether a GPU can be used, from its error events and its metrics. Pure.
+"""Health of a GPU, from its error events and metrics. Pure.
 
-The driver tells of errors by number (Xid). Those that a program causes say nothing of the GPU; the rest are of the GPU,
-and one that nobody has heard of keeps new workers away for a while.
+The driver reports errors by number (Xid). Errors that a program causes say nothing about the GPU. All others concern
+the GPU; an unknown error keeps new workers away for a while.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.devices.sampling import HARDWARE_THERMAL
 
 HOT_C = 85
-QUIET_S = 600.0  # after the last error that is not final
+QUIET_S = 600.0  # a GPU is degraded for this time after a non-final error
 
 
 class XidKind(enum.Enum):
-    PROGRAM = "program"  # a fault of what runs there
-    PASSING = "passing"  # of the GPU; it works on
-    FINAL = "final"  # the GPU has to be reset, or replaced
+    PROGRAM = "program"  # caused by a program
+    PASSING = "passing"  # an error of the GPU, which keeps working
+    FINAL = "final"  # the GPU must be reset or replaced
 
 
 XIDS: dict[int, tuple[XidKind, str]] = {
@@ -51,7 +51,7 @@ XIDS: dict[int, tuple[XidKind, str]] = {
 }
 
 
-_SIGNS: tuple[tuple[Callable[[DeviceMetrics], object], Health, str], ...] = (
+_CHECKS: tuple[tuple[Callable[[DeviceMetrics], object], Health, str], ...] = (
     (lambda metrics: metrics.rows_failed, Health.FAILED, "rows of its memory cannot be remapped"),
     (lambda metrics: metrics.rows_pending, Health.DEGRADED, "rows of its memory are remapped at its next reset"),
     (
@@ -72,7 +72,8 @@ def describe(xid: int) -> str:
 
 
 class HealthRecord:
-    """One GPU's. What is final stays until the agent starts again, which a reset of the GPU asks for anyway."""
+    """Errors and metrics of one GPU. A final error stays until the agent restarts, which a GPU reset requires
+    anyway."""
 
     def __init__(self) -> None:
         self.xids: dict[str, int] = {}
@@ -81,7 +82,7 @@ class HealthRecord:
         self._passing_at = 0.0
         self._trouble: Trouble | None = None
         self._metrics: DeviceMetrics | None = None
-        self._uncorrected: int | None = None  # memory errors, when they were last told
+        self._uncorrected: int | None = None  # memory errors, as last reported
 
     def on_xid(self, xid: int, now: float) -> None:
         self.xids[str(xid)] = self.xids.get(str(xid), 0) + 1
@@ -102,14 +103,14 @@ class HealthRecord:
             self._uncorrected = count
 
     def judge(self, now: float) -> tuple[Health, str]:
-        """With the reason, empty when there is nothing to say."""
+        """Return the health and its reason, which is empty for a healthy GPU."""
         if self._final:
             return Health.FAILED, self._final
         if self._trouble is not None:
             return self._trouble.health, self._trouble.reason
         if self._metrics is not None:
-            for shows, health, reason in _SIGNS:
-                if shows(self._metrics):
+            for applies, health, reason in _CHECKS:
+                if applies(self._metrics):
                     return health, reason
         if self._passing and now - self._passing_at < QUIET_S:
             return Health.DEGRADED, self._passing

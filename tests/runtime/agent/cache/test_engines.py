@@ -134,7 +134,7 @@ def test_an_engine_in_doubt_is_checked_although_it_looks_as_it_did(tmp_path: Pat
         os.utime(folder / "model", ns=(before.st_atime_ns, before.st_mtime_ns))
         await bus.cache.get(key)
         assert (folder / "model").read_bytes() == b"WEIGHTS"
-        bus.cache.doubt([key, "another"])
+        bus.cache.recheck([key, "another"])
         await bus.cache.get(key)
         assert (folder / "model").read_bytes() == b"weights"
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_had_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
         assert _names(tmp_path) == []
         bus.blobs[_digest(b"sample")] = blob
         assert (await bus.cache.get(key)).is_dir()
-        with pytest.raises(ArtifactUnavailable, match="There is no engine 000000000000 any more"):
+        with pytest.raises(ArtifactUnavailable, match="Engine 000000000000 no longer exists"):
             await bus.cache.get("0" * 64)
 
     _run(test, tmp_path)
@@ -264,7 +264,7 @@ def test_an_engine_that_cannot_be_had_is_left_out_while_another_can(on_node: Run
 
 @pytest.mark.parametrize(
     ("engines", "message"),
-    [({}, "has no engine of net for cpu"), ({"cpu": ("0" * 64,)}, "There is no engine 000000000000 any more")],
+    [({}, "has no engine of net for cpu"), ({"cpu": ("0" * 64,)}, "Engine 000000000000 no longer exists")],
 )
 def test_without_any_engine_the_start_fails_and_says_why(
     on_node: Run, engines: dict[str, tuple[str, ...]], message: str

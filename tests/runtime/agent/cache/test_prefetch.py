@@ -13,7 +13,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_platform.bus.storage.key_value import Entry
-from gpufn_runtime.agent.cache.prefetch import Preparation
+from gpufn_runtime.agent.cache.prefetch import Prefetch
 
 
 class Bucket:
@@ -60,13 +60,13 @@ async def kept_engines() -> set[str]:
         functions.on_change(name, Entry(name, encode(function), 1))
 
     stubs: dict[str, Any] = {"functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines}
-    preparation = Preparation(
+    prefetch = Prefetch(
         **stubs, gpu_kinds=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
     )
-    await preparation.watch()
+    await prefetch.watch()
     deploy("there-before")
     bundles.meanwhile = lambda: deploy("new")
-    task = asyncio.create_task(preparation.run())
+    task = asyncio.create_task(prefetch.run())
     try:
         async with asyncio.timeout(30):
             return await engines.kept

@@ -101,7 +101,7 @@ def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
     [
         (Found("w-1", True), True, ["Adopt"]),
         (Found("w-1", True), False, ["Adopt"]),
-        (Found("w-1", False), True, ["Bury"]),
+        (Found("w-1", False), True, ["CleanUp"]),
         (Found("w-1", False), False, ["Sweep"]),
         (Found("w-1", False, was_begun=False), True, []),
         (Found("w-1", False, was_begun=False), False, ["Sweep"]),

@@ -156,7 +156,7 @@ def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
     clock = Clock()
     watch = DeviceWatch(inventory, clock)
     told: list[DeviceMetrics] = []
-    watch._tell = told.extend
+    watch._on_metrics = told.extend
     nvml.events.append(("GPU-0", 79))
     watch.take(inventory.sample())
     assert _health(watch, 1.0) == [(Health.FAILED, "Xid 79: it has fallen off the bus"), (Health.HEALTHY, "")]
@@ -180,7 +180,7 @@ def test_a_driver_that_does_not_answer_is_noticed() -> None:
 
 
 def test_what_mps_knows_counts_as_well() -> None:
-    watch = DeviceWatch(_Silent(), Clock(), also_ill=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
+    watch = DeviceWatch(_Silent(), Clock(), other_trouble=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
     assert _health(watch, 1.0) == [(Health.DEGRADED, "GPU-0: no MPS")]
 
 

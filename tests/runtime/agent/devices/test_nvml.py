@@ -205,7 +205,7 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
     with caplog.at_level("INFO"):
         for _ in range(3):
             assert set(inventory.sample().troubles) == {"GPU-0", "GPU-1"}
-    assert [record.message for record in caplog.records] == ["NVML does not come back: Uninitialized"]
+    assert [record.message for record in caplog.records] == ["NVML cannot be reopened: Uninitialized"]
     nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a driver that is loaded anew gives out other handles
     well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -240,7 +240,7 @@ def test_that_a_device_tells_of_no_errors_is_said_once_however_often_nvml_is_ope
         gpu.error = pynvml.NVML_ERROR_UNKNOWN
         for _ in range(3):
             inventory.sample()
-    assert caplog.text.count("does not tell of errors") == 1
+    assert caplog.text.count("does not report error events") == 1
 
 
 def test_no_library_is_no_gpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_runtime.agent.decide.template_choice import Use
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.template import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import TemplateLauncher
 
 
 def environment_of(pid: int) -> list[str]:
@@ -249,7 +249,7 @@ def test_bad_luck_of_long_ago_does_not_count_against_a_template(on_node: Any) ->
 
 def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: Path) -> None:
     async def main() -> None:
-        launcher = StandbyLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
+        launcher = TemplateLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
         running = asyncio.create_task(launcher.run())
         launcher.want([Use(frozenset({"numpy"}), 1.0)])
         async with asyncio.timeout(30):

@@ -23,9 +23,9 @@ class PatientControl(Control):
         super().__init__(pipe)
         self._machine, self._pipe = machine, pipe
 
-    async def ask(self, question: str) -> str:
+    async def command(self, text: str) -> str:
         self._timeout_s = 0.3 if self._machine.state(self._pipe).get("hangs") else 30.0
-        return await super().ask(question)
+        return await super().command(text)
 
 
 class Machine:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpufn_runtime.agent.cache.image_recipe import Recipe
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonUnavailable
 from gpufn_runtime.agent.launchers.containers.docker_client import Docker
 
 
@@ -62,7 +62,7 @@ def test_a_daemon_that_goes_away_in_the_middle_of_a_build_is_away(host: str) -> 
     async def build() -> None:
         await Docker(host).build(Recipe("FROM base\n", ()), {}, "image:1", {}, heard.append)
 
-    with pytest.raises(DaemonAway, match="cannot build image image:1"):
+    with pytest.raises(DaemonUnavailable, match="cannot build image image:1"):
         asyncio.run(build())
     assert heard == ["Step 1/5 : FROM base"]
 

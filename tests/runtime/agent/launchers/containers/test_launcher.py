@@ -20,7 +20,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.decide.template_choice import ContainerUse
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway, LaunchOrder
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonUnavailable, LaunchOrder
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.launchers.fork_channel import Control
@@ -94,7 +94,7 @@ class Daemon:
     async def remove(self, container: str) -> None:
         if self.goes_away:
             self.is_away = True
-            raise DaemonAway("Docker does not answer.")
+            raise DaemonUnavailable("Docker does not answer.")
         if container in self.stuck:
             raise PlatformError(f"Docker cannot remove container {container}: device or resource busy.")
         if container in self.left:
@@ -112,7 +112,7 @@ class Daemon:
 
     async def containers(self, labels: Mapping[str, str]) -> set[str]:
         if self.is_away:
-            raise DaemonAway("Docker does not answer.")
+            raise DaemonUnavailable("Docker does not answer.")
         return self.processes.keys() | self.left
 
     async def has_image(self, tag: str) -> bool:
@@ -144,7 +144,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
                 owner={"owner": "test"},
                 limit=9,
                 packages=["/gpufn"],
-                say=lambda *_: None,
+                log_line=lambda *_: None,
             )
             running = asyncio.create_task(launcher.run())
             try:
@@ -199,14 +199,14 @@ def _standing(launcher: ContainerLauncher) -> list[str]:
 
 def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.leave_room(1000 * MIB)
+        launcher.set_standby_memory(1000 * MIB)
         launcher.want(_uses(300, 200, 100))
         await launcher.settled()
         assert _standing(launcher) == ["mib300", "mib200", "mib100"]
-        launcher.leave_room(450 * MIB)
+        launcher.set_standby_memory(450 * MIB)
         await launcher.settled()
         assert _standing(launcher) == ["mib300", "mib100"]
-        launcher.leave_room(0)
+        launcher.set_standby_memory(0)
         await launcher.settled()
         assert (_standing(launcher), len(daemon.processes)) == ([], 0)
 
@@ -238,7 +238,7 @@ def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
 
 def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.leave_room(150 * MIB)
+        launcher.set_standby_memory(150 * MIB)
         launcher.want(_uses(300, 100))
         await launcher.settled()
         assert (_standing(launcher), daemon.made) == (["mib100"], 2)
