@@ -1,4 +1,4 @@
-"""Which functions cannot start, as the controller told last: who calls one from inside a worker is told at once."""
+"""Open circuits of functions, as the controller reports them, so that nested calls of such a function fail at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Circuits:
 
     def _on_report(self, report: ControllerReport) -> None:
         if not self._fence.lets_in(report.epoch, self._clock.monotonic()):
-            return  # from a controller that does not know yet that it leads no more
+            return  # from a controller that has lost its lease without noticing yet
         self._statuses.take(report)
         for status in report.functions:
             if (failure := start_failure(status.serving, status)) is not None:

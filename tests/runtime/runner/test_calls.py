@@ -42,10 +42,10 @@ def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(
         busy = await node.worker(revision)
         first = node.invoke(revision)
         run, _ = await busy.run()
-        waits = node.invoke(revision)
+        turn_waits = node.invoke(revision)
         other = await node.worker(revision, "w-2")
         await other.echo(1)
-        reply, _ = await waits.future
+        reply, _ = await turn_waits.future
         assert (reply.worker, reply.cold_start) == ("w-2", None), "it waited for a slot, not for a start"
         busy.answer(run)
         await first.future
@@ -275,11 +275,11 @@ def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
         revision = await node.deploy("once")
         found = await call_records.read(node.bus, (await node.submit(revision)).id)
         assert found is not None
-        ends = [
+        finisher = [
             msgspec.structs.replace(found[0], state=state)
             for state in (InvocationState.SUCCEEDED, InvocationState.FAILED)
         ]
-        assert sorted(await asyncio.gather(*(call_records.end(node.bus, end) for end in ends))) == [False, True]
+        assert sorted(await asyncio.gather(*(call_records.end(node.bus, end) for end in finisher))) == [False, True]
 
     on_node(url, tmp_path, test)
 

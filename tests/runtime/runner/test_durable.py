@@ -29,7 +29,7 @@ from gpufn_platform.queue import call_records, dead_letters
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.shared_bodies.bodies import Parcels
 from gpufn_runtime.runner.dispatch import arrivals
-from gpufn_runtime.runner.dispatch.pull_credits import Intake
+from gpufn_runtime.runner.dispatch.pull_credits import PullCredits
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 from tests.taking import take
 
@@ -108,7 +108,7 @@ def test_the_next_attempt_is_rung_for_when_it_is_due(
         worker = await node.worker(revision)
         call = await node.submit(revision)
         run, _ = await worker.run()
-        monkeypatch.setattr(Intake, "tick", lambda *_: None)  # nobody looks into the queue by himself
+        monkeypatch.setattr(PullCredits, "tick", lambda *_: None)  # nobody looks into the queue by himself
         fail(worker, run)
         again, _ = await worker.run()
         assert (again.invocation, again.number) == (call.id, 2)
@@ -433,13 +433,13 @@ def test_the_time_in_the_queue_does_not_limit_what_another_runner_may_have_begun
         queue, consumer = subjects.async_queue("begun", 1), subjects.async_consumer("begun", 1)
         await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
         await deliver_once(node, consumer)
-        waits = await node.submit(revision, b"waits")
+        turn_waits = await node.submit(revision, b"waits")
         node.clock.ahead_s += 3
         worker = await node.worker(revision)
         run, body = await worker.run()
         assert body == b"begun"
         worker.answer(run)
-        assert (await ended(node, waits.id)).state is InvocationState.EXPIRED
+        assert (await ended(node, turn_waits.id)).state is InvocationState.EXPIRED
 
     on_node(url, tmp_path, test)
 
@@ -540,13 +540,13 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
             taken.put_nowait(delivery)
             intake.offer()
 
-        intake = Intake(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take, clock=node.clock)
+        intake = PullCredits(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take, clock=node.clock)
         intake.open()
         node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
         await taken.get()
         for _ in range(20):
             await node.submit(revision)
-        intake.on_doorbell(QueueKind(Priority.NORMAL, is_sync=False))  # one; and nobody ticks
+        intake.on_wakeup(QueueKind(Priority.NORMAL, is_sync=False))  # one; and nobody ticks
         for _ in range(20):
             await taken.get()
         intake.close()

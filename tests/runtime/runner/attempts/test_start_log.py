@@ -115,7 +115,7 @@ def test_the_start_that_died_with_its_node_is_in_the_record(url: str, tmp_path: 
 
 
 def test_a_start_that_lasts_is_noted_until_it_ends(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revision_queue, "NOTED_AFTER_S", 0.0)
+    monkeypatch.setattr(revision_queue, "RECORDED_AFTER_S", 0.0)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("lasts")

@@ -193,9 +193,9 @@ def test_a_withdrawn_call_is_cancelled_whether_it_runs_or_stands_in_line(url: st
         worker = await node.worker(revision)
         async with gateway_of(node) as gateway:
             await short_calls(node, revision, worker)
-            runs, waits = gateway.offer(revision, b"1"), gateway.offer(revision, b"2")
+            runs, turn_waits = gateway.offer(revision, b"1"), gateway.offer(revision, b"2")
             run, _ = await worker.run()
-            gateway.withdraw(waits)
+            gateway.withdraw(turn_waits)
             gateway.withdraw(runs)
             frame, _ = await worker.next()
             assert frame == frames.Cancel(run.attempt)

@@ -19,7 +19,7 @@ from gpufn_core.spec.priority import QUEUES, Priority, QueueKind
 from gpufn_platform.bus.connection import JetStreamError
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records, queue_position
-from gpufn_runtime.runner.dispatch.queue_choice import PATIENCE_S
+from gpufn_runtime.runner.dispatch.queue_choice import AGED_AFTER_S
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 HI, NORMAL, LOW = Priority
@@ -109,7 +109,7 @@ def test_a_call_that_has_aged_is_not_kept_from_the_slot_by_higher_classes(url: s
         run, _ = await worker.run()
         await submit(node, revision, b"l", LOW)
         await opened(node, revision, QueueKind(LOW, is_sync=False))
-        node.clock.ahead_s = PATIENCE_S
+        node.clock.ahead_s = AGED_AFTER_S
         for _ in range(8):
             await submit(node, revision, b"h", HI)
         worker.answer(run)

@@ -21,7 +21,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.queue import call_records
-from gpufn_runtime.runner.recovery.adoption import place_of
+from gpufn_runtime.runner.recovery.adoption import queue_position_of
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
@@ -294,4 +294,4 @@ def test_a_call_that_somebody_waits_for_does_not_run_twice_while_another_runner_
 def test_a_worker_can_name_deliveries_of_its_own_revision_only(
     settled_at: str, place: tuple[str, QueueKind, int] | None
 ) -> None:
-    assert place_of(REVISION, settled_at) == place
+    assert queue_position_of(REVISION, settled_at) == place

@@ -432,11 +432,11 @@ def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an hour it was told that its own timeout was over, of which it had none."""
-    wait, waits = call_records.wait, list[float]()
+    wait, turn_waits = call_records.wait, list[float]()
 
     async def away_at_first(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
-        waits.append(timeout_s)
-        if len(waits) < 3:
+        turn_waits.append(timeout_s)
+        if len(turn_waits) < 3:
             raise BusUnavailable("away")
         return await wait(bus, invocation, timeout_s)
 
@@ -451,7 +451,7 @@ def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
         answer, body = await worker.next()
         assert isinstance(answer, frames.Answer)
         assert (answer.kind, answer.content_type, body) == (OutcomeKind.SUCCEEDED, "x/kept", b"at last")
-        assert (round(waits[0]), len(waits)) == (LONGEST_TIMEOUT_S, 3)
+        assert (round(turn_waits[0]), len(turn_waits)) == (LONGEST_TIMEOUT_S, 3)
 
     on_node(url, tmp_path, test)
 

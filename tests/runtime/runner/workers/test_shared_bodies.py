@@ -18,7 +18,7 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.queue import large_bodies
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from tests.runtime.runner.node import FakeWorker, Node, on_node, read
 
 
@@ -201,7 +201,9 @@ def test_what_a_worker_left_is_removed_beside_the_loop(
 ) -> None:
     """Of a million files that would take four seconds, in which no call of the node begins or ends."""
     removed_in: list[str] = []
-    monkeypatch.setattr(NodeParcels, "forget", lambda self, worker: removed_in.append(threading.current_thread().name))
+    monkeypatch.setattr(
+        NodeSharedBodies, "forget", lambda self, worker: removed_in.append(threading.current_thread().name)
+    )
 
     async def test(node: Node) -> None:
         revision = await node.deploy("forgotten")

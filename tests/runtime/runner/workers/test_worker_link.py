@@ -90,7 +90,9 @@ def test_a_worker_that_claims_attempts_that_nobody_can_have_given_it_is_ended(
     owner = Mock()
     unfinished = tuple(frames.Unfinished(number, "i", "", 0.0) for number in numbers)
     hello = frames.encode(frames.Hello(PROTOCOL, "w-1", was_ready=True, unfinished=unfinished))
-    assert "it broke the protocol: it says" in asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, hello))
+    assert "it broke the protocol: it reports" in asyncio.run(
+        ended_for(new_link(tmp_path / "w-1", owner), owner, hello)
+    )
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -129,7 +131,7 @@ def test_a_worker_is_ready_once(tmp_path: Path) -> None:
     owner = Mock()
     ready = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1)) * 3
     why = asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, ready))
-    assert why == "it broke the protocol: it says that it is ready, and nobody has asked"
+    assert why == "it broke the protocol: it reports that it is ready without being asked"
     owner.on_ready.assert_called_once()
 
 
@@ -144,7 +146,7 @@ def test_a_worker_that_says_again_and_again_that_it_drains_is_heard_once(tmp_pat
 
 def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has asked for would fill its runner's memory."""
-    monkeypatch.setattr(worker_socket, "_MOST_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(worker_socket, "_MAX_UNREAD_BYTES", 1 << 20)
     owner = Mock()
     link = new_link(tmp_path / "w-1", owner)
 
@@ -154,7 +156,7 @@ def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: py
 
     owner.on_ready.side_effect = answer
     greeted = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1))
-    assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB unread")
+    assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB")
 
 
 def test_nobody_connects_after_the_worker(tmp_path: Path) -> None:

@@ -459,7 +459,7 @@ def test_a_worker_that_is_to_drain_while_it_starts_ends_at_once(url: str, tmp_pa
         await node.connect("w-1")
         await node.assign(revision, "w-1", Desired.DRAIN)
         order = await node.kills.get()
-        assert (order.worker, order.reason) == ("w-1", "it is not wanted any more, and has not started yet")
+        assert (order.worker, order.reason) == ("w-1", "it is no longer wanted, and has not started yet")
         assert (await node.report_of("w-1", WorkerState.STOPPED)).in_use == 0
 
     on_node(url, tmp_path, test)
