@@ -359,7 +359,7 @@ class Agent:
         grace_period.set_running(self._home, self._calls_running())
         grace_s = grace_period.grace_s(self._home, self._grace_s)
         log.info("stopping: %d workers have %g s to finish their calls", len(self._running_workers), grace_s)
-        self._devices.rest("its node stops")
+        self._devices.pause_placements("its node stops")
         self._reports.send()  # from now on the controller places no workers here
         for record in self._fleet.records.values():
             if record.phase is not Phase.GONE:
@@ -372,7 +372,7 @@ class Agent:
             self._supervisor.end(worker.record, signal.SIGKILL, reason)
         try:
             async with asyncio.timeout(_CLEANUP_TIMEOUT_S):
-                await self._supervisor.none_left()
+                await self._supervisor.all_ended()
                 await self._supervisor.ends_reported()
                 await self._cleanup.done()
         except TimeoutError:
@@ -393,7 +393,7 @@ class Agent:
                 )
                 if finished:
                     return
-                self._devices.rest("its node stops")
+                self._devices.pause_placements("its node stops")
                 self._supervisor.step(self._clock.monotonic())
                 self._reports.send()
                 self._reports.send_unsent()
@@ -403,7 +403,7 @@ class Agent:
 
     async def _all_ended(self) -> None:
         await self._launches.done()
-        await self._supervisor.none_left()
+        await self._supervisor.all_ended()
 
     def _calls_running(self) -> int:
         """Number of running calls on this node, as last reported by its runner."""

@@ -93,7 +93,7 @@ class Reports:
         if not gpus:
             return worker.report()
         pids = worker.pids
-        return worker.report(self._devices.busy_by(pids, gpus), self._devices.held_by(pids, gpus))
+        return worker.report(self._devices.busy_gpus_of(pids, gpus), self._devices.gpu_bytes_of(pids, gpus))
 
     def send_metrics(self, metrics: tuple[DeviceMetrics, ...]) -> None:
         report = DeviceReport(self._node, self._clock.time(), metrics)
@@ -105,7 +105,7 @@ class Reports:
             self._is_scheduled = True
             asyncio.get_running_loop().call_later(_DEBOUNCE_S, self.send)
 
-    def tell(self, record: WorkerRecord, kind: WorkerEventKind, **fields: Any) -> None:
+    def send_event(self, record: WorkerRecord, kind: WorkerEventKind, **fields: Any) -> None:
         """Send a worker event, or queue it while the bus is unavailable."""
         event = WorkerEvent(
             kind=kind,

@@ -94,7 +94,7 @@ def _size(environ: Mapping[str, str], name: str) -> int | None:
 def _default_image(launcher: str) -> ImageSpec | None:
     """Return the default image: with this node's version of Python, because pickles need the same version."""
     if launcher not in ("process", "docker"):
-        raise InvalidSetting(f"GPUFN_LAUNCHER is process or docker, not {launcher!r}.")
+        raise InvalidSetting(f"GPUFN_LAUNCHER must be process or docker, not {launcher!r}.")
     return ImageSpec(python="{}.{}".format(*sys.version_info)) if launcher == "docker" else None
 
 
@@ -103,7 +103,7 @@ def _base_image(name: str) -> str:
         ImageSpec(base=name.format(python="3.12"))
     except (InvalidSpec, LookupError, ValueError):
         raise InvalidSetting(
-            f"GPUFN_BASE_IMAGE is an image name with {{python}} for the version, such as python:{{python}}-slim, "
+            f"GPUFN_BASE_IMAGE must be an image name with {{python}} for the version, such as python:{{python}}-slim, "
             f"not {name!r}."
         ) from None
     return name

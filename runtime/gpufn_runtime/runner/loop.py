@@ -92,7 +92,7 @@ class Runner:
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.parcels, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
-        self._removals = Tasks("removal of parcels")
+        self._removals = Tasks("removal of shared bodies")
         self._meter = Meter(usage, node, clock)
         self._start_log = StartLog(bus, node, clock)
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
@@ -199,7 +199,7 @@ class Runner:
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
         except GpufnError as error:
-            log.warning("no report: %s", error)
+            log.warning("cannot publish the report: %s", error)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 

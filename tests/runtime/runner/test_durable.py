@@ -540,7 +540,7 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
             taken.put_nowait(delivery)
             intake.offer()
 
-        intake = PullCredits(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take, clock=node.clock)
+        intake = PullCredits(node.bus, revision, room=lambda: 1, capacity=lambda: 1, receive=take, clock=node.clock)
         intake.open()
         node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
         await taken.get()

@@ -19,14 +19,14 @@ class SharedTasks:
     """Downloads in progress, by name. Concurrent callers share one download. `noun` names the kind of artifact."""
 
     def __init__(self, noun: str) -> None:
-        self._what = noun
+        self._noun = noun
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         """Run `work(name)`, or wait until the running one is done. Cancelling a caller does not cancel the work."""
         task = self._tasks.get(name)
         if task is None:
-            task = asyncio.create_task(work(name), name=f"{self._what}-{name[:12]}")
+            task = asyncio.create_task(work(name), name=f"{self._noun}-{name[:12]}")
             self._tasks[name] = task
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
         await asyncio.shield(task)

@@ -39,7 +39,7 @@ class Images:
         self._worker_needs = tuple(worker_needs)
         self._builds: dict[str, asyncio.Task[None]] = {}
         self._listeners: dict[str, list[OnLine]] = {}
-        self._kept: set[str] = set()
+        self._tags_in_use: set[str] = set()
         self._has_kept_specs = False
         self._failed_removals: set[str] = set()  # each was logged once
         self._known_tags: set[str] = set()  # images that existed when last checked; saves a request to Docker per start
@@ -56,7 +56,7 @@ class Images:
         """Return the image's tag; build the image first if needed. `on_line` receives the build's log lines; `bundle`
         is the folder with the image's files. Raises BuildFailed, ArtifactUnavailable, PlatformError."""
         tag = self.tag(spec)
-        self._kept.add(tag)
+        self._tags_in_use.add(tag)
         task = self._builds.get(tag)
         if task is None:
             if tag in self._known_tags or await self._has(tag):
@@ -77,7 +77,7 @@ class Images:
 
     def keep(self, specs: Iterable[ImageSpec]) -> None:
         """Let `collect` remove all other images of this home. Images that `get` returns from now on are kept too."""
-        self._kept = {self.tag(spec) for spec in specs} | self._builds.keys()
+        self._tags_in_use = {self.tag(spec) for spec in specs} | self._builds.keys()
         self._has_kept_specs = True
 
     async def collect(self) -> None:
@@ -88,7 +88,7 @@ class Images:
         ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
         self._failed_removals &= ours
         for tag in ours:
-            if tag in self._kept:  # checked again: the previous removal took time
+            if tag in self._tags_in_use:  # checked again: the previous removal took time
                 continue
             self.forget(tag)
             try:

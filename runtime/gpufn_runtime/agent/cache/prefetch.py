@@ -41,7 +41,7 @@ _revision = msgspec.msgpack.Decoder(Revision)
 class Preparer(Protocol):
     """Prepares templates, images and standby containers for the revisions in use."""
 
-    def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
+    def set_uses(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
     def keep_images(self, images: Iterable[ImageSpec]) -> None: ...
 
 
@@ -167,7 +167,7 @@ class Prefetch:
 
     async def _prepare(self) -> None:
         current = self._current()
-        self._launcher.want(
+        self._launcher.set_uses(
             [
                 Use(self.modules(revision), self._used_at(revision), revision.spec.env)
                 for revision in current
@@ -224,7 +224,9 @@ class Prefetch:
         all_deployed = all(function in self._deployed for function, _ in running)
         self._collect_at = now + COLLECT_EVERY_S if all_deployed else 0.0  # 0: collect when the next worker ends
         await self._bundles.keep({revision.bundle for revision in self._used()})
-        self._launcher.keep_images({image for each in self._used() if (image := self._image_of(each.spec)) is not None})
+        self._launcher.keep_images(
+            {image for revision in self._used() if (image := self._image_of(revision.spec)) is not None}
+        )
         by_kind = [keys for revision in self._used() for keys in revision.engines.values()]
         await self._engines.keep({key for keys in by_kind for engine_keys in keys.values() for key in engine_keys})
 

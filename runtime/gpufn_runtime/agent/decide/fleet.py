@@ -36,7 +36,7 @@ class WorkerRecord:
     started_at: float = 0.0  # unix seconds
     was_ready: bool = False  # as reported by the runner
     drain_by: float | None = None  # set when the assignment says drain
-    asked_to_end_at: float | None = None
+    end_requested_at: float | None = None
     killed: bool = False
     killed_for: str = ""  # why the agent killed it
     stopping: bool = False  # because the agent stops

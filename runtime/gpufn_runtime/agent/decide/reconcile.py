@@ -73,7 +73,7 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
     if assignment is None:
         if record is None or record.phase is Phase.GONE:
             return None
-        return Stop(record.worker, "its assignment is gone")
+        return Stop(record.worker, "its assignment was deleted")
     if record is None:
         if has_ended:
             return Forget(assignment, "it has already ended")
@@ -97,8 +97,8 @@ def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AF
         return None
     if record.given_up_at is not None and now >= record.given_up_at + kill_after_s:
         return Kill(record.worker, "its runner has given it up")  # the runner sends a kill order once; it may be lost
-    if record.asked_to_end_at is not None:
-        if now >= record.asked_to_end_at + kill_after_s:
+    if record.end_requested_at is not None:
+        if now >= record.end_requested_at + kill_after_s:
             return Kill(record.worker, f"it did not end within {kill_after_s:g} s of SIGTERM")
         return None
     if record.drain_by is not None and now >= record.drain_by:
@@ -107,7 +107,7 @@ def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AF
 
 
 @dataclass(frozen=True)
-class Found:
+class ExistingFolder:
     """A worker folder that an earlier agent or the runner created. `is_running`: the recorded process still runs.
     `was_begun`: an agent has started work in it. If not, only the runner has, which does not wait for the agent."""
 
@@ -135,7 +135,7 @@ class Sweep:
     worker: str
 
 
-def at_start(folders: Iterable[Found], assignments: Mapping[str, Assignment]) -> list[Adopt | CleanUp | Sweep]:
+def at_start(folders: Iterable[ExistingFolder], assignments: Mapping[str, Assignment]) -> list[Adopt | CleanUp | Sweep]:
     """Return what to do with each folder. A running worker is adopted even without an Assignment, and is stopped then.
     An assigned worker whose folder was not begun needs no action here: it is launched like any other."""
     actions: list[Adopt | CleanUp | Sweep] = []

@@ -10,7 +10,7 @@ from gpufn_core.domain.device_metrics import DeviceMetrics
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDevices:
     """A node's devices, the links between its GPUs, the driver's version and the newest CUDA version it supports."""
 
     devices: tuple[Device, ...]
@@ -37,7 +37,7 @@ class Sample:
 
 
 class Inventory(Protocol):
-    def find(self) -> Found:
+    def find(self) -> FoundDevices:
         """Return this node's devices at the agent's start. Never raises; unreadable devices are left out."""
         ...
 

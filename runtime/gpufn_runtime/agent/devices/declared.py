@@ -10,7 +10,7 @@ import msgspec
 
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_platform.process.settings import InvalidSetting
-from gpufn_runtime.agent.devices.base import Found, Sample
+from gpufn_runtime.agent.devices.base import FoundDevices, Sample
 
 _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
@@ -38,7 +38,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
     try:
         return msgspec.json.decode(text, type=tuple[Device, ...])
     except msgspec.DecodeError as error:
-        raise InvalidSetting(f"GPUFN_DEVICES is a JSON array of devices: {error}") from error
+        raise InvalidSetting(f"GPUFN_DEVICES must be a JSON array of devices: {error}") from error
 
 
 class DeclaredInventory:
@@ -48,8 +48,8 @@ class DeclaredInventory:
         has_pool = any(device.type is DeviceType.CPU for device in declared)
         self._devices = declared if has_pool else (pool, *declared)
 
-    def find(self) -> Found:
-        return Found(self._devices)
+    def find(self) -> FoundDevices:
+        return FoundDevices(self._devices)
 
     def sample(self) -> Sample:
         return Sample()

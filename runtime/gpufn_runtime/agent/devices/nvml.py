@@ -18,7 +18,7 @@ from typing import Any
 
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
 from gpufn_core.domain.device_metrics import DeviceMetrics
-from gpufn_runtime.agent.devices.base import Found, Sample, Trouble
+from gpufn_runtime.agent.devices.base import FoundDevices, Sample, Trouble
 from gpufn_runtime.agent.devices.sampling import Sampler, query, text
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class NvmlInventory:
         self._without_events: set[str] = set()  # GPUs that do not support error events; logged once
         self._sampler: Sampler | None = None
 
-    def find(self) -> Found:
+    def find(self) -> FoundDevices:
         try:
             if self._nvml is None:
                 self._nvml = importlib.import_module("pynvml")
@@ -79,7 +79,7 @@ class NvmlInventory:
 
     # --- devices ------------------------------------------------------------------------------------------------------
 
-    def _find_devices(self) -> Found:
+    def _find_devices(self) -> FoundDevices:
         nvml = self._nvml
         devices: list[Device] = []
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -97,7 +97,7 @@ class NvmlInventory:
         self._sampler = Sampler(nvml)
         self._register_events()
         cuda = query(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
-        return Found(
+        return FoundDevices(
             devices=(self._pool, *devices),
             links=self._links(),
             driver=text(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
@@ -138,18 +138,18 @@ class NvmlInventory:
 
     def _instances(self, parent: Device, handle: Any) -> list[tuple[Device, Any]]:
         nvml = self._nvml
-        found: list[tuple[Device, Any]] = []
+        instances: list[tuple[Device, Any]] = []
         for index in range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
             instance = query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
             if instance is not None:
-                found.append((self._read(instance, parent), instance))
-        if not found:
+                instances.append((self._read(instance, parent), instance))
+        if not instances:
             log.warning(
                 "GPU %s is not offered: MIG mode is enabled, but it has no instances. Create instances or disable MIG "
                 "mode, then restart the agent",
                 parent.uuid,
             )
-        return found
+        return instances
 
     def _links(self) -> tuple[DeviceLink, ...]:
         """Return the links between whole GPUs: a process can use only one MIG instance."""
@@ -190,16 +190,16 @@ class NvmlInventory:
 
     def _new_xids(self) -> tuple[tuple[str, int], ...]:
         nvml = self._nvml
-        found: list[tuple[str, int]] = []
+        xids: list[tuple[str, int]] = []
         if self._events is None:
             return ()
         for _ in range(_MAX_EVENTS):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                found.append((text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
+                xids.append((text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
             except nvml.NVMLError:  # no event is left; if NVML is gone, reading the devices reveals that
                 break
-        return tuple(found)
+        return tuple(xids)
 
     # --- recovery -----------------------------------------------------------------------------------------------------
 
@@ -222,6 +222,6 @@ class NvmlInventory:
         with contextlib.suppress(nvml.NVMLError):
             self._register_events()
 
-    def _no_gpus(self, reason: str) -> Found:
+    def _no_gpus(self, reason: str) -> FoundDevices:
         log.info("no GPUs: %s", reason)
-        return Found((self._pool,))
+        return FoundDevices((self._pool,))

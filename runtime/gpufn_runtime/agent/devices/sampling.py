@@ -106,10 +106,10 @@ class Sampler:
         nvml, since = self._nvml, self._last_sample_time.get(uuid, 0)
         # Without new samples the library raises an error, even for the code "success".
         samples = query(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
-        newest = sorted((each for each in samples if each.timeStamp > since), key=lambda each: each.timeStamp)
+        newest = sorted((sample for sample in samples if sample.timeStamp > since), key=lambda sample: sample.timeStamp)
         if newest:
             self._last_sample_time[uuid] = newest[-1].timeStamp
-        return {each.pid: each.smUtil / 100 for each in newest} if uuid in self._last_sample_time else None
+        return {sample.pid: sample.smUtil / 100 for sample in newest} if uuid in self._last_sample_time else None
 
     def _ecc(self, handle: Any, kind: int) -> int | None:
         nvml = self._nvml
@@ -159,8 +159,8 @@ def _processes(
 ) -> tuple[GpuProcess, ...]:
     """Merge the process lists. MPS clients are listed separately from processes with their own context, and their
     utilization is attributed to the MPS server."""
-    memory_by_pid = {each.pid: each.usedGpuMemory for each in [*(own_contexts or ()), *(clients or ())]}
-    mps_pids = {each.pid for each in clients or ()}
+    memory_by_pid = {process.pid: process.usedGpuMemory for process in [*(own_contexts or ()), *(clients or ())]}
+    mps_pids = {process.pid for process in clients or ()}
     return tuple(
         GpuProcess(pid, memory, None if busy is None or pid in mps_pids else busy.get(pid, 0.0))
         for pid, memory in list(memory_by_pid.items())[:_MAX_PROCESSES]

@@ -44,18 +44,18 @@ class DeviceWatch:
         self._clock = clock
         self._other_trouble = other_trouble
         self._period_s = period_s
-        found = inventory.find()
-        self._devices = found.devices
-        self.links: tuple[DeviceLink, ...] = found.links
-        self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=found.driver, cuda=found.cuda)
+        result = inventory.find()
+        self._devices = result.devices
+        self.links: tuple[DeviceLink, ...] = result.links
+        self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=result.driver, cuda=result.cuda)
         self._records = {device.uuid: HealthRecord() for device in self.gpus}
         self._sampled_at = 0.0
         self._pause = ("", 0.0)  # why no process can be started here, and the end of the pause
         self._is_stopped = False
         self._wakeup = threading.Event()
         self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU uuid and pid
-        self.begun = 0  # number of samples begun; `seen` is the number of the last one received
-        self.seen = 0
+        self.samples_begun = 0  # number of samples begun; `samples_received` is the number of the last one received
+        self.samples_received = 0
         self._on_metrics: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
         self._on_sample: Callable[[], None] = lambda: None
 
@@ -71,7 +71,7 @@ class DeviceWatch:
         """Return the devices with their health at `now`, in monotonic seconds."""
         return tuple(self._with_health(device, now) for device in self._devices)
 
-    def rest(self, reason: str) -> None:
+    def pause_placements(self, reason: str) -> None:
         """Report the node as degraded for a while: it cannot start processes, or it stops."""
         self._pause = reason, self._clock.monotonic() + _PAUSE_S
 
@@ -90,11 +90,11 @@ class DeviceWatch:
         self._is_stopped = True
         self._wakeup.set()
 
-    def hurry(self) -> None:
+    def sample_now(self) -> None:
         """Take the next sample as soon as possible."""
         self._wakeup.set()
 
-    def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
+    def gpu_bytes_of(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
         """Return the bytes that the processes hold on each GPU, by the last sample. GPUs without a value are left
         out."""
         pids = tuple(pids)
@@ -106,12 +106,14 @@ class DeviceWatch:
                     held[uuid] = held.get(uuid, 0) + process.memory_bytes
         return held
 
-    def busy_by(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
+    def busy_gpus_of(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
         """Return the number of GPUs that the processes kept busy, by the last sample: 0.5 is one GPU for half of the
         time. Returns None if unknown."""
         pids = tuple(pids)
-        processes = [each for uuid in gpus for pid in pids if (each := self._processes.get((uuid, pid))) is not None]
-        utilisations = [each.utilisation for each in processes if each.utilisation is not None]
+        processes = [
+            process for uuid in gpus for pid in pids if (process := self._processes.get((uuid, pid))) is not None
+        ]
+        utilisations = [process.utilisation for process in processes if process.utilisation is not None]
         return sum(utilisations) if utilisations else None
 
     def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,20 +122,20 @@ class DeviceWatch:
             self._wakeup.clear()
             if self._is_stopped:
                 return
-            self.begun += 1
+            self.samples_begun += 1
             sample = self._inventory.sample()
             with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(self._on_sample_done, self.begun, sample)
+                loop.call_soon_threadsafe(self._on_sample_done, self.samples_begun, sample)
 
     def _on_sample_done(self, number: int, sample: Sample) -> None:
-        self.take(sample)
-        self.seen = number
+        self.apply(sample)
+        self.samples_received = number
         self._on_sample()
 
-    def take(self, sample: Sample) -> None:
+    def apply(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()
-        metrics = {each.uuid: each for each in sample.metrics}
-        self._processes = {(each.uuid, process.pid): process for each in sample.metrics for process in each.processes}
+        metrics = {item.uuid: item for item in sample.metrics}
+        self._processes = {(item.uuid, process.pid): process for item in sample.metrics for process in item.processes}
         for uuid, xid in sample.xids:
             log.warning("%s: %s", uuid, describe(xid))
             for device in self.gpus:
@@ -143,8 +145,8 @@ class DeviceWatch:
             record.on_sample(metrics.get(uuid), sample.troubles.get(uuid), now)
         if metrics:
             with_xids = (
-                msgspec.structs.replace(each, xids=dict(record.xids)) if (record := self._records[uuid]).xids else each
-                for uuid, each in metrics.items()
+                msgspec.structs.replace(item, xids=dict(record.xids)) if (record := self._records[uuid]).xids else item
+                for uuid, item in metrics.items()
             )
             self._on_metrics(tuple(with_xids))
 
@@ -153,7 +155,7 @@ class DeviceWatch:
         if record is None:
             reason, until = self._pause
             return _with_reason(device, Health.DEGRADED, reason) if now < until else device
-        health, reason = record.judge(now)
+        health, reason = record.evaluate(now)
         if health is not Health.FAILED and (trouble := self._other_trouble(device.uuid)) is not None:
             health, reason = trouble.health, trouble.reason
         if health is Health.HEALTHY and self._sampled_at and now - self._sampled_at > _SILENT_S:

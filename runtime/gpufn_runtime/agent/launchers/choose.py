@@ -34,10 +34,10 @@ class LauncherByImage:
     def pids(self) -> frozenset[int]:
         return self._processes.pids
 
-    def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None:
-        self._processes.want(uses)
+    def set_uses(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None:
+        self._processes.set_uses(uses)
         if self._containers is not None:
-            self._containers.want(in_containers)
+            self._containers.set_uses(in_containers)
 
     async def launch(self, order: LaunchOrder) -> Launched:
         """Raises PlatformError, BuildFailed."""

@@ -1,6 +1,6 @@
 """Template launcher: forks workers in milliseconds from a template, a process that has their modules imported.
 
-1. `want(uses)` sets the revisions in use. `run` creates and retires templates in the background, one at a time.
+1. `set_uses(uses)` sets the revisions in use. `run` creates and retires templates in the background, one at a time.
 2. A template's first line reports its modules, or why it must not be forked. Such a refusal is remembered.
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules, imported with its `env`. An idle
    template keeps one child forked in advance.
@@ -207,7 +207,7 @@ class TemplateLauncher:
     def pids(self) -> frozenset[int]:
         return frozenset(template.pid for template in self._templates.values())
 
-    def want(self, uses: Iterable[Use]) -> None:
+    def set_uses(self, uses: Iterable[Use]) -> None:
         wanted = tuple(uses)
         if wanted != self._uses:
             self._uses = wanted

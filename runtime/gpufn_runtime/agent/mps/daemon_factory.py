@@ -43,7 +43,7 @@ class DaemonMaker:
         # A short name: the path of a unix socket has at most 107 bytes.
         return self._create(gpu, hashlib.sha256(gpu.encode()).hexdigest()[:8], uid)
 
-    def left(self) -> Iterator[Daemon]:
+    def existing(self) -> Iterator[Daemon]:
         """Return the daemons of an earlier agent, running or not."""
         for folder in sorted(self._root.glob("*")):
             if (file := read_daemon_file(folder)) is not None:

@@ -178,7 +178,7 @@ class MpsDaemons:
 
     async def take_over(self) -> None:
         """Take over an earlier agent's daemons, before any worker is adopted."""
-        for daemon in self._maker.left():
+        for daemon in self._maker.existing():
             if daemon.is_running():
                 log.info("GPU %s: took over its MPS daemon", daemon.gpu)
                 self._gpus[daemon.gpu] = _Gpu(daemon, empty_since=self._clock.monotonic())

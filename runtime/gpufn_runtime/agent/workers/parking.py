@@ -34,8 +34,8 @@ class Parking:
             record.claim = record.parked = None
         elif report.state is WorkerState.PARKED and report.parked is not None and record.claim is None:
             # Without a GPU there is nothing to verify.
-            record.claim = Claim(report.parked, self._devices.begun if record.gpus else -1)
-            self._devices.hurry()
+            record.claim = Claim(report.parked, self._devices.samples_begun if record.gpus else -1)
+            self._devices.sample_now()
             self.verify()
 
     def verify(self) -> None:
@@ -44,11 +44,16 @@ class Parking:
             record = worker.record
             if record.claim is None or record.parked is not None:
                 continue
-            held = self._devices.held_by(worker.pids, record.gpus)
-            match verify(record.claim, self._devices.seen, max(held.values(), default=None)):
+            held = self._devices.gpu_bytes_of(worker.pids, record.gpus)
+            match verify(record.claim, self._devices.samples_received, max(held.values(), default=None)):
                 case ParkedMemory() as parked:
                     record.parked = parked
-                    log.info("%s is parked: host=%d left=%d", record.worker, parked.host_bytes, parked.device_bytes)
+                    log.info(
+                        "worker %s is parked: host_bytes=%d device_bytes=%d",
+                        record.worker,
+                        parked.host_bytes,
+                        parked.device_bytes,
+                    )
                     self._reports.send_soon()
-                case str(reason) if record.asked_to_end_at is None:
+                case str(reason) if record.end_requested_at is None:
                     self._supervisor.end(record, signal.SIGTERM, reason)

@@ -94,7 +94,7 @@ class Launches:
             revision = await self._prefetch.revision(record.function, record.revision)
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
-            if record.asked_to_end_at is not None:
+            if record.end_requested_at is not None:
                 self._on_stopped_early(record, folder)
                 return
             is_process = self._configs.image(revision.spec) is None
@@ -155,15 +155,15 @@ class Launches:
         )  # fmt: skip
         place_s = max(0.0, launched_at - assignment.created_at)
         cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
-        self._reports.tell(record, WorkerEventKind.STARTED, cold_start=cold_start)
+        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=cold_start)
         self._reports.send_soon()
-        if record.asked_to_end_at is not None:
+        if record.end_requested_at is not None:
             signum = signal.SIGKILL if record.killed else signal.SIGTERM
             self._supervisor.end(record, signum, "it had to end before it started")
 
     def _on_stopped_early(self, record: WorkerRecord, folder: WorkerFolder) -> None:
         """Report an exit without failure: the worker had to end while its bundle was fetched."""
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=Exit())
+        self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
         self._cleanup.clean_up(record, folder, None)
 
     def _on_failed(
@@ -174,13 +174,13 @@ class Launches:
         if isinstance(error, NodeFault):
             phase = OF_THE_NODE
             self._pause_placements(error)
-        self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
+        self._reports.send_event(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
         self._cleanup.clean_up(record, folder, group)
 
     def _pause_placements(self, fault: NodeFault) -> None:
         """Degrade the node and report that before the failed launch, so that the retry goes to another node."""
         if not isinstance(fault, DaemonUnavailable):  # in that case only containers must go elsewhere
-            self._devices.rest(fault.message.rstrip("."))
+            self._devices.pause_placements(fault.message.rstrip("."))
         self._reports.send()
 
 

@@ -91,8 +91,8 @@ class Supervisor:
     def end(self, record: WorkerRecord, signum: signal.Signals, reason: str) -> None:
         """Send a signal to the worker. A worker that is still being launched is ended once it has a process."""
         log.info("worker %s gets %s: %s", record.worker, signum.name, reason)
-        if record.asked_to_end_at is None:
-            record.asked_to_end_at = self._clock.monotonic()
+        if record.end_requested_at is None:
+            record.end_requested_at = self._clock.monotonic()
         if signum is signal.SIGKILL and not record.killed:
             record.killed, record.killed_for = True, reason
         worker = self._running_workers.get(record.worker)
@@ -108,7 +108,7 @@ class Supervisor:
         for worker in self._running_workers:
             self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
 
-    async def none_left(self) -> None:
+    async def all_ended(self) -> None:
         while self._running_workers:
             self._worker_ended.clear()
             await self._worker_ended.wait()
@@ -196,7 +196,7 @@ class Supervisor:
         if not record.was_ready:
             self._recheck(record.key)
         log.info("%s %s", record, end.describe())
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=end)
+        self._reports.send_event(record, WorkerEventKind.EXITED, exit=end)
         self._reports.send_soon()
         self._cleanup.clean_up(record, worker.folder, worker.group)
 

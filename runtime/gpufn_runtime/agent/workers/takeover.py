@@ -10,7 +10,7 @@ from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, WorkerRecord
-from gpufn_runtime.agent.decide.reconcile import Adopt, CleanUp, Found
+from gpufn_runtime.agent.decide.reconcile import Adopt, CleanUp, ExistingFolder
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.cleanup import Cleanup
@@ -31,7 +31,7 @@ class Takeover:
         by_name = {folder.worker: folder for folder in folders}
         files = {name: folder.read_process() for name, folder in by_name.items()}
         existing = [
-            Found(name, file is not None and processes.is_running(file.process), by_name[name].was_begun)
+            ExistingFolder(name, file is not None and processes.is_running(file.process), by_name[name].was_begun)
             for name, file in files.items()
         ]
         for action in reconcile.at_start(existing, assigned):
@@ -68,5 +68,7 @@ class Takeover:
         log.info("%s ended while no agent was running", record)
         # Kill before reporting: after the report its calls start again, and an unrecorded process may still run.
         processes.kill_worker(folder.output, folder.scratch)
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
+        self._reports.send_event(
+            record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no running agent")
+        )
         self._cleanup.clean_up(record, folder, group)

@@ -83,11 +83,11 @@ class AttemptFinisher:
         self.ended += 1
         self.run_seconds += run_s
         outcome = _apply_decision(attempt, Outcome(result.kind, result.error))
-        parcel = kept = ""
+        parcel = runner_file = ""
         if result.parcel:
             is_local = not attempt.is_submitted and self._shared_bodies.reach(attempt.message)
             outcome, name = self._collect_result(attempt, outcome, result.parcel, is_local=is_local)
-            parcel, kept = (name, "") if is_local else ("", name)
+            parcel, runner_file = (name, "") if is_local else ("", name)
             body = b""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self.failed += 1
@@ -101,7 +101,7 @@ class AttemptFinisher:
                 result.content_type,
                 body,
                 parcel=parcel,
-                kept=kept,
+                runner_file=runner_file,
                 run_s=run_s,
                 gather_s=gather_s,
                 now=self._clock.time(),
@@ -116,13 +116,13 @@ class AttemptFinisher:
             attempt.link.send(frames.Cancel(attempt.number))
             self._nested.close_of(attempt)
 
-    def give_up(self, attempt: Attempt) -> None:
+    def abandon(self, attempt: Attempt) -> None:
         """Give up an attempt that did not stop in time: poison its slot. Its worker ends when nothing else runs
         there."""
         del attempt.link.attempts[attempt.number]
         self._settle_lost(attempt, None)
 
-    def take_all(self, link: WorkerLink) -> list[Attempt]:
+    def detach_all(self, link: WorkerLink) -> list[Attempt]:
         """Take the attempts of a worker that is gone. `with_worker` ends them once the reason is known. Until then they
         count as running and can be looked up."""
         attempts = list(link.attempts.values())
@@ -226,4 +226,4 @@ def _timeout_message(attempt: Attempt) -> str:
     limit_s = attempt.link.revision.spec.timeout_s
     if attempt.run.must_end_at >= attempt.run.began + limit_s:
         return f"it ran for longer than its timeout of {limit_s:g} s"
-    return "it ran when its caller's deadline came"
+    return "it was still running at its caller's deadline"

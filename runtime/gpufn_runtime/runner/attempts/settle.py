@@ -77,14 +77,14 @@ class Settler:
         body: bytes = b"",
         *,
         parcel: str = "",
-        kept: str = "",
+        runner_file: str = "",
         run_s: float = 0.0,
         gather_s: float = 0.0,
         now: float,
     ) -> None:
         """Settle an attempt, once, after its slot is free or poisoned. A large result is named by `parcel` if it is in
-        the caller's folder, or by `kept` if it is in the runner's: of a submitted call or for a caller on another
-        host."""
+        the caller's folder, or by `runner_file` if it is in the runner's: of a submitted call or for a caller on
+        another host."""
         message = attempt.message
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
@@ -97,20 +97,20 @@ class Settler:
         elif attempt.is_submitted:
             record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._start_log.node)
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
-            self._start(attempt.delivery, self._end_attempt(attempt, record, body, kept))
+            self._start(attempt.delivery, self._end_attempt(attempt, record, body, runner_file))
         else:
             reply = _reply_of(attempt, outcome, content_type, parcel, run_s=run_s, gather_s=gather_s)
-            if kept:
-                self._start(attempt.delivery, self._send_large_result(attempt, reply, kept))
+            if runner_file:
+                self._start(attempt.delivery, self._send_large_result(attempt, reply, runner_file))
                 return
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
             if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, message):
                 self._tasks.start(self._forget_checkpoint(message.id, attempt.run.checkpoint_seq))
 
-    async def _send_large_result(self, attempt: Attempt, reply: ResultReply, kept: str) -> None:
+    async def _send_large_result(self, attempt: Attempt, reply: ResultReply, runner_file: str) -> None:
         """Send a large result to a caller on another host: in the reply, or stored in the object store."""
-        message, path, body = attempt.message, self._shared_bodies.kept(kept), b""
+        message, path, body = attempt.message, self._shared_bodies.kept_path(runner_file), b""
         try:
             if path.stat().st_size <= self._inline_bytes:
                 body = path.read_bytes()
@@ -141,8 +141,8 @@ class Settler:
     def _inline_bytes(self) -> int:
         return inline_bytes(int(self._bus.server_info["max_payload"]))
 
-    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, kept: str) -> None:
-        await self._end(attempt.delivery, record, body, kept, arguments=attempt.message.reference)
+    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, runner_file: str) -> None:
+        await self._end(attempt.delivery, record, body, runner_file, arguments=attempt.message.reference)
         # Not earlier: until its end is stored the call may be redelivered, and continues from its checkpoint.
         if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, attempt.message):
             await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
@@ -271,11 +271,11 @@ class Settler:
         delivery: Delivery | DirectDelivery,
         record: CallRecord,
         body: bytes = b"",
-        kept: str = "",
+        runner_file: str = "",
         *,
         arguments: BodyReference | None = None,
     ) -> None:
-        unstored = kept
+        unstored = runner_file
         while True:
             try:
                 if unstored:
@@ -298,15 +298,15 @@ class Settler:
                 log.warning("cannot store the end of %s yet: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self.unsettled.pop(record.id, None)
-        if kept:
-            self._shared_bodies.kept(kept).unlink(missing_ok=True)
+        if runner_file:
+            self._shared_bodies.kept_path(runner_file).unlink(missing_ok=True)
         await self._store_dead_letter_and_ack(delivery, record)
         if not record.state.leaves_dead_letter:
             self._bodies.remove_arguments(arguments)
 
-    async def _store_large_result(self, record: CallRecord, kept: str) -> tuple[CallRecord, bytes]:
+    async def _store_large_result(self, record: CallRecord, runner_file: str) -> tuple[CallRecord, bytes]:
         """Store a large result. Returns the record that refers to it, or the result itself if it fits in the record."""
-        path = self._shared_bodies.kept(kept)
+        path = self._shared_bodies.kept_path(runner_file)
         size = path.stat().st_size
         if size <= min(RECORD_BYTES, self._inline_bytes):
             return msgspec.structs.replace(record, size=size), path.read_bytes()

@@ -22,7 +22,7 @@ _AFTER = {
     OutcomeKind.LOST: StartReason.WORKER_LOST,
 }
 _CODES = {StartReason.DEVICE_FAILED: DeviceFailed.code, StartReason.STOPPED: PlatformStopping.code}
-_LOST_MESSAGE = "its runner or its node ended before this attempt did"
+_LOST_MESSAGE = "its runner or its node ended before this attempt"
 
 
 def first_reason(message: InvocationMessage) -> StartReason:

@@ -100,7 +100,7 @@ class Arrivals:
         self._on_room = on_room
         self._methods = {method.name: method for method in revision.spec.methods}
         self._pull_credits = PullCredits(
-            bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
+            bus, revision, room=places.room, capacity=places.capacity, receive=self._receive, clock=clock
         )  # fmt: skip
         self._tasks = Tasks(f"arrivals of {revision}")
 
@@ -190,7 +190,7 @@ class Arrivals:
 
     # --- single calls -------------------------------------------------------------------------------------------------
 
-    def _take(self, delivery: Delivery) -> None:
+    def _receive(self, delivery: Delivery) -> None:
         try:
             message, body = queued_calls.unpack(delivery.payload, delivery.seq)
         except ProtocolMismatch as error:
@@ -218,7 +218,7 @@ class Arrivals:
             self._refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
         else:
             try:
-                parcel = self._shared_bodies.give_arguments(message, link.worker)
+                parcel = self._shared_bodies.hand_over_arguments(message, link.worker)
             except GpufnError as error:
                 self._refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
                 return

@@ -25,7 +25,7 @@ from gpufn_platform.process.unix_sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
 
-Take = Callable[["DirectDelivery"], None]
+OnDelivery = Callable[["DirectDelivery"], None]
 
 
 class DirectDelivery:
@@ -88,13 +88,14 @@ class DirectDelivery:
 
 
 class FastPathServer:
-    """Server of the fast path. `take(delivery)` accepts or refuses a call. `cancel(delivery)` ends the attempt, whose
-    caller is gone. A second attempt of the invocation may run here by then, from the queue; its caller waits."""
+    """Server of the fast path. `on_offer(delivery)` accepts or refuses a call. `on_withdraw(delivery)` ends the
+    attempt, whose caller is gone. A second attempt of the invocation may run here by then, from the queue; its caller
+    waits."""
 
-    def __init__(self, path: Path, take: Take, cancel: Take) -> None:
+    def __init__(self, path: Path, on_offer: OnDelivery, on_withdraw: OnDelivery) -> None:
         self._path = path
-        self.take = take
-        self.cancel = cancel
+        self.on_offer = on_offer
+        self.on_withdraw = on_withdraw
         self._rooms: dict[RevisionKey, fast_path.Room] = {}
         self._gateways: set[_Gateway] = set()
         self._server: asyncio.Server | None = None
@@ -177,7 +178,7 @@ class _Gateway(asyncio.Protocol):
             for frame, body in self._reader.feed(data):
                 if isinstance(frame, fast_path.Offer):
                     delivery = self.in_flight[frame.message.id] = DirectDelivery(self, frame.message, body)
-                    self._fast_path.take(delivery)
+                    self._fast_path.on_offer(delivery)
                 else:
                     self._withdraw(frame.invocation)
         except ProtocolMismatch as error:
@@ -193,7 +194,7 @@ class _Gateway(asyncio.Protocol):
         delivery = self.in_flight.get(invocation)
         if delivery is not None:
             delivery.is_withdrawn = True
-            self._fast_path.cancel(delivery)
+            self._fast_path.on_withdraw(delivery)
 
 
 def too_large(reply: ResultReply, error: PayloadTooLarge) -> ResultReply:

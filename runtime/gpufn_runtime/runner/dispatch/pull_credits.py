@@ -40,7 +40,7 @@ _FIND_EVERY_TICKS = 10  # wakeups announce calls in other queues; this finds cal
 
 class PullCredits:
     """`room()` is the number of deliveries that may arrive now, and `capacity()` the number that may be here at once.
-    `take(delivery)` starts a delivery, or hands it back."""
+    `receive(delivery)` starts a delivery, or hands it back."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class PullCredits:
         *,
         room: Callable[[], int],
         capacity: Callable[[], int],
-        take: Callable[[Delivery], None],
+        receive: Callable[[Delivery], None],
         clock: Clock,
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._room = room
         self._capacity = capacity
-        self._take = take
+        self._receive = receive
         self._clock = clock
         self._order = QueueOrder()
         self._polls = 0
@@ -226,11 +226,11 @@ class PullCredits:
     def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
         self._order.delivered(queue, delivery.stored_at, delivery.pending, is_redelivered=delivery.delivered > 1)
         if queue == STANDING:
-            self._take(delivery)
+            self._receive(delivery)
             self._grant_lookout_credit()
             return
         self._polls -= 1
-        self._take(delivery)
+        self._receive(delivery)
         if self._order.to_poll() is not None:
             self._offer()
 

@@ -209,7 +209,7 @@ class RevisionQueue:
 
     def withdraw(self, delivery: DirectDelivery) -> None:
         """Cancel a fast-path call: its gateway is gone, or has queued it."""
-        for attempt in [each for each in self._places.attempts() if each.delivery is delivery]:
+        for attempt in [attempt for attempt in self._places.attempts() if attempt.delivery is delivery]:
             self.cancel(attempt)
 
     def _ensure_ticking(self) -> None:
@@ -231,7 +231,7 @@ class RevisionQueue:
                     self._finisher.begin(attempt, OutcomeKind.TIMED_OUT, cutoff)
                 if run.ending is not None and cutoff >= run.ending.until:
                     self._turn_waits.hand_back(link)
-                    self._finisher.give_up(attempt)
+                    self._finisher.abandon(attempt)
                     self._arrivals.slot_poisoned()
                     self._after_end(link)
                 else:

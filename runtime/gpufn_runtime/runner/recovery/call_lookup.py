@@ -49,22 +49,22 @@ class CallLookup:
             if message.reply:
                 self._bus.publish(message.reply, pack(BegunReply(message.id)))
             else:
-                self._bus.publish(subjects.call_started(message.id), encode(self._held(attempt)))
+                self._bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
 
     def _on_where(self, message: Message) -> None:
         invocation = _where.decode(message.payload).invocation
         if not invocation and message.reply:
             for candidate in {**self._unsettled, **self._running}.values():
                 if candidate.is_submitted and not isinstance(candidate.phase, Arrived):
-                    self._bus.publish(message.reply, encode(self._held(candidate)))
+                    self._bus.publish(message.reply, encode(self._holder(candidate)))
             return
         attempt = self._running.get(invocation) or self._unsettled.get(invocation)
         if attempt is None:
             self._repeat_reply(invocation)
         elif not isinstance(attempt.phase, Arrived) and message.reply:
-            self._bus.publish(message.reply, encode(self._held(attempt)))
+            self._bus.publish(message.reply, encode(self._holder(attempt)))
 
-    def _held(self, attempt: Attempt) -> HeldBy:
+    def _holder(self, attempt: Attempt) -> HeldBy:
         message, worker = attempt.message, attempt.link.worker
         match attempt.phase:
             case AwaitsTurn(gpu):

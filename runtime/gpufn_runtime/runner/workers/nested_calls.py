@@ -293,7 +293,7 @@ class NestedCalls:
         CapacityError, BusUnavailable."""
         if not call.parcel:
             return _Arguments(body)
-        path = self._shared_bodies.kept(self._shared_bodies.accept(link.worker, call.parcel))
+        path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
         try:
             if path.stat().st_size <= min(max_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
                 return _Arguments(path.read_bytes())
@@ -310,7 +310,7 @@ class NestedCalls:
         """Return the name of a large result in the requesting worker's folder, or "" if the result is in the reply.
         Raises ArtifactUnavailable, CapacityError, BusUnavailable."""
         if reply.parcel:
-            return self._shared_bodies.give_result(reply.parcel, link.worker)
+            return self._shared_bodies.hand_over_result(reply.parcel, link.worker)
         if reply.reference is None:
             return ""
         parcel = await self._bodies.fetch_result(reply.reference, link.worker)
@@ -354,7 +354,7 @@ class NestedCalls:
     async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
         if call.parcel:
-            path = self._shared_bodies.kept(self._shared_bodies.accept(link.worker, call.parcel))
+            path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
             try:
                 size = path.stat().st_size
                 body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""

@@ -33,7 +33,7 @@ class NodeSharedBodies:
             self._local_callers.add(caller)
         return caller in self._local_callers
 
-    def give_arguments(self, message: InvocationMessage, worker: str) -> str:
+    def hand_over_arguments(self, message: InvocationMessage, worker: str) -> str:
         """Hand a call's arguments to its worker. Returns the name in the worker's folder, or "" if there are none. The
         caller keeps its file until the call has ended, for a retry. Raises ArtifactUnavailable, CapacityError."""
         if not message.parcel:
@@ -54,7 +54,7 @@ class NodeSharedBodies:
         except ResultNotEncodable as error:
             raise InvalidInput(f"the arguments cannot be sent: {error.message}") from error
 
-    def give_result(self, parcel: str, worker: str) -> str:
+    def hand_over_result(self, parcel: str, worker: str) -> str:
         """Hand a nested call's result from the runner's folder to the worker that made the call. Returns the name
         there. Raises ArtifactUnavailable, CapacityError."""
         worker_folder, own = self._of(worker), self._of(self.own)
@@ -78,7 +78,7 @@ class NodeSharedBodies:
         folder. Raises like `collect`."""
         return self._move(worker, parcel, self._kept_folder)
 
-    def kept(self, parcel: str) -> Path:
+    def kept_path(self, parcel: str) -> Path:
         """Return the path of a body in the runner's folder. The code that has stored it must unlink it."""
         return self._root / _KEPT / parcel
 
@@ -135,9 +135,9 @@ class NodeSharedBodies:
         return Parcels(self._root / worker)
 
     def _kept_folder(self) -> Parcels:
-        kept = self._of(_KEPT)
-        kept.make()
-        return kept
+        folder = self._of(_KEPT)
+        folder.make()
+        return folder
 
     def _caller_folder(self, message: InvocationMessage) -> Parcels:
         if not self._is_local(message.parcels):

@@ -75,9 +75,9 @@ class Workers:
         link = self.links.pop(worker, None)
         if link is not None:
             self._leave_gpu(link)
-            attempts = self._finisher.take_all(link)
+            attempts = self._finisher.detach_all(link)
             if attempts and self._agent_events.exit_of(worker) is None:
-                self._retire(link, "its assignment is gone")
+                self._retire(link, "its assignment was deleted")
             else:
                 self._release(link)
             link.remove_socket()
@@ -214,7 +214,7 @@ class Workers:
         """Handle a closed socket. If the worker had attempts or was wanted, its exit is awaited before callers get an
         error. `runs_on`: the runner closed the socket, and the process lives."""
         self._leave_gpu(link)
-        attempts = self._finisher.take_all(link)
+        attempts = self._finisher.detach_all(link)
         if link.state is WorkerState.DRAINING and not attempts:
             self._release(link)  # as requested; its @exit hooks run within the agent's grace period
         else:

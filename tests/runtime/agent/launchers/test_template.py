@@ -251,7 +251,7 @@ def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: 
     async def main() -> None:
         launcher = TemplateLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
         running = asyncio.create_task(launcher.run())
-        launcher.want([Use(frozenset({"numpy"}), 1.0)])
+        launcher.set_uses([Use(frozenset({"numpy"}), 1.0)])
         async with asyncio.timeout(30):
             await launcher.settled()
         assert not running.done()

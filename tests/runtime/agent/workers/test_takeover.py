@@ -55,7 +55,7 @@ def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monke
     assignment = Assignment(worker="w1", node="n", function="f", revision=1, share=share, epoch=1, created_at=0.0)
     done: list[str] = []
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: done.append("killed"))
-    reports = SimpleNamespace(tell=lambda record, kind, **what: done.append(kind.value))
+    reports = SimpleNamespace(send_event=lambda record, kind, **what: done.append(kind.value))
     cleanup = SimpleNamespace(
         find_group=lambda worker, file: None, clean_up=lambda record, folder, group: done.append("buried")
     )

@@ -94,7 +94,7 @@ class Container:
             container_folder.make(self._parcels, self._uid)
             await self._control.listen()
         except OSError as error:
-            raise PlatformError(f"Cannot make the folder of a container: {error}.") from error
+            raise PlatformError(f"Cannot create the folder of a container: {error}.") from error
         box = sandbox(
             self.kind.limits,
             uid=self._uid,

@@ -57,7 +57,7 @@ class Docker:
             )
             return str(response["Id"])
 
-        return await self._request(f"make a container of {image}", create)
+        return await self._request(f"create a container of {image}", create)
 
     async def start(self, container: str) -> int:
         """Start a container and return the host pid of its first process. Raises PlatformError."""

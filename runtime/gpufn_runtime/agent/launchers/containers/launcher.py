@@ -91,7 +91,7 @@ class ContainerLauncher:
     def standbys(self) -> tuple[str, ...]:
         return tuple(f"{standby.kind.image} {','.join(sorted(standby.modules))}".strip() for standby in self._standbys)
 
-    def want(self, uses: Iterable[ContainerUse]) -> None:
+    def set_uses(self, uses: Iterable[ContainerUse]) -> None:
         wanted = tuple(uses)
         if wanted != self._uses:
             self._uses = wanted
@@ -179,12 +179,12 @@ class ContainerLauncher:
             build_log = _BuildLog(self._log_image_line, config.function, config.revision)
             image = await self._images.get(order.image, config.bundle_dir, build_log)
             try:
-                made = await self._make(Kind(image, limits), order.modules)
+                container = await self._make(Kind(image, limits), order.modules)
             except ContainerGone:  # somebody removed the image
                 self._images.forget(image)
                 image = await self._images.get(order.image, config.bundle_dir, build_log)
-                made = await self._make(Kind(image, limits), order.modules)
-            return await self._assign(made, order, is_standby=False)
+                container = await self._make(Kind(image, limits), order.modules)
+            return await self._assign(container, order, is_standby=False)
         except PlatformError as error:
             self._note(error)
             raise
@@ -321,11 +321,11 @@ class ContainerLauncher:
 
     async def _sweep(self) -> None:
         """Remove orphaned containers and folders, left by a crash or by an outage of Docker."""
-        found = await self._daemon.containers(self._owner)
+        existing = await self._daemon.containers(self._owner)
         self.trouble = ""
         if self._in_progress:
             return  # a container that is being created may be listed, but its id is not known yet
-        await self._orphans.remove(found, kept={standby.id for standby in self._standbys})
+        await self._orphans.remove(existing, kept={standby.id for standby in self._standbys})
         names = {standby.name for standby in self._standbys} | self._in_progress
         for folder in (folders(self._home), self._home.parcels):
             for path in folder.glob("c-*"):

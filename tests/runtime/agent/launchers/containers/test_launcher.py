@@ -200,7 +200,7 @@ def _standing(launcher: ContainerLauncher) -> list[str]:
 def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         launcher.set_standby_memory(1000 * MIB)
-        launcher.want(_uses(300, 200, 100))
+        launcher.set_uses(_uses(300, 200, 100))
         await launcher.settled()
         assert _standing(launcher) == ["mib300", "mib200", "mib100"]
         launcher.set_standby_memory(450 * MIB)
@@ -239,10 +239,10 @@ def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
 def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         launcher.set_standby_memory(150 * MIB)
-        launcher.want(_uses(300, 100))
+        launcher.set_uses(_uses(300, 100))
         await launcher.settled()
         assert (_standing(launcher), daemon.made) == (["mib100"], 2)
-        launcher.want(_uses(300, 100, 10))
+        launcher.set_uses(_uses(300, 100, 10))
         await launcher.settled()
         assert (sorted(_standing(launcher)), daemon.made) == (["mib10", "mib100"], 3)
 
@@ -254,7 +254,7 @@ def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: A
         daemon.left = {"old-1", "old-2", "old-3"}
         daemon.stuck = {"old-2"}
         launcher.take_over([])
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         assert (daemon.left, _standing(launcher)) == ({"old-2"}, ["mib100"])
         daemon.stuck = set()
@@ -271,7 +271,7 @@ def test_a_container_that_is_being_made_when_the_agent_ends_is_removed(on_launch
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemons.append(daemon)
         daemon.is_slow = True
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await daemon.asked_for_one.wait()
 
     on_launcher(test)
@@ -283,7 +283,7 @@ def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any)
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.cannot_pause = True
         launcher.take_over([])
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         assert (_standing(launcher), daemon.made, len(daemon.processes)) == ([], 3, 0)
 
@@ -292,7 +292,7 @@ def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any)
 
 def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, tmp_path: Path) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         daemon.killed = set(daemon.processes)
         launched = await launcher.launch(_order(tmp_path))
