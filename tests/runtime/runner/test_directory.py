@@ -1,4 +1,4 @@
-"""Which revision serves a function, as a runner knows it."""
+"""The runner's directory: which revision serves a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's cache of engines, and how workers get theirs."""
+"""Engine cache of the node, and the engines of workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _manifest(name: str, files: dict[str, bytes]) -> EngineManifest:
 
 
 class Published:
-    """What the bus has; `fetched` are the digests that were asked for."""
+    """Engines in the object store. `fetched` are the requested digests."""
 
     def __init__(self, root: Path) -> None:
         self.manifests: dict[str, EngineManifest] = {}
@@ -323,7 +323,7 @@ def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node
     [
         ("exit 3", False, True),
         ("segv", False, True),
-        ("sleep", False, True),  # its runner has it killed before it has ended by itself
+        ("sleep", False, True),  # its runner orders the kill before it has ended by itself
         ("sleep", True, False),
     ],
     ids=["it fails", "it crashes", "it is killed", "it was ready"],
@@ -331,7 +331,7 @@ def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node
 def test_when_a_worker_does_not_get_ready_its_engines_are_checked_before_the_next(
     on_node: Run, fake: str, is_ready: bool, is_checked: bool
 ) -> None:
-    """The bytes are others, and the file's size and times are as they were."""
+    """Change the bytes of a file, but not its size and times."""
 
     async def test(node: Node) -> None:
         key = _publish(node, "weights")

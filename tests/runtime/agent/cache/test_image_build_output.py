@@ -1,4 +1,4 @@
-"""What is made of the words of Docker's builder."""
+"""Parsing of Docker's build output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are built once, kept as long as something asks for them, and told of as they are built."""
+"""Images: built once, kept while in use, with build logs for the functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMPY = ImageSpec(python="3.12", pip=("numpy",))
 
 
 class Daemon:
-    """What has been built; a build waits for `may_end`."""
+    """Fake daemon. A build waits for `may_end`."""
 
     def __init__(self) -> None:
         self.tags: set[str] = set()
@@ -69,7 +69,7 @@ def run(test: Callable[[Daemon, Images], Coroutine[Any, Any, None]]) -> None:
 
 
 def silent(line: str) -> None:
-    """Nobody listens."""
+    """Ignore the build log."""
 
 
 def test_however_many_ask_it_is_built_once_and_each_log_hears_it_once() -> None:

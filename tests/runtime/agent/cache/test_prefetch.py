@@ -1,4 +1,4 @@
-"""What is removed from a node's cache, and what is not."""
+"""Removal of unused artifacts from a node's cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Bucket:
 
 
 class Bundles:
-    """`meanwhile` happens while those that nothing uses are being removed, which may take seconds."""
+    """Call `meanwhile` while unused artifacts are being removed, which may take seconds."""
 
     meanwhile: Callable[[], None]
 
@@ -42,7 +42,7 @@ class Engines:
 
 
 async def kept_engines() -> set[str]:
-    """With one function that was there, and one that is deployed while the cache is being cleared."""
+    """One function exists before; a second one is deployed while the cache is being cleared."""
     functions, revisions, bundles, engines = Bucket(), Bucket(), Bundles(), Engines()
 
     def deploy(name: str) -> None:
@@ -76,5 +76,5 @@ async def kept_engines() -> set[str]:
 
 
 def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
-    """Its worker was being launched, and lost its engine."""
+    """A worker that was being launched lost its engine."""
     assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}

@@ -1,4 +1,4 @@
-"""A worker that says that it is parked: when it is believed, when it is ended, and what the agent tells of it."""
+"""Workers that report that they are parked: verification, end, and the agent's reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAYS = ParkedMemory(host_bytes=5 << 30, device_bytes=10 << 20)
 @pytest.mark.parametrize(
     ("seen", "held", "expected"),
     [
-        (7, 0, None),  # that sample may have been taken before it parked
+        (7, 0, None),  # this sample may have begun before it parked
         (8, 400 << 20, ParkedMemory(5 << 30, 400 << 20)),
         (8, 0, SAYS),
         (8, None, SAYS),

@@ -1,4 +1,4 @@
-"""Assignments against workers, as tables."""
+"""Reconciliation of Assignments and workers, as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which templates are worth having, as a table."""
+"""Choice of templates, as a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sets(*texts: str) -> list[ModuleSet]:
     ],
 )
 def test_the_sets_used_last_get_templates(uses: list[str], limit: int, refused: list[str], wanted: list[str]) -> None:
-    """`uses` from the oldest to the newest."""
+    """`uses` are ordered from the oldest to the newest."""
     used = [Use(modules, at) for at, modules in enumerate(sets(*uses))]
     assert select_preloads(used, limit, map(Preload, sets(*refused))) == [Preload(modules) for modules in sets(*wanted)]
 

@@ -58,7 +58,7 @@ def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
         ({"rows_pending": True}, Health.DEGRADED, "memory rows will be remapped at the next reset"),
         ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "memory rows cannot be remapped"),
         ({"ecc_corrected": 10}, Health.HEALTHY, ""),
-        ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # from before we looked
+        ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # counted before the first sample
     ],
 )
 def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: str) -> None:
@@ -74,7 +74,7 @@ def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_no
         assert record.evaluate(now)[0] is (Health.HEALTHY if now < 3 else Health.DEGRADED), now
     assert record.evaluate(3.0) == (Health.DEGRADED, "an uncorrected memory error")
     assert record.evaluate(3.0 + QUIET_S) == (Health.HEALTHY, "")
-    record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was loaded again
+    record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was reloaded
     assert record.evaluate(1000.0) == (Health.HEALTHY, "")
 
 

@@ -1,4 +1,4 @@
-"""What NVML tells, from a library that plays it; and that the real one has all that is asked of it."""
+"""NVML inventory with a fake library, and a check that the real library has all names in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = Path(package.__file__).parent
 
 
 def _asked() -> Iterator[str]:
-    """Every `nvml.X` and `getattr(nvml, "X...")` in our code."""
+    """Return every `nvml.X` and `getattr(nvml, "X...")` in our code."""
     for file in ("nvml.py", "sampling.py"):
         for node in ast.walk(ast.parse((FOLDER / file).read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nvml":
@@ -207,7 +207,7 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
             assert set(inventory.sample().troubles) == {"GPU-0", "GPU-1"}
     assert [record.message for record in caplog.records] == ["NVML cannot be reopened: Uninitialized"]
     nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
-    nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a driver that is loaded anew gives out other handles
+    nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a reloaded driver returns new handles
     well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
     inventory.sample()
     sample = inventory.sample()

@@ -18,12 +18,12 @@ from gpufn_runtime.agent.launchers.template import TemplateLauncher
 
 
 def environment_of(pid: int) -> list[str]:
-    """What the process was started with; a fork has its parent's."""
+    """Return the process's initial environment; a fork has its parent's."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 async def settled(node: Any) -> None:
-    """The templates for what is deployed are made."""
+    """Wait until the templates of the deployed functions are ready."""
     await node.until(lambda: any(report.templates for report in node.reports))
     await node.launcher.settled()
 
@@ -268,7 +268,7 @@ def test_templates_are_for_what_is_active_or_serves_and_for_nothing_that_is_dele
         await node.activate(1)  # rolled back
         await node.start(templates=3)
         await node.until(lambda: node.reports[-1].templates == ("", "numpy"))
-        await node.activate(2, serving=1)  # torch is on its way
+        await node.activate(2, serving=1)  # torch is being imported
         await node.until(lambda: node.reports[-1].templates == ("", "numpy", "torch"))
         await node.functions.delete(node.function)
         await node.until(lambda: node.reports[-1].templates == ())

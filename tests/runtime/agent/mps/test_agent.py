@@ -1,4 +1,4 @@
-"""An agent whose workers share a GPU: what they are given, and what becomes of them when it fails."""
+"""Agent whose workers share a GPU: their environment, and the effects of a GPU fault."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_after_a_fault_workers_are_evicted_ended_for_it_and_others_can_join(on_n
 
 
 class _Namespaces:
-    """Shares of GPUs in another way than by a daemon for each, as MPS v3 would have it: it keeps what it was asked."""
+    """Another implementation of GpuShares, as for MPS v3. It records the calls."""
 
     has_child_processes = False
     pids: frozenset[int] = frozenset()

@@ -1,4 +1,4 @@
-"""One GPU's control daemon, against programs that play NVIDIA's."""
+"""Control daemon of one GPU, with fakes of NVIDIA's programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_daemon_is_active_when_it_is_started_and_gone_when_it_is_stopped(machi
         await daemon.stop()
 
     _on_daemon(tmp_path, work)
-    assert machine.modes == {}  # nobody allowed it
+    assert machine.modes == {}  # it is not permitted
 
 
 def test_a_daemon_finds_the_drivers_libraries_and_knows_nothing_else_of_ours(
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_told_apart(machine: Machine, tmp_path: Path) -> None:
         assert await daemon.observe() is Condition.DOWN
 
     _on_daemon(tmp_path, work, stop_timeout_s=0.2)
-    assert machine.running() == []  # the server of a daemon that was killed is found, too
+    assert machine.running() == []  # a killed daemon's server is found, too
 
 
 def test_a_server_of_another_user_is_noticed_for_ours_would_wait_behind_it(machine: Machine, tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     async def work(daemon: Daemon) -> None:
         with pytest.raises(DeviceFailed, match=r"GPU-1: cannot read or set its compute mode: .*Insufficient Permis"):
             await daemon.start()
-        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is to be set back
+        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is restored
 
     _on_daemon(tmp_path, work, may_set_compute_mode=True)
 
 
 def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine: Machine, tmp_path: Path) -> None:
-    """As on a disk that is full; what was written before stays whole."""
+    """Like on a full disk; earlier files stay intact."""
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
     async def work(daemon: Daemon) -> None:
@@ -185,7 +185,7 @@ def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine
 
 
 def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Machine, tmp_path: Path) -> None:
-    """Nobody would set it back if we died."""
+    """If the agent died, the mode would not be restored."""
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
     async def work(daemon: Daemon) -> None:

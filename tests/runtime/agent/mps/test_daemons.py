@@ -1,4 +1,4 @@
-"""All daemons of a node: who comes, who leaves, and what happens when one of them fails."""
+"""MPS daemons of a node: workers join and leave, and daemons fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock(SystemClock):
 
 
 class Node:
-    """`ended` are the workers that the agent was told to end; it does so at once, unless they are `stubborn`."""
+    """`ended` are the workers that had to be ended; they leave at once, unless they are `stubborn`."""
 
     def __init__(self, root: Path, machine: Machine) -> None:
         self.machine = machine
@@ -72,7 +72,7 @@ class Node:
             return joining
 
     async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
-        """A worker comes, and is READY; the pipe directory that it was given."""
+        """Let a worker join and become READY. Return its pipe directory."""
         joining = await self.prepare(key, PART)
         pipe = Path(joining.environment["CUDA_MPS_PIPE_DIRECTORY"])
         self.shares.joined(worker, key, PART, pid)
@@ -119,7 +119,7 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
         assert len(machine.running()) == 2
         node.shares.left("w-2")
         await node.check()
-        assert len(machine.running()) == 2  # somebody may come in a moment
+        assert len(machine.running()) == 2  # another worker may join soon
         node.clock.now += 31
         await node.check()
         assert machine.rests()
@@ -128,7 +128,7 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
 
 
 def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machine: Machine) -> None:
-    """As when its image is built meanwhile."""
+    """Like a launch that waits for the build of an image."""
 
     async def work(node: Node) -> None:
         async with node.shares.joining(F, PART):
@@ -167,11 +167,11 @@ def test_after_a_fault_all_are_ended_and_the_server_is_active_again(on_node: Any
         await node.shares.evict("w-1", [101])
         await node.shares.evict("w-2", [102])
         machine.fault(pipe)
-        machine.connect(pipe, 103)  # one that the agent does not know holds the server in FAULT
+        machine.connect(pipe, 103)  # an unknown client keeps the server in FAULT
         await node.check()
         reason = "GPU-1: its MPS server is in FAULT"
         assert node.ended == [("w-1", reason), ("w-2", reason)]
-        assert machine.state(pipe)["daemon"] != daemon  # so it was started anew
+        assert machine.state(pipe)["daemon"] != daemon  # so it was restarted
         assert node.shares.trouble("GPU-1") is None
         await node.start("w-3")
 
@@ -232,7 +232,7 @@ def test_a_daemon_that_is_silent_once_loses_no_client(on_node: Any, machine: Mac
 
 
 class SlowStop:
-    """In place of a daemon's `stop`: it waits to be let on."""
+    """Replaces a daemon's `stop`: waits for a signal to continue."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.begun, self.may_go_on = asyncio.Event(), asyncio.Event()
@@ -245,7 +245,7 @@ class SlowStop:
         await self._stop()
 
     async def meanwhile(self, stopping: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> None:
-        """`other` comes while `stopping` stops the daemon, and before it has done so."""
+        """Run `other` while `stopping` is stopping the daemon."""
         tasks = [asyncio.create_task(stopping)]
         await self.begun.wait()
         tasks.append(asyncio.create_task(other))
@@ -307,7 +307,7 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
         node.shares.joined("w-2", G, PART, 102)
         await node.check()
         await node.check()
-        assert node.ended == []  # it is loading still
+        assert node.ended == []  # it is still loading
         node.shares.is_ready("w-2")
         await node.check()
         assert node.ended == []

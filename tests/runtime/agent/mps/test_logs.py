@@ -1,4 +1,4 @@
-"""The logs of MPS, which nobody else bounds."""
+"""Size limit of the MPS logs."""
 
 from __future__ import annotations
 

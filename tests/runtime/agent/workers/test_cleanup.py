@@ -1,4 +1,4 @@
-"""What is left of workers that are gone."""
+"""Cleanup after workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 
 def clean_up(folder: WorkerFolder, assignments: Any) -> None:
-    """A worker that has an Assignment and no memory group."""
+    """Clean up after a worker that has an Assignment and no memory cgroup."""
     share = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
     assignment = Assignment(worker="w-1", node="a", function="f", revision=1, share=share, epoch=1, created_at=0.0)
 
@@ -33,7 +33,7 @@ def clean_up(folder: WorkerFolder, assignments: Any) -> None:
 
 
 def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path: Path) -> None:
-    """Who forks fast enough outlived those rounds in which all were killed, and after them nobody was."""
+    """A fast fork bomb survived the rounds of kills, and was not killed after them."""
     group = MemoryGroup(tmp_path / "gpufn-w-1")
     group.path.mkdir()
     group.procs.write_text("")
@@ -54,7 +54,7 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
 
 
 def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_path: Path, monkeypatch: Any) -> None:
-    """Its lease was held for ever."""
+    """Its lease was held forever."""
     tries = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), None])
 
     def kill_worker(output: Path, scratch: Path) -> bool:
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
 
 
 def test_a_lease_is_held_until_what_the_worker_left_is_gone(tmp_path: Path, monkeypatch: Any) -> None:
-    """A process with a model on a GPU takes seconds to end: whoever came next found the memory taken."""
+    """A process with a model on a GPU takes seconds to end: the next worker found the memory in use."""
     looks = iter([True, True, False])
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: next(looks))
     monkeypatch.setattr(cleanup, "_KILL_PAUSE_S", 0.001)
@@ -129,7 +129,7 @@ def test_a_lease_is_not_held_for_ever_for_what_cannot_be_killed(tmp_path: Path, 
 
 
 def test_the_folder_of_a_worker_stays_until_its_assignment_is_deleted(tmp_path: Path) -> None:
-    """An agent that died between the two left an Assignment without a folder: the next one launched it again."""
+    """If an agent dies between the two, an Assignment without a folder is left: the next agent launched it again."""
     folder = WorkerFolder(tmp_path / "w-1")
     folder.path.mkdir()
     there: list[bool] = []

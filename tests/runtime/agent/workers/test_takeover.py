@@ -1,4 +1,4 @@
-"""What is taken over from an earlier agent, without processes."""
+"""Takeover from an earlier agent, without processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
 def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process ends between the look at it and its pidfd."""
+    """The process ends between the check and the opening of its pidfd."""
     monkeypatch.setattr(processes, "open_pidfd", lambda process: None)
     folder = WorkerFolder(tmp_path / "w1")
     folder.path.mkdir()
@@ -46,7 +46,7 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
 
 
 def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report lets the calls start again. An agent that died as it launched a worker has not written it down."""
+    """After the report, the calls start again. An agent that dies during a launch has not recorded the worker."""
     folder = WorkerFolder(tmp_path / "w1")
     folder.path.mkdir()
     os.mkfifo(folder.output)

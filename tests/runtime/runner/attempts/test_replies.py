@@ -1,4 +1,4 @@
-"""Replies that a connection takes along when it breaks: the runner's own, or that of who waits."""
+"""Replies that are lost with a broken connection: the runner's or the caller's."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while
         it.replies.send("reply.2", b"2")
         assert await it.heard(3) == [b"1", b"1", b"2"]
         monkeypatch.setattr(replies, "_KEEP_S", -1.0)
-        it.replies.tick()  # nobody knows whether the second has arrived
+        it.replies.tick()  # it is unknown whether the second one has arrived
         it.replies.repeat("1")
         it.replies.repeat("2")
         assert await it.heard(1) == [b"2"]
@@ -142,7 +142,7 @@ def test_who_lost_the_bus_hears_of_what_ended_meanwhile(
         revision, told = await node.deploy(f"ends-{is_ack_lost}".lower()), asyncio.Event()
 
         def on_reply(message: Message) -> None:
-            if message.payload[:1] != b"{":  # not that it is queued
+            if message.payload[:1] != b"{":  # not a report that it is queued
                 told.set()
 
         node.bus.subscribe(subjects.replies("hangs"), on_reply)

@@ -1,4 +1,4 @@
-"""How many calls may stand in line (runner/line.py)."""
+"""Length limit of the local backlog."""
 
 from __future__ import annotations
 

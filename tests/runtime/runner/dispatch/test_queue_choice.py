@@ -18,7 +18,7 @@ YOUNG, AGED, OLDER = NOW - 1, NOW - AGED_AFTER_S, NOW - AGED_AFTER_S - 1
     ("waiting", "chosen"),
     [
         ({ASYNC: YOUNG}, [ASYNC] * 8),
-        ({SYNC: YOUNG, ASYNC: YOUNG}, [SYNC] * 7 + [ASYNC]),  # callers first, but every eighth slot
+        ({SYNC: YOUNG, ASYNC: YOUNG}, [SYNC] * 7 + [ASYNC]),  # callers go first, except for every eighth slot
         ({SYNC: YOUNG, ASYNC_LOW: YOUNG}, [SYNC] * 8),  # strict between classes
         ({ASYNC_HI: YOUNG, SYNC: YOUNG, SYNC_LOW: YOUNG}, [ASYNC_HI] * 8),
         ({SYNC_HI: YOUNG, ASYNC_LOW: AGED}, [SYNC_HI] * 3 + [ASYNC_LOW] + [SYNC_HI] * 3 + [ASYNC_LOW]),
@@ -52,20 +52,18 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     order.mark_empty(ASYNC)
     assert order.to_poll() is None
     order.handed_back(STANDING, NOW)
-    order.delivered(STANDING, NOW, pending=0)  # its next delivery knows
+    order.delivered(STANDING, NOW, pending=0)  # its next delivery counts it
     assert order.next(NOW) is None
 
 
 def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts() -> None:
     order = QueueOrder()
-    order.delivered(
-        ASYNC, NOW, pending=0, is_redelivered=True
-    )  # a retry that became due: as others may have, at the same time
+    order.delivered(ASYNC, NOW, pending=0, is_redelivered=True)  # a retry that is due; others may be due too
     assert order.next(NOW) == order.to_poll() == ASYNC
-    assert not order.others_wait(ASYNC.priority)  # nobody is known to wait there
+    assert not order.others_wait(ASYNC.priority)  # no calls are known to wait there
     order.mark_empty(ASYNC)
     assert order.next(NOW) is None
-    order.delivered(STANDING, NOW, pending=0, is_redelivered=True)  # its credits stand, and bring them
+    order.delivered(STANDING, NOW, pending=0, is_redelivered=True)  # its standing credits will bring them
     assert order.next(NOW) is None
 
 
@@ -86,7 +84,7 @@ def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
 def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above() -> None:
     order = QueueOrder()
     order.mark_waiting(ASYNC, NOW)
-    order.mark_maybe_waiting(ASYNC_HI, NOW)  # nobody knows
+    order.mark_maybe_waiting(ASYNC_HI, NOW)  # unknown
     assert [order.others_wait(priority) for priority in Priority] == [False, True, True]
 
 
@@ -105,7 +103,7 @@ def test_callers_of_whom_nothing_is_known_could_be_overtaken_by_those_whom_they_
 
 
 class Stage:
-    """One slot, calls of one second each, and queues that tell no more of themselves than the bus does."""
+    """One slot, calls of one second each, and queues that reveal only what NATS does."""
 
     def __init__(self) -> None:
         self.order = QueueOrder()
@@ -144,7 +142,7 @@ def test_every_call_is_served_in_the_order_of_its_queue_and_soon_once_it_has_age
         submitted = [at for each, at, _ in stage.served if each == queue]
         assert submitted == sorted(submitted)
     for queue, at, started in stage.served:
-        # Every fourth slot goes to whoever has waited longest: to those before it, and then to it.
+        # Every fourth slot goes to the call that has waited longest: first to the earlier ones, and then to this one.
         older = sum(other_at <= at and other_started > at for _, other_at, other_started in stage.served)
         assert started - at <= AGED_AFTER_S + 4 * older + 4, queue
 

@@ -1,4 +1,4 @@
-"""Turns on one GPU as its workers' seats see them; the clock and the timer are the test's."""
+"""Turns on one GPU, with a fake clock and timer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns, Seat
 
 
 class Gpu(SystemClock):
-    """Functions "f", "g" and others share it. Attempts are names here; `began` has those that did."""
+    """GPU shared by functions "f", "g" and others. Attempts are names; `began` lists those that began."""
 
     def __init__(self, at_once: int = 1) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ class Gpu(SystemClock):
         return self
 
     def later(self, seconds: float) -> None:
-        """Time passes, and the timer fires when it is due."""
+        """Advance the clock, and fire the timer when it is due."""
         until = self.now + seconds
         while self.timer_at <= until:
             self.now, self.timer_at = self.timer_at, math.inf
@@ -161,13 +161,13 @@ def test_a_turn_that_lasts_is_passed_on_and_what_runs_goes_on() -> None:
     gpu.later(0.2)
     assert gpu.began == ["f1", "g1"]
     gpu.request(f, "f2")
-    f.done(lasting)  # has nothing to end any more
+    f.done(lasting)  # has no turn to end any longer
     assert gpu.began == ["f1", "g1"]
     assert f.waits_on == "GPU-0"
 
 
 def test_who_needs_the_turn_no_more_passes_it_on_once() -> None:
-    """As a call does that calls functions."""
+    """A call that calls functions passes its turn on."""
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
     first = gpu.request(f, "f1")
@@ -201,7 +201,7 @@ def test_what_waits_at_a_worker_that_goes_does_not_begin_there_though_a_turn_is_
     gpu.later(0.1)
     f.done(first)
     assert gpu.began == ["f1"]  # the turn is kept for f's next call
-    gpu.now += 1.0  # no longer; the timer is late
+    gpu.now += 1.0  # no longer, although the timer is late
     assert g.remove_waiting() == waiting
     g.leave()
     assert gpu.began == ["f1"]
@@ -237,7 +237,7 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
         gpu.later(call_s[name])
         seconds[name] += call_s[name]
         seats[name].done(cast("Attempt", name))
-        gpu.later(0.001)  # its next delivery is on its way
+        gpu.later(0.001)  # its next delivery is under way
         gpu.request(seats[name], name)
     assert seconds["f"] == pytest.approx(seconds["g"], rel=0.05)
 
@@ -247,8 +247,8 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
 def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_turns_are_on_than_there_are(
     at_once: int, events: list[tuple[int, int, float]]
 ) -> None:
-    """Four workers of three functions; each event is a call that asks, one that ends, a worker that goes or comes, or
-    time that passes."""
+    """Four workers of three functions. Events: a call requests a turn or ends, a worker leaves or joins, or
+    time passes."""
     gpu = Gpu(at_once)
     seats = [gpu.seat(function) for function in "ffgh"]
     asked: dict[Any, Seat] = {}  # and not done
@@ -264,7 +264,7 @@ def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_t
                 expected.discard(str(mine[0]))
             asked.pop(mine[0]).done(mine[0])
         elif kind == 4:
-            for attempt in list(seat.waiting):  # as its queue hands back
+            for attempt in list(seat.waiting):  # like a queue that hands them back
                 expected.discard(str(attempt))
                 asked.pop(attempt).done(attempt)
             seat.leave()

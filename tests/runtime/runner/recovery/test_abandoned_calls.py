@@ -1,5 +1,5 @@
-"""What runs for a caller that died, or waits no more, is ended and does not run again; what runs for one that is back,
-or is asked on a lane, goes on."""
+"""Calls whose caller died or gave up are ended and do not run again. Calls whose caller reconnects, or uses the fast
+path, go on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attempt(caller: str, invocation: str, *, is_direct: bool = False) -> Any:
 
 
 async def has_left(bus: Bus, caller: str) -> None:
-    """The server hears of a connection's end a moment later."""
+    """Wait until the server has noticed the end of a connection."""
     while True:
         try:
             await bus.request(subjects.reply("f", caller, "-"), timeout_s=0.1)
@@ -61,7 +61,9 @@ def test_the_calls_of_a_caller_that_is_away_for_a_while_are_ended(nats: Embedded
         await abandoned_calls.check()
         assert ended == []
         callers["gw-returns"] = await Bus.connect(nats.url, name="again")
-        callers["gw-returns"].subscribe(subjects.replies("gw-returns"), lambda _: None)  # an older one: it says nothing
+        callers["gw-returns"].subscribe(
+            subjects.replies("gw-returns"), lambda _: None
+        )  # an older version: it does not answer
         await callers["gw-returns"].flush()
         clock.skipped_s += 0.2
         await abandoned_calls.check()
@@ -77,7 +79,7 @@ def test_the_calls_of_a_caller_that_is_away_for_a_while_are_ended(nats: Embedded
 
 
 async def asked_for(node: Node, gateway: Bus, revision: Revision) -> tuple[FakeWorker, frames.Run, PendingCall]:
-    """A call of another gateway's, which runs."""
+    """Start a call of another gateway."""
     caller = Caller(gateway, name="another", clock=SystemClock())
     caller.start()
     worker = await node.worker(revision)
@@ -94,7 +96,7 @@ def test_a_call_that_was_given_up_as_the_bus_was_lost_is_ended_and_the_others_go
         back = asyncio.Event()
         gateway.on_reconnect(back.set)
         call.cancel()
-        gateway._live().lose("a cable is pulled")  # and takes along what was said last
+        gateway._live().lose("a cable is pulled")  # and loses the last message
         goes_on = node.invoke(revision)
         another, _ = await worker.run()
         await back.wait()
@@ -121,7 +123,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
         await has_left(node.bus, "another")
         waited_for = node.invoke(revision)
         for each in kept:
-            each.nak()  # who had them died: a runner, say, that had called both itself
+            each.nak()  # their caller died: for example a runner that had made both calls
         worker = await node.worker(revision)
         run, _ = await worker.run()
         assert run.invocation == waited_for.id
@@ -134,7 +136,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
 
 
 def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, tmp_path: Path) -> None:
-    """Each of them held a slot until it was known once more that nobody waits."""
+    """Each of them held a slot until the next check showed that no caller waits."""
 
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")

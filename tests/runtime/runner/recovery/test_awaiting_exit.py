@@ -1,4 +1,4 @@
-"""Attempts whose worker is gone while nobody has said why; the clock, the agent and the links are the test's."""
+"""Attempts of a lost worker before its exit is reported. Clock, agent and links are fakes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def attempt(name: str, must_end_at: float = math.inf, link: Any = LINK) -> Any:
 
 
 class Lost:
-    """`first` and `second` ran in a worker that is gone at 0 s."""
+    """`first` and `second` ran in a worker that was lost at 0 s."""
 
     def __init__(self) -> None:
         self.agent, self.finisher = Agent(), AttemptFinisher()

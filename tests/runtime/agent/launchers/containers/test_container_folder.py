@@ -1,4 +1,4 @@
-"""A folder that was mounted before its worker was known takes the place of the worker's."""
+"""A folder that was mounted before its worker was known replaces the worker's folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_takes_what_is_there_and_the_place(tmp_path: Path) -> None:
         container_folder.replace_worker_folder(mounted, worker, UID)
         assert sorted(os.listdir(seen_by_the_container)) == sorted(os.listdir(worker)) == ["config.json", "s"]
         with socket.socket(socket.AF_UNIX) as inside:
-            inside.connect(os.fspath(worker / "s"))  # it listens still
+            inside.connect(os.fspath(worker / "s"))  # it still listens
     os.close(seen_by_the_container)
     assert not mounted.exists()
 

@@ -1,4 +1,4 @@
-"""The launcher of containers, with a daemon that is played: what stands by, and why not. A real one: docker/."""
+"""Container launcher with a fake daemon: which standbys it keeps. For tests with a real daemon, see docker/."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """Its containers' processes say that they are ready, and sleep. Each is as large as its function's module says."""
+    """Fake daemon. Its containers' processes report ready and sleep. Their size depends on the function's module."""
 
     def __init__(self) -> None:
         self.folders: dict[str, tuple[Path, int]] = {}
@@ -41,11 +41,11 @@ class Daemon:
         self.asked_for_one = asyncio.Event()
         self.is_slow = False
         self.is_away = False
-        self.goes_away = False  # when it is to remove one
-        self.left: set[str] = set()  # containers of nobody
-        self.stuck: set[str] = set()  # those of them that cannot be removed
+        self.goes_away = False  # on the next removal
+        self.left: set[str] = set()  # orphaned containers
+        self.stuck: set[str] = set()  # orphans that cannot be removed
         self.cannot_pause = False
-        self.killed: set[str] = set()  # while they were paused: they end as they go on
+        self.killed: set[str] = set()  # killed while paused: they end when they continue
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ class Daemon:
         (module,) = sandbox.container_config["entrypoint"][5:]
         self.folders[name] = folder, int(module.removeprefix("mib"))
         self.asked_for_one.set()
-        await asyncio.shield(self._make(name))  # whether or not somebody waits for it
+        await asyncio.shield(self._make(name))  # even if the caller was cancelled
         return name
 
     def _make(self, name: str) -> asyncio.Task[None]:
@@ -82,7 +82,7 @@ class Daemon:
     async def unpause(self, container: str) -> None:
         if container in self.killed:
             self._open[container].close()
-            for _ in range(9):  # until it is known
+            for _ in range(9):  # until its id is known
                 await asyncio.sleep(0)
 
     async def end_of(self, container: str) -> ContainerEnd:
@@ -163,7 +163,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 def _uses(*sizes: int) -> list[ContainerUse]:
-    """The first was used last."""
+    """Return uses; the first was used last."""
     image = ImageSpec(base="base")
     limits = Limits(999 * MIB, 0.1, env=frozenset(import_environment(0.1, {}).items()))
     return [
@@ -173,7 +173,7 @@ def _uses(*sizes: int) -> list[ContainerUse]:
 
 
 def _order(home: Path) -> LaunchOrder:
-    """Of a worker that fits what `_uses(100)` keeps."""
+    """Return the order of a worker that matches the standby of `_uses(100)`."""
     folder, bundle = home / "run" / "w" / "w-1", home / "bundle"
     folder.mkdir(parents=True)
     bundle.mkdir()
@@ -300,7 +300,7 @@ def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, t
         assert launched.container not in daemon.killed
         assert launched.handle is not None
         os.close(launched.handle.pidfd)
-        left = set(os.listdir(tmp_path / "run" / "w" / "w-1")) - {CONTROL_NAME}  # which newer Pythons remove
+        left = set(os.listdir(tmp_path / "run" / "w" / "w-1")) - {CONTROL_NAME}  # newer Python versions remove it
         assert left == {"bundle", "config.json"}
         await daemon.remove(launched.container)
 

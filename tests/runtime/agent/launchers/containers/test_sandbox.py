@@ -1,4 +1,4 @@
-"""What a container is made with, without one."""
+"""Settings of a container, without Docker."""
 
 from __future__ import annotations
 
