@@ -20,7 +20,8 @@ _TIMEOUT_S = 2.0
 
 
 class ClockCheck:
-    """`skew_s` is None while unknown. `stream` is any stream for which this role may request STREAM.INFO."""
+    """Periodic clock comparison. `skew_s` is None while unknown. `stream` is any stream for which this role may request
+    STREAM.INFO."""
 
     def __init__(self, bus: Bus, stream: str, *, node: str, clock: Clock) -> None:
         self._bus = bus

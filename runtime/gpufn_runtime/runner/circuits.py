@@ -30,7 +30,7 @@ class Circuits:
         self._bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_report, self._on_report))
 
     def check(self, revision: Revision) -> None:
-        """Raises Refused while the revision's circuit is open."""
+        """Check the revision's circuit. Raises Refused while it is open."""
         status = self._statuses.get(revision.function)
         if status is not None and (failure := start_failure(revision.number, status)) is not None:
             raise failure

@@ -28,7 +28,7 @@ class Directory:
         self._watch = await self._functions.watch(self._on_change)
 
     async def serving(self, name: str) -> Revision:
-        """Raises FunctionNotFound."""
+        """Return the serving revision. Raises FunctionNotFound."""
         name = function_name(name)
         number = self._serving.get(name)
         if number is None:

@@ -61,7 +61,7 @@ _credit = msgspec.msgpack.Decoder(StreamCredit)
 
 
 class Runner:
-    """`name` must be unique among all runners, past and present."""
+    """Runner of one node. `name` must be unique among all runners, past and present."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 
 
 class Queues:
-    """`attempts` holds the attempts of all queues, by invocation."""
+    """Registry of the queues. `attempts` holds the attempts of all queues, by invocation."""
 
     def __init__(self, attempts: Mapping[str, Attempt]) -> None:
         self._attempts = attempts

@@ -32,7 +32,7 @@ _Contents = dict[str, int]  # name → checksum
 
 
 class BundleCache:
-    """`fetch(digest)` returns the archive's bytes."""
+    """Unpacked bundles on disk. `fetch(digest)` returns an archive's bytes."""
 
     def __init__(self, root: Path, fetch: Callable[[Digest], Awaitable[bytes]]) -> None:
         self._root = root

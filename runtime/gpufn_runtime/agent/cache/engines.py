@@ -27,7 +27,8 @@ _FileStats = tuple[tuple[str, int, int], ...]  # for each file: name, size, modi
 
 
 class EngineCache:
-    """`find(key)` returns a published manifest. `fetch(digest, path)` writes one file and checks its digest."""
+    """Engines on disk. `find(key)` returns a published manifest. `fetch(digest, path)` writes one file and checks its
+    digest."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ def _find_damage(path: Path) -> str | None:
 
 
 def _file_stats(path: Path) -> _FileStats | None:
-    """Return None if the folder is absent."""
+    """Return name, size and modification time of the folder's files, or None if the folder is absent."""
     try:
         return tuple(sorted((file.name, *_size_and_time(file)) for file in path.iterdir()))
     except OSError:

@@ -22,7 +22,7 @@ _LOCK = "/gpufn/lock.txt"
 
 @dataclass(frozen=True)
 class Recipe:
-    """`files` are the digests of the files in the build context."""
+    """Build file of an image. `files` are the digests of the files in the build context."""
 
     text: str
     files: tuple[str, ...]

@@ -30,7 +30,7 @@ class ImageDaemon(Protocol):
 
 
 class Images:
-    """`name` is the tag prefix of this home's images. See `recipe` for `bases` and `worker_needs`."""
+    """Images of this home. `name` is the tag prefix of its images. See `recipe` for `bases` and `worker_needs`."""
 
     def __init__(self, daemon: ImageDaemon, *, name: str, bases: str, worker_needs: Sequence[str]) -> None:
         self._daemon = daemon

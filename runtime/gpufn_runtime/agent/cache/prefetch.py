@@ -46,8 +46,9 @@ class Preparer(Protocol):
 
 
 class Prefetch:
-    """`gpu_kinds` are the DeviceKinds of this node's GPUs. `running` returns the revisions that have a worker here.
-    `image_of` returns the image of a function that runs in containers, and `limits_of` its container's limits."""
+    """Prefetch and cache cleanup. `gpu_kinds` are the DeviceKinds of this node's GPUs. `running` returns the revisions
+    that have a worker here. `image_of` returns the image of a function that runs in containers, and `limits_of` its
+    container's limits."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ _PAUSE_S = 5.0  # a node that cannot start processes takes no new workers for th
 
 
 class DeviceWatch:
-    """`facts` detects the features of the node's software; its argument is whether there are GPUs. `other_trouble`
-    returns a GPU's trouble that NVML does not see: that of its MPS daemon."""
+    """Devices of this node, and their health. `facts` detects the features of the node's software; its argument is
+    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: that of its MPS daemon."""
 
     def __init__(
         self,

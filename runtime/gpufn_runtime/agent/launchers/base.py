@@ -72,7 +72,8 @@ class ContainerEnd(NamedTuple):
 
 class Launcher(Protocol):
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises PlatformError if there is no process, NodeFault if the node could start none for any function."""
+        """Launch the worker. Raises PlatformError if that fails, NodeFault if the node could start none for any
+        function."""
         ...
 
 
@@ -80,7 +81,7 @@ class Containers(Protocol):
     """Manages the containers in which workers run."""
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """Raises PlatformError."""
+        """Return how a container ended. Raises PlatformError."""
         ...
 
     def release(self, container: str) -> None:

@@ -15,7 +15,7 @@ _NO_DOCKER = "install gpufn[docker] there"
 
 
 class LauncherByImage:
-    """`containers` is None if the docker package is not installed."""
+    """Container or process launcher, by image. `containers` is None if the docker package is not installed."""
 
     def __init__(self, processes: TemplateLauncher, containers: ContainerLauncher | None) -> None:
         self._processes = processes
@@ -40,13 +40,13 @@ class LauncherByImage:
             self._containers.set_uses(in_containers)
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises PlatformError, BuildFailed."""
+        """Launch the worker. Raises PlatformError, BuildFailed."""
         if order.image is None:
             return await self._processes.launch(order)
         return await self._container_launcher().launch(order)
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """Raises PlatformError."""
+        """Return how a container ended. Raises PlatformError."""
         return await self._container_launcher().end_of(container)
 
     def take_over(self, containers: Iterable[str]) -> None:

@@ -13,7 +13,8 @@ from gpufn_core.protocol.launch import LONGEST_LINE_BYTES, ForkRequest, Template
 
 
 class Control(asyncio.Protocol):
-    """`path` is the socket that the process connects to. `on_gone` is called when the connection closes."""
+    """Agent's end of the connection. `path` is the socket that the process connects to. `on_gone` is called when the
+    connection closes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -29,11 +30,11 @@ class Control(asyncio.Protocol):
         self._path.chmod(0o666)  # only the owner can enter the folder
 
     async def ready(self) -> TemplateReady:
-        """Raises PlatformError."""
+        """Wait for the process's report. Raises PlatformError."""
         return await asyncio.shield(self._ready)
 
     def send(self, request: ForkRequest) -> None:
-        """Raises PlatformError."""
+        """Send the request. Raises PlatformError."""
         if not self.is_open or self._transport is None:
             raise PlatformError("The container's process has gone away.")
         self._transport.write(msgspec.json.encode(request) + b"\n")

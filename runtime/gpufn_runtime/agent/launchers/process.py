@@ -15,7 +15,7 @@ WORKER = (sys.executable, "-P", "-m", "gpufn_runtime.worker")
 
 
 class ProcessLauncher:
-    """`command` receives the path of the config file as its last argument."""
+    """Starts workers cold. `command` receives the path of the config file as its last argument."""
 
     def __init__(self, command: Sequence[str] = WORKER) -> None:
         self._command = command

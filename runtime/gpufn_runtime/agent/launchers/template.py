@@ -112,7 +112,7 @@ class Template:
         return ready
 
     async def fork(self, request: ForkRequest, timeout_s: float = _FORK_TIMEOUT_S) -> ForkReply:
-        """Raises TemplateGone, RequestTooLong."""
+        """Fork a worker. Raises TemplateGone, RequestTooLong."""
         async with self._lock:
             if not self._is_open:
                 raise TemplateGone("The template ended.")
@@ -175,7 +175,7 @@ class Template:
 
 
 class TemplateLauncher:
-    """`cold` starts the workers that no template can."""
+    """Forks workers from templates. `cold` starts the workers that no template can."""
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ class Make(Protocol):
 
 
 class DaemonMaker:
-    """`root` has a folder per GPU. `container_folders` has folders for the GPUs whose clients run in containers."""
+    """Creates MPS daemons. `root` has a folder per GPU. `container_folders` has folders for the GPUs whose clients run
+    in containers."""
 
     def __init__(
         self,

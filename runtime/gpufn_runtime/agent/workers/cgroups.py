@@ -80,7 +80,7 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class MemoryGroups:
-    """`base` is the folder where groups are created, or None if that is not possible."""
+    """Creates memory cgroups in the folder `base`; None if that is not possible."""
 
     base: Path | None
 
@@ -105,7 +105,7 @@ class MemoryGroups:
         return cls(None)
 
     def create(self, worker: str, limit_bytes: int) -> MemoryGroup | None:
-        """Return None if no group can be created."""
+        """Create a worker's group. Returns None if that is not possible."""
         if self.base is None:
             return None
         path = self.base / f"gpufn-{worker}"

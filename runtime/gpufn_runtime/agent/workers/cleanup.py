@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class Cleanup:
-    """When all traces of a worker are removed, the fleet forgets it and `on_done` is called. Failed deletions of
+    """Cleanup tasks. After a worker's cleanup the fleet forgets it and `on_done` is called. Failed deletions of
     Assignments are retried every `retry_s`."""
 
     def __init__(

@@ -16,7 +16,7 @@ _LINE_COST = 100  # in bytes: each line has overhead in the log stream
 
 
 class OutputLog:
-    """`feed` returns the lines to publish."""
+    """Rate-limited log of one worker's output. `feed` returns the lines to publish."""
 
     def __init__(self, now: float) -> None:
         self._tail = bytearray()

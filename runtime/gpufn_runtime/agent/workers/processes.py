@@ -44,7 +44,8 @@ def become_subreaper() -> None:
 
 
 def identify(pid: int) -> Process | None:
-    """Return None if there is no such process. A process that has ended but is not reaped still counts."""
+    """Return the process of a pid, or None if there is none. A process that has ended but is not reaped still
+    counts."""
     fields = _stat(pid)
     return Process(pid, int(fields[19])) if fields else None
 
@@ -67,7 +68,7 @@ def open_pidfd(process: Process) -> int | None:
 
 
 def open_handle(pid: int) -> Handle | None:
-    """Return None if the process is gone."""
+    """Open a handle. Returns None if the process is gone."""
     process = identify(pid)
     pidfd = open_pidfd(process) if process is not None else None
     return Handle(process, pidfd) if process is not None and pidfd is not None else None
@@ -116,7 +117,7 @@ def kill_each(pids: Iterable[int]) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return 0 if the process is gone."""
+    """Return the resident memory, or 0 if the process is gone."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * _PAGE
     return 0

@@ -16,7 +16,7 @@ from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 @dataclass
 class RunningWorker:
-    """`fifo` and `pidfd` are open; the supervisor closes them."""
+    """A worker with a process. `fifo` and `pidfd` are open; the supervisor closes them."""
 
     record: WorkerRecord
     process: processes.Process

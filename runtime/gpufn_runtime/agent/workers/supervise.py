@@ -42,7 +42,7 @@ _PARTIAL_LINE_S = 1.0
 
 
 class Supervisor:
-    """`recheck` is called with a worker's revision if the worker ends before it was ready."""
+    """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready."""
 
     def __init__(
         self,

@@ -25,8 +25,8 @@ _MEMORY_PART = 4  # the default memory limit is the node's memory divided by thi
 
 
 class WorkerConfigs:
-    """`default_image` is used by functions without an image; None runs them as processes. `open_files` is their limit
-    of file descriptors. A process ends when `supervisor_fifo` has no writer left."""
+    """Builds worker configs. `default_image` is used by functions without an image; None runs them as processes.
+    `open_files` is the limit of file descriptors. A process ends when `supervisor_fifo` has no writer left."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class BusyTime:
-    """Clock of one worker.
+    """Busy time of one worker.
 
     >>> time = BusyTime()
     >>> first, second = time.begin(0.0), time.begin(1.0)

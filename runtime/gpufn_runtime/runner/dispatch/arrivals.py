@@ -57,10 +57,10 @@ _CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 
 
 class Arrivals:
-    """`run(attempt, body)` begins an attempt that has a slot. `drop(attempt)` frees the slot of an attempt that does
-    not begin. `request_turn(attempt, begin)` calls `begin` when the worker has a turn on the GPU. `on_room(revision,
-    calls)` receives the number of calls that the fast path may bring at once. `on_fetch()` is called when an attempt
-    begins to wait for its arguments: from then on its lease must be extended."""
+    """Starts calls as they arrive. `run(attempt, body)` begins an attempt that has a slot. `drop(attempt)` frees the
+    slot of an attempt that does not begin. `request_turn(attempt, begin)` calls `begin` when the worker has a turn on
+    the GPU. `on_room(revision, calls)` receives the number of calls that the fast path may bring at once. `on_fetch()`
+    is called when an attempt begins to wait for its arguments: from then on its lease must be extended."""
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ class FastPathServer:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Raises OSError."""
+        """Listen on the socket. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Gateway(self), str(self._path))

@@ -39,8 +39,8 @@ _FIND_EVERY_TICKS = 10  # wakeups announce calls in other queues; this finds cal
 
 
 class PullCredits:
-    """`room()` is the number of deliveries that may arrive now, and `capacity()` the number that may be here at once.
-    `receive(delivery)` starts a delivery, or hands it back."""
+    """Pulls of one revision. `room()` is the number of deliveries that may arrive now, and `capacity()` the number that
+    may be here at once. `receive(delivery)` starts a delivery, or hands it back."""
 
     def __init__(
         self,

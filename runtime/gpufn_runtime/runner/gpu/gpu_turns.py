@@ -38,8 +38,8 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
 class NodeTurns:
-    """`max_turns` is the number of workers that may have a turn on one GPU at once. `call_later` is the event
-    loop's."""
+    """Turns on all GPUs of the node. `max_turns` is the number of workers that may have a turn on one GPU at once.
+    `call_later` is the event loop's."""
 
     def __init__(self, clock: Clock, max_turns: int, call_later: CallLater) -> None:
         self._clock = clock

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class TurnWaits:
-    """`free(attempt)` frees the attempt's slot. `on_freed(link)` is called after an attempt has ended here."""
+    """Attempts that wait for a turn. `free(attempt)` frees an attempt's slot. `on_freed(link)` is called after an
+    attempt has ended here."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _waited_for = msgspec.msgpack.Decoder(WaitedFor)
 
 
 class AbandonedCalls:
-    """`running` are the attempts, by invocation. `cancel(invocation)` ends one."""
+    """Detects abandoned calls. `running` are the attempts, by invocation; `cancel(invocation)` ends one."""
 
     def __init__(self, bus: Bus, running: Mapping[str, Attempt], cancel: Callable[[str], None], clock: Clock) -> None:
         self._bus = bus

@@ -44,7 +44,8 @@ _SETTLED_AT = re.compile(
 
 
 class Adoption:
-    """`ledgers` belong to the revision's queues. `on_adopted(attempt)` is called for each adopted attempt."""
+    """Adopts unfinished attempts. `ledgers` belong to the revision's queues. `on_adopted(attempt)` is called for each
+    adopted attempt."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ _where = msgspec.msgpack.Decoder(WhereIs)
 
 
 class CallLookup:
-    """`running` are the attempts, by invocation. `unsettled` are ended attempts whose records are not stored yet.
-    `repeat_reply(invocation)` resends the reply of a call that does not run here."""
+    """Answers lookups. `running` are the attempts, by invocation. `unsettled` are ended attempts whose records are not
+    stored yet. `repeat_reply(invocation)` resends the reply of a call that does not run here."""
 
     def __init__(
         self,

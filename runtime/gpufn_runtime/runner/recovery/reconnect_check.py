@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class ReconnectCheck:
-    """`running` are the attempts, by invocation. `cancel(invocation)` ends one."""
+    """Checks records after reconnects. `running` are the attempts, by invocation; `cancel(invocation)` ends one."""
 
     def __init__(self, bus: Bus, running: Mapping[str, Attempt], cancel: Callable[[str], None]) -> None:
         self._bus = bus

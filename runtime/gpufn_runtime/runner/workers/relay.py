@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Relay:
-    """`inbox` is the subject where stream readers acknowledge items. `cancel` ends an attempt whose items cannot be
-    delivered."""
+    """Forwards messages of running calls. `inbox` is the subject where stream readers acknowledge items. `cancel` ends
+    an attempt whose items cannot be delivered."""
 
     def __init__(
         self, bus: Bus, *, output: Output, nested: NestedCalls, inbox: str, cancel: Callable[[Attempt], None]

@@ -17,7 +17,8 @@ _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class NodeSharedBodies:
-    """`root` is Home.parcels. `own` is the folder in which this runner receives results of nested calls."""
+    """Moves shared bodies between folders. `root` is Home.parcels. `own` is the folder in which this runner receives
+    results of nested calls."""
 
     def __init__(self, root: Path, own: str = "r-") -> None:
         self._root = root

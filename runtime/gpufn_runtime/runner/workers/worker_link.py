@@ -73,8 +73,9 @@ class LinkRelay(Protocol):
 
 
 class WorkerLink:
-    """`gpus_charged` is the number of GPUs that its calls are charged for while they run: 0.25 for a quarter of one.
-    `is_inherited`: the worker was assigned before this runner started, and may still be trying to reconnect."""
+    """Connection to one worker. `gpus_charged` is the number of GPUs that its calls are charged for while they run:
+    0.25 for a quarter of one. `is_inherited`: the worker was assigned before this runner started, and may still be
+    trying to reconnect."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class WorkerLink:
         self._last_attempt = 0
 
     async def listen(self, now: float) -> None:
-        """Raises OSError."""
+        """Listen on the socket. Raises OSError."""
         self.listening_since = now
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.unlink(missing_ok=True)

@@ -32,8 +32,8 @@ from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 
 class Workers:
-    """`on_change()` is called when a worker's state changes, `on_loss()` when attempts of a lost worker wait for its
-    exit."""
+    """Workers of one revision. `on_change()` is called when a worker's state changes, `on_loss()` when attempts of a
+    lost worker wait for its exit."""
 
     def __init__(
         self,

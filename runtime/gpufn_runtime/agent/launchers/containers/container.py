@@ -135,7 +135,7 @@ class Container:
                 task.cancel()
 
     async def freeze(self) -> None:
-        """Raises PlatformError."""
+        """Freeze the container's processes. Raises PlatformError."""
         self._freezer = Freezer.of(self.pid)
         if self._freezer is not None:
             with contextlib.suppress(OSError):  # the container is gone; its connection reports that
@@ -145,7 +145,7 @@ class Container:
             self._is_paused = True
 
     async def assign(self, order: LaunchOrder) -> None:
-        """Raises PlatformError."""
+        """Assign the container to a worker, which then starts. Raises PlatformError."""
         self._thaw()
         if self._is_paused:
             await asyncio.gather(self._daemon.unpause(self.id), self._add_files(order))

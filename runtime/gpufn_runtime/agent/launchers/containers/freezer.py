@@ -17,7 +17,8 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Freezer:
-    """`file` freezes one container's cgroup: ``freezer.state`` in v1, ``cgroup.freeze`` in v2."""
+    """Freezer of one container. `file` is the control file of its cgroup: ``freezer.state`` in v1, ``cgroup.freeze`` in
+    v2."""
 
     file: Path
 
@@ -35,11 +36,11 @@ class Freezer:
         return None
 
     def freeze(self) -> None:
-        """Raises OSError when the container is gone."""
+        """Freeze the processes. Raises OSError if the container is gone."""
         self._set("FROZEN", "1")
 
     def thaw(self) -> None:
-        """Raises OSError when the container is gone."""
+        """Resume the processes. Raises OSError if the container is gone."""
         self._set("THAWED", "0")
 
     def _set(self, v1_value: str, v2_value: str) -> None:

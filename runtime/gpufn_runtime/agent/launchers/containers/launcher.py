@@ -53,7 +53,8 @@ StandbyKey = tuple[Kind, ModuleSet]  # standbys with the same key are interchang
 
 
 class ContainerLauncher:
-    """`limit` is the maximum number of standbys, `owner` our containers' labels, `packages` our package folders."""
+    """Launches workers in containers. `limit` is the maximum number of standbys. `owner` are the labels of our
+    containers, `packages` the folders of our packages."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class ContainerLauncher:
         await asyncio.gather(*removing, self._orphans.remove_ended(), return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises BuildFailed, PlatformError."""
+        """Launch the worker in a standby or a new container. Raises BuildFailed, PlatformError."""
         assert order.image is not None
         config = order.worker_config
         limits = limits_of(order)

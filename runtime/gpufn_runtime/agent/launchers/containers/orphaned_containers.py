@@ -20,7 +20,7 @@ class Remover(Protocol):
 
 
 class OrphanedContainers:
-    """Containers are identified by id. `in_use` are those that have workers."""
+    """Removes orphaned containers, by id. `in_use` are the containers that have workers."""
 
     def __init__(self, daemon: Remover) -> None:
         self._daemon = daemon
