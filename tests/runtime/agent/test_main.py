@@ -62,7 +62,7 @@ async def deploy(node: Any, **options: Any) -> None:
 
 
 async def listen(node: Any, worker: str) -> asyncio.Server:
-    """In place of the runner: takes the worker's connection and says nothing."""
+    """Fake runner: accepts the worker's connection and sends nothing."""
     path = node.home.worker_socket(worker)
     path.parent.mkdir(parents=True, exist_ok=True)
     connected = asyncio.Event()

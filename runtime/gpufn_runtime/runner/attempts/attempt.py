@@ -1,11 +1,11 @@
-"""One Attempt on its way through a worker, and when it has to end.
+"""State of an Attempt in a worker, and its deadlines.
 
     Arrived ⇄ AwaitsTurn   its worker shares a GPU by time
-    Arrived → Run          it has begun, and has until `must_end_at`
-    Run.ending             the runner has decided how it ends, and waits for its worker to let go of it
-    Run.lost_at            its worker has gone, and why is not known yet
+    Arrived → Run          it has begun, and must end by `must_end_at`
+    Run.ending             the runner has decided how it ends, and waits for the worker to stop it
+    Run.lost_at            its worker is gone, and the reason is not known yet
 
-What is known of it in one phase only is in that phase's value.
+Data that exists in one phase only belongs to that phase's struct.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ Decided = Literal[OutcomeKind.TIMED_OUT, OutcomeKind.CANCELLED]  # by the runner
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Its slot is taken, and nothing of it has begun. It may have ended before: whether it has is being read, then."""
+    """It has a slot but has not begun. While the runner looks up whether the call has already ended, it stays here."""
 
-    is_cancelled: bool = False  # meanwhile: it will not begin
+    is_cancelled: bool = False  # cancelled in this phase: it will not begin
 
 
 ARRIVED = Arrived()
 
 
 class AwaitsTurn(msgspec.Struct, frozen=True):
-    """On the GPU; nothing of it has begun."""
+    """It waits for a turn on the GPU and has not begun."""
 
     gpu: str
-    until: float  # monotonic: then it has expired
+    until: float  # monotonic: when it expires
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """As the runner has decided, whatever its worker says."""
+    """The runner's decision, which overrides the worker's result."""
 
     kind: Decided
-    until: float  # monotonic: so long its worker has to let go of it
+    until: float  # monotonic: the worker must have stopped it by then
 
 
 class Run(msgspec.Struct, kw_only=True, eq=False):
-    """It has begun, and may have ended by now."""
+    """It has begun, and may have ended."""
 
-    started_at: float  # unix seconds, for others; what follows is monotonic
+    started_at: float  # unix seconds, for reports; the times below are monotonic
     began: float
     must_end_at: float
-    lost_at: float = math.inf  # when its worker was
+    lost_at: float = math.inf  # when its worker was lost
     ending: Ending | None = None
     is_cold: bool  # it waited for a worker to start
-    busy_from: float | None  # as its link's BusyTime says, while it is counted there
-    busy_s: float = 0.0  # of its worker's time, once it is not
+    busy_from: float | None  # value of the link's BusyTime, while it counts the attempt
+    busy_s: float = 0.0  # the worker's time, set when BusyTime stops counting
     items: int = 0  # sent to the reader of its stream
-    granted: int = 0  # items that it may have sent by now
-    calls: set[int] = msgspec.field(default_factory=set)  # that it has made of the platform and waits for
-    own_calls: int = 0  # how many of these are of its own function
-    progress: Progress | None = None  # as it said last
-    checkpoint_seq: int = 0  # where the last one is stored, of this attempt or of one before it
-    note: asyncio.Task[int] | None = None  # stores the note of this start, and returns its place; 0: it is not stored
+    granted: int = 0  # number of items that it may send in total
+    calls: set[int] = msgspec.field(default_factory=set)  # open nested calls
+    own_calls: int = 0  # how many of them call its own function
+    progress: Progress | None = None  # as last reported
+    checkpoint_seq: int = 0  # position of the last checkpoint, of this attempt or an earlier one
+    note: asyncio.Task[int] | None = None  # stores the start note and returns its position; 0 if it is not stored
 
     def grant(self, taken: int) -> int:
-        """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
-        more = STREAM_WINDOW + min(taken, self.items) - self.granted
-        if not self.granted or more <= 0:
+        """Return how many more items may be sent, after the stream's reader has taken `taken` items in total."""
+        new_items = STREAM_WINDOW + min(taken, self.items) - self.granted
+        if not self.granted or new_items <= 0:
             return 0
-        self.granted += more
-        return more
+        self.granted += new_items
+        return new_items
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -87,30 +87,30 @@ class Attempt(msgspec.Struct, eq=False):
     message: InvocationMessage
     method: MethodSpec
     link: WorkerLink
-    parcel: str  # its input's name in the worker's folder, when it is one
+    parcel: str  # name of its input in the worker's folder, if the input is a shared body
     touched_at: float  # monotonic
-    reason: StartReason = StartReason.FIRST  # why it is started
+    reason: StartReason = StartReason.FIRST  # why it was started
     phase: Arrived | AwaitsTurn | Run = ARRIVED
 
     @property
     def run(self) -> Run:
-        """Of one that has begun."""
+        """The Run of an attempt that has begun."""
         assert isinstance(self.phase, Run), f"attempt {self.number} of {self.message.id} has not begun"
         return self.phase
 
     @property
     def gpu_s(self) -> float:
-        """GPU seconds that it is charged, once it has ended."""
+        """GPU seconds to charge, once it has ended."""
         return self.run.busy_s * self.link.gpus_charged
 
     @property
     def is_direct(self) -> bool:
-        """It came by the lane: the credit of its slot may stand in the queue all the same."""
+        """Whether it came by the fast path. The credit of its slot may still be granted to the queue."""
         return isinstance(self.delivery, DirectDelivery)
 
     @property
     def is_cancelled(self) -> bool:
-        """Nobody wants it, and its message is out of the queue; it has not stopped yet."""
+        """Whether it is cancelled, with its message out of the queue, but has not stopped yet."""
         match self.phase:
             case Arrived(is_cancelled):
                 return is_cancelled
@@ -121,15 +121,15 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def waits_for_own(self) -> bool:
-        """For other calls of its own function, which may need its slot."""
+        """Whether it waits for a call of its own function, which may need its slot."""
         return isinstance(self.phase, Run) and self.phase.own_calls > 0
 
     @property
     def is_submitted(self) -> bool:
-        """Nobody waits for a reply: the outcome goes into a record."""
+        """Whether no caller waits for a reply: the outcome goes into a record."""
         return not self.message.reply
 
 
 def may_run_s(message: InvocationMessage, timeout_s: float, now: float) -> float:
-    """Until the earlier of the function's timeout and the caller's deadline; `now` in unix seconds."""
+    """Return the seconds until the function's timeout or the caller's deadline. `now` is in unix seconds."""
     return min(timeout_s, message.deadline - now) if message.deadline else timeout_s
