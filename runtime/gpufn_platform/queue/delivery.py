@@ -80,6 +80,8 @@ class Delivery:
         "subject",
     )
 
+    is_direct = is_withdrawn = False  # those of the fast path are DirectDelivery
+
     def __init__(self, bus: Bus, message: Message, ledger: Ledger) -> None:
         self._bus = bus
         self._ack_subject = message.reply

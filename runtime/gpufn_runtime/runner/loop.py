@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import cast
 
 import msgspec
 
@@ -30,7 +31,6 @@ from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.caller import Caller
 from gpufn_runtime.runner.agent_events import AgentEvents
-from gpufn_runtime.runner.attempts.attempt import Run
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.attempts.settle import Settler
@@ -303,8 +303,8 @@ class Runner:
     def _on_credit(self, message: Message) -> None:
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
-        if attempt is not None and isinstance(attempt.phase, Run) and (items := attempt.phase.grant(credit.taken)):
-            attempt.link.send(frames.Credit(attempt.number, items))
+        if attempt is not None and attempt.begun is not None and (items := attempt.begun.grant(credit.taken)):
+            cast("WorkerLink", attempt.link).send(frames.Credit(attempt.number, items))
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.spec.priority import QueueKind
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
 from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 

@@ -230,8 +230,8 @@ class Node:
         """Advance the clock, and wait until the runner has checked its attempts."""
         self.clock.skipped_s += passed_s
         for queue in self.serving._queues:
-            for _ in range(2):  # the first check uses the time before
-                queue._tick_attempts()
+            for _ in range(2):  # the first look is at those of the time before
+                queue._on_timer()
 
     async def report_without(self, worker: str) -> None:
         """Wait for the next report without the worker."""

@@ -81,7 +81,7 @@ def test_a_runner_that_stood_still_reads_what_came_meanwhile_before_it_ends_call
         worker.answer(run, body)
         node.clock.skipped_s += 60
         for queue in node.serving._queues:
-            queue._tick_attempts()
+            queue._on_timer()
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 
     on_node(url, tmp_path, test)

@@ -28,7 +28,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import call_records, dead_letters
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.shared_bodies.bodies import Parcels
-from gpufn_runtime.runner.dispatch import arrivals
+from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.dispatch.pull_credits import PullCredits
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 from tests.taking import take
@@ -73,8 +73,8 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
 def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a stall NATS redelivers running calls, before it reads the runners' in-progress acks."""
-    monkeypatch.setattr(arrivals, "ACK_WAIT_S", 0.01)
+    """A bus that stood still hands out what runs: it takes their runners for dead, before it reads what they sent."""
+    monkeypatch.setattr(machine, "ACK_WAIT_S", 0.01)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("elsewhere")
@@ -206,7 +206,7 @@ def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
         assert (await ended(node, call.id)).state is InvocationState.CANCELLED
 
     monkeypatch.setattr(
-        "gpufn_runtime.runner.dispatch.arrivals.call_records", SimpleNamespace(record_of=read_and_cancel)
+        "gpufn_runtime.runner.dispatch.revision_queue.call_records", SimpleNamespace(record_of=read_and_cancel)
     )
     on_node(url, tmp_path, test)
 

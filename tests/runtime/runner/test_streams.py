@@ -11,7 +11,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_runtime.runner.attempts.attempt import Run
+from gpufn_runtime.runner.core.attempt import Run
 from tests.runtime.runner.node import Node, on_node
 
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, state_after
 from gpufn_core.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
@@ -36,13 +35,14 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts.attempt import Attempt
 from gpufn_runtime.runner.attempts.replies import Replies
 from gpufn_runtime.runner.attempts.start_log import StartLog
-from gpufn_runtime.runner.attempts.start_numbers import next_start
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
+from gpufn_runtime.runner.core.start_numbers import next_start
+from gpufn_runtime.runner.core.views import DeliveryView
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery, too_large
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
-from gpufn_runtime.runner.dispatch.pull_credits import TOUCH_EVERY_S
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Settler:
         self._start_log = start_log
         self._replies = Replies(bus)
         self._tasks = Tasks("settle")
-        self._touched_at: dict[Delivery | DirectDelivery, float] = {}  # deliveries being settled; monotonic
+        self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
         self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call
         self.unsettled: dict[str, Attempt] = {}  # by id: ended attempts of submitted calls, record not yet stored
 
@@ -73,6 +73,7 @@ class Settler:
         self,
         attempt: Attempt,
         outcome: Outcome,
+        settlement: Settlement,
         content_type: str = "",
         body: bytes = b"",
         *,
@@ -88,11 +89,7 @@ class Settler:
         message = attempt.message
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
-        remaining_s = message.deadline - now if message.deadline else math.inf
-        settlement = settlement_for(
-            outcome, attempt.link.revision.spec.retries, message.retries_used, left_s=remaining_s
-        )
-        if settlement is Settlement.RETRY and not attempt.run.items:
+        if settlement is Settlement.RETRY:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
             record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._start_log.node)
@@ -159,7 +156,7 @@ class Settler:
 
     def refuse(
         self,
-        delivery: Delivery | DirectDelivery,
+        delivery: DeliveryView,
         message: InvocationMessage,
         outcome: Outcome,
         now: float,
@@ -179,9 +176,7 @@ class Settler:
         if _may_have_checkpoint(delivery, message):
             self._tasks.start(self._forget_checkpoint(message.id))
 
-    async def _end_refused(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, record: CallRecord
-    ) -> None:
+    async def _end_refused(self, delivery: DeliveryView, message: InvocationMessage, record: CallRecord) -> None:
         """Store the end, including an interrupted attempt if there is a note of it."""
         if delivery.delivered > 1:
             with contextlib.suppress(GpufnError):
@@ -193,19 +188,17 @@ class Settler:
         if _may_have_checkpoint(delivery, message):
             await self._start_log.drop(message.id)
 
-    def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
+    def confirm(self, delivery: DeliveryView, record: CallRecord) -> None:
         """Complete the settlement of a call that has ended: its settler may have died before completing it."""
         self._start(delivery, self._store_dead_letter_and_ack(delivery, record))
         self._tasks.start(self._forget_checkpoint(record.id))
         self._tasks.start(self._start_log.drop(record.id))
 
-    def drop(self, delivery: Delivery | DirectDelivery) -> None:
+    def drop(self, delivery: DeliveryView) -> None:
         """Acknowledge a delivery whose next attempt is already queued: its settler may have died before the ack."""
         self._ack(delivery)
 
-    def _reply(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
-    ) -> None:
+    def _reply(self, delivery: DeliveryView, message: InvocationMessage, reply: ResultReply, body: bytes) -> None:
         if isinstance(delivery, DirectDelivery):
             delivery.reply(reply, body)
             return
@@ -214,7 +207,7 @@ class Settler:
         except PayloadTooLarge as error:
             self._replies.send(message.reply, pack(too_large(reply, error)))
 
-    def _ack(self, delivery: Delivery | DirectDelivery) -> None:
+    def _ack(self, delivery: DeliveryView) -> None:
         try:
             delivery.ack()
         except BusUnavailable:
@@ -238,7 +231,7 @@ class Settler:
         await self._requeue(attempt.delivery, next_message, body)
         await self._start_log.forget(attempt)
 
-    async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
+    async def _requeue(self, delivery: DeliveryView, message: InvocationMessage, body: bytes) -> None:
         """Publish the next attempt before this one is acknowledged. The message id makes a repeated publish a
         duplicate. It includes the queue position: an earlier call with the same id may have had such a retry minutes
         ago."""
@@ -268,7 +261,7 @@ class Settler:
 
     async def _end(
         self,
-        delivery: Delivery | DirectDelivery,
+        delivery: DeliveryView,
         record: CallRecord,
         body: bytes = b"",
         runner_file: str = "",
@@ -316,7 +309,7 @@ class Settler:
         )
         return msgspec.structs.replace(record, blob=digest, size=size), b""
 
-    async def _store_dead_letter_and_ack(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
+    async def _store_dead_letter_and_ack(self, delivery: DeliveryView, record: CallRecord) -> None:
         while record.state.leaves_dead_letter:
             try:
                 await dead_letters.bury(self._bus, record, *unpack_invocation(delivery.payload))
@@ -326,7 +319,7 @@ class Settler:
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
-    def _start(self, delivery: Delivery | DirectDelivery, settlement: Coroutine[Any, Any, None]) -> None:
+    def _start(self, delivery: DeliveryView, settlement: Coroutine[Any, Any, None]) -> None:
         self._touched_at[delivery] = self._clock.monotonic()
 
         async def settle() -> None:
@@ -399,19 +392,19 @@ def _record_of(
 
 
 def _record(
-    delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float, keep_s: float
+    delivery: DeliveryView, message: InvocationMessage, outcome: Outcome, now: float, keep_s: float
 ) -> CallRecord:
     record = call_records.ended(message, outcome, now)
     queue_s = max(0.0, now - message.submitted_at)
     return msgspec.structs.replace(record, queue_seq=_queue_seq(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
 
 
-def _may_have_checkpoint(delivery: Delivery | DirectDelivery, message: InvocationMessage) -> bool:
+def _may_have_checkpoint(delivery: DeliveryView, message: InvocationMessage) -> bool:
     """Return whether an earlier attempt or a runner that died may have left a checkpoint."""
     return message.attempt > 1 or delivery.delivered > 1
 
 
-def _queue_seq(delivery: Delivery | DirectDelivery) -> int:
+def _queue_seq(delivery: DeliveryView) -> int:
     """Return the position in the queue, or 0 for a fast-path delivery."""
     return delivery.seq if isinstance(delivery, Delivery) else 0
 

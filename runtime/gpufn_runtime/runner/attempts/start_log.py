@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
 
 from gpufn_core.domain.invocation import StartReason
 from gpufn_core.errors import GpufnError
@@ -19,12 +18,10 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import start_notes
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts import start_numbers
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
-RECORDED_AFTER_S: Final = 0.25
 _MAX_MESSAGE_CHARS = 200
 
 
@@ -34,23 +31,17 @@ class StartLog:
         self._bus = bus
         self._clock = clock
         self._tasks = Tasks("notes of starts")
+        self._notes: dict[Attempt, asyncio.Task[int]] = {}  # each stores a note and returns its position, or 0
 
     async def read(self, invocation: str, seq: int) -> StartNote | None:
         """Return the note of the last start of the message at `seq` in ASYNC. Raises BusUnavailable."""
         note = await start_notes.last(self._bus, invocation)
         return note if note is not None and note.seq == seq else None
 
-    def number(self, attempt: Attempt, note: StartNote | None) -> None:
-        """Number an attempt that has not begun: its call may have been started before."""
-        unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
-        now = self._clock.time()
-        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, now)
-
     def note(self, attempt: Attempt) -> None:
         """Store a note that the attempt has begun."""
-        if attempt.run.note is None:
-            storing = self._store(attempt.message.id, self._note(attempt))
-            attempt.run.note = asyncio.get_running_loop().create_task(storing, name="note of a start")
+        storing = self._store(attempt.message.id, self._note(attempt))
+        self._notes[attempt] = asyncio.get_running_loop().create_task(storing, name="note of a start")
 
     def hand_back(self, attempt: Attempt, reason: StartReason, message: str) -> None:
         """Return an interrupted attempt to its queue, to start under its next number. Its process must be dead."""
@@ -60,17 +51,18 @@ class StartLog:
             _nak(attempt)
 
     async def _hand_back(self, attempt: Attempt, reason: StartReason, message: str) -> None:
-        if attempt.run.note is not None:
-            await attempt.run.note  # otherwise the older note could replace this one
+        if (storing := self._notes.pop(attempt, None)) is not None:
+            await storing  # otherwise the older note could replace this one
         note = self._note(attempt, reason, message)
         await self._store(attempt.message.id, note)
         _nak(attempt)
 
     async def forget(self, attempt: Attempt) -> None:
         """Delete the note: the call has ended or its retry is queued. If the bus is away, the note expires."""
-        if attempt.run.note is None:
+        storing = self._notes.pop(attempt, None)
+        if storing is None:
             return
-        seq = await attempt.run.note
+        seq = await storing
         with contextlib.suppress(GpufnError):
             if seq:
                 await start_notes.forget(self._bus, seq)

@@ -31,6 +31,7 @@ OnDelivery = Callable[["DirectDelivery"], None]
 class DirectDelivery:
     """A call from the fast path; see `gpufn_platform.queue.delivery.Delivery` for one from a queue."""
 
+    is_direct = True
     delivered, seq = 1, 0
     settled_at = ""  # it can be settled only over its gateway's connection, which ends with this runner
     __slots__ = ("_gateway", "_has_replied", "body", "is_settled", "is_withdrawn", "message")

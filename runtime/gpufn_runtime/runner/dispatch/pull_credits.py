@@ -27,12 +27,11 @@ from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.delivery import Delivery, Ledger
 from gpufn_platform.queue.puller import Pull
+from gpufn_runtime.runner.core.machine import ACK_WAIT_S
 from gpufn_runtime.runner.dispatch.queue_choice import STANDING, QueueOrder
 
 log = logging.getLogger(__name__)
 
-ACK_WAIT_S = 8.0
-TOUCH_EVERY_S = 2.0
 _UNLIMITED = -1  # the credits are the limit
 _DEFAULT_QUEUES = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
 _FIND_EVERY_TICKS = 10  # wakeups announce calls in other queues; this finds calls whose wakeup was lost

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.gpu_fair_queue import FairQueueing, Turn
 from gpufn_platform.process.clock import Clock
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 # All waiting workers are warm, so a switch is cheap. A turn only needs to be long compared to one call.
 _OVERRUN_S: Final = 0.2

@@ -22,7 +22,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage, WaitedFor
 from gpufn_platform.bus.connection import Bus, NoResponders
 from gpufn_platform.process.clock import Clock
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 _EVERY_S = 5.0
 _GONE_AFTER_S = 5.0

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping
 
-from gpufn_core.domain.invocation import StartReason
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import GpufnError
 from gpufn_core.protocol.frames import Unfinished
@@ -24,13 +22,11 @@ from gpufn_core.spec.priority import QUEUES, QueueKind
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.nats_protocol import ack_tokens
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, queue_position, queued_calls
 from gpufn_platform.queue.delivery import Delivery, Ledger
-from gpufn_runtime.runner.attempts import start_numbers
-from gpufn_runtime.runner.attempts.attempt import Attempt, Run, may_run_s
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -44,8 +40,7 @@ _SETTLED_AT = re.compile(
 
 
 class Adoption:
-    """Adopts unfinished attempts. `ledgers` belong to the revision's queues. `on_adopted(attempt)` is called for each
-    adopted attempt."""
+    """`ledgers` belong to the revision's queues. `dispatch(event)` feeds the state machine, which adopts or refuses."""
 
     def __init__(
         self,
@@ -53,17 +48,14 @@ class Adoption:
         revision: Revision,
         ledgers: Mapping[QueueKind, Ledger],
         *,
-        clock: Clock,
         start_log: StartLog,
-        on_adopted: Callable[[Attempt], None],
+        dispatch: Callable[[events.Event], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._ledgers = ledgers
-        self._clock = clock
         self._start_log = start_log
-        self._on_adopted = on_adopted
-        self._methods = {method.name: method for method in revision.spec.methods}
+        self._dispatch = dispatch
         self._tasks = Tasks(f"adoption of calls of {revision}")
 
     def begin(self, link: WorkerLink, unfinished: tuple[Unfinished, ...]) -> None:
@@ -81,18 +73,11 @@ class Adoption:
                 match = await self._find(unfinished)
         except (GpufnError, TimeoutError) as error:
             log.warning("cannot adopt %s of a previous runner: %s", unfinished.invocation, error)
-        if not link.state.live:
-            return
         if match is None or self._ledgers[match[1].queue].knows(match[0]):
-            link.refuse(unfinished.attempt)
-            return
-        delivery, message, note = match
-        self._ledgers[message.queue].hold(delivery)
-        message, reason = start_numbers.adopted(message, note, unfinished.number, delivery.counted)
-        delivery.delivered += 1  # the worker delivered it to this runner
-        attempt = self._attempt(link, unfinished, delivery, message, reason)
-        link.adopt(attempt)
-        self._on_adopted(attempt)
+            self._dispatch(events.UnfinishedFound(link, unfinished))
+        else:
+            delivery, message, note = match
+            self._dispatch(events.UnfinishedFound(link, unfinished, delivery, message, note, delivery.counted))
 
     async def _find(self, unfinished: Unfinished) -> tuple[Delivery, InvocationMessage, StartNote | None] | None:
         """Return the delivery if it is valid and no other runner has it, its message, and the call's last start
@@ -104,36 +89,13 @@ class Adoption:
         if stored is None:
             return None
         message, _ = queued_calls.unpack(stored.payload, seq)
-        if (message.id, message.queue) != (unfinished.invocation, kind) or message.method not in self._methods:
+        if (message.id, message.queue) != (unfinished.invocation, kind):
             return None
         if await call_records.where(self._bus, message.id) is not None:
             return None
         message_copy = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
         note = None if message.reply else await self._start_log.read(message.id, seq)
         return Delivery(self._bus, message_copy, self._ledgers[kind]), message, note
-
-    def _attempt(
-        self,
-        link: WorkerLink,
-        unfinished: Unfinished,
-        delivery: Delivery,
-        message: InvocationMessage,
-        reason: StartReason,
-    ) -> Attempt:
-        """Create the attempt. Its deadline stays that of the previous runner; its GPU time is counted from now on."""
-        now, wall = self._clock.monotonic(), self._clock.time()
-        ran_s = min(max(0.0, unfinished.ran_s), max(0.0, wall - message.submitted_at))
-        run = Run(
-            started_at=wall - ran_s,
-            began=now - ran_s,
-            must_end_at=now - ran_s + may_run_s(message, self._revision.spec.timeout_s, wall - ran_s),
-            is_cold=False,
-            busy_from=link.busy.begin(now),
-        )
-        method, never = self._methods[message.method], -math.inf
-        return Attempt(
-            unfinished.attempt, delivery, message, method, link, "", touched_at=never, reason=reason, phase=run
-        )
 
 
 def queue_position_of(revision: Revision, settled_at: str) -> tuple[str, QueueKind, int] | None:

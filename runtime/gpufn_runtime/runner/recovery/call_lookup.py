@@ -15,7 +15,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import BegunReply, HeldBy, WhereIs
 from gpufn_platform.bus.connection import Bus, Message
-from gpufn_runtime.runner.attempts.attempt import Arrived, Attempt, AwaitsTurn
+from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 
 _where = msgspec.msgpack.Decoder(WhereIs)
 
@@ -55,20 +55,23 @@ class CallLookup:
         invocation = _where.decode(message.payload).invocation
         if not invocation and message.reply:
             for candidate in {**self._unsettled, **self._running}.values():
-                if candidate.is_submitted and not isinstance(candidate.phase, Arrived):
+                if candidate.is_submitted and _is_held(candidate):
                     self._bus.publish(message.reply, encode(self._holder(candidate)))
             return
         attempt = self._running.get(invocation) or self._unsettled.get(invocation)
         if attempt is None:
             self._repeat_reply(invocation)
-        elif not isinstance(attempt.phase, Arrived) and message.reply:
+        elif _is_held(attempt) and message.reply:
             self._bus.publish(message.reply, encode(self._holder(attempt)))
 
     def _holder(self, attempt: Attempt) -> HeldBy:
         message, worker = attempt.message, attempt.link.worker
-        match attempt.phase:
-            case AwaitsTurn(gpu):
-                return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=gpu)
-            case _:
-                run = attempt.run
-                return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+        if attempt.state is AttemptState.WAITING:
+            return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=attempt.link.gpu)
+        run = attempt.run
+        return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+
+
+def _is_held(attempt: Attempt) -> bool:
+    """Whether this runner has the call for good. A call that it looks up itself may turn out to be elsewhere."""
+    return attempt.state not in (AttemptState.PREPARING, AttemptState.CHECKING)

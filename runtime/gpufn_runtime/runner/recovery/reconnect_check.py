@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from gpufn_core.errors import GpufnError
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 log = logging.getLogger(__name__)
 

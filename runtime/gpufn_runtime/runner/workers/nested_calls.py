@@ -15,7 +15,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -45,8 +45,8 @@ from gpufn_platform.queue import call_records, checkpoints
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
-from gpufn_runtime.runner.attempts.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
@@ -138,7 +138,7 @@ class NestedCalls:
     def close_of(self, parent: Attempt) -> None:
         """Cancel all requests of an attempt that is to end. Otherwise a function that waits could not end."""
         for call in parent.run.calls:
-            self.close(parent.link, call)
+            self.close(cast("WorkerLink", parent.link), call)
 
     def close_all(self, link: WorkerLink) -> None:
         for call in link.open_calls:

@@ -11,7 +11,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import ItemReply, Progress
 from gpufn_platform.bus.connection import Bus
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink

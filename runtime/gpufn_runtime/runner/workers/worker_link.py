@@ -28,11 +28,11 @@ from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.limits import PROGRESS_CHARS
 from gpufn_core.spec.function_spec import MOST_MODULES, is_module_name
-from gpufn_runtime.runner.attempts.attempt import Attempt
-from gpufn_runtime.runner.attempts.busy_time import BusyTime
-from gpufn_runtime.runner.dispatch.pull_credits import ACK_WAIT_S
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.busy_time import BusyTime
+from gpufn_runtime.runner.core.machine import ACK_WAIT_S
+from gpufn_runtime.runner.core.slots import SlotPool
 from gpufn_runtime.runner.gpu.gpu_turns import Seat
-from gpufn_runtime.runner.workers.slots import SlotPool
 from gpufn_runtime.runner.workers.worker_socket import WorkerSocket
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,21 @@ class WorkerLink:
     def waits_for_own(self) -> int:
         """Number of slots used by attempts that wait for calls of their own function."""
         return sum(attempt.waits_for_own for attempt in self.attempts.values())
+
+    @property
+    def shares_by_time(self) -> bool:
+        """Whether it shares its GPU by time."""
+        return self.seat is not None
+
+    @property
+    def must_take_turns(self) -> bool:
+        """Whether its GPU is contended: turns are required there."""
+        return self.seat is not None and self.seat.must_take_turns
+
+    @property
+    def gpu(self) -> str:
+        """The GPU that it shares by time; "" if none."""
+        return self.seat.gpu if self.seat is not None else ""
 
     @property
     def needs_turn(self) -> bool:

@@ -7,18 +7,27 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from gpufn_core.errors import ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_platform.process.unix_sockets import Outbox, peer_uid
 
-if TYPE_CHECKING:
-    from gpufn_runtime.runner.workers.worker_link import WorkerLink
-
 log = logging.getLogger(__name__)
 
 _MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from reading what it has requested
+
+
+class SocketOwner(Protocol):
+    """The worker at the other end, which decides about connections and handles frames."""
+
+    worker: str
+    path: Path
+
+    def accept(self, peer: WorkerSocket) -> bool: ...
+    def is_peer(self, peer: WorkerSocket) -> bool: ...
+    def handle(self, frame: frames.WorkerFrame, body: bytes) -> None: ...
+    def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None: ...
 
 
 class WorkerSocket(asyncio.Protocol):
@@ -26,7 +35,7 @@ class WorkerSocket(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, link: WorkerLink) -> None:
+    def __init__(self, link: SocketOwner) -> None:
         self._link = link
         self._reader: frames.FrameReader[frames.WorkerFrame] = frames.FrameReader(frames.WorkerFrame)
         self._reason = "it closed its socket"

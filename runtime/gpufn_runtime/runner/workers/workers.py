@@ -3,7 +3,7 @@
 1. `add`: the runner listens; the process connects and becomes READY, or fails to start, or is late (`tick`).
 2. `apply`: the worker drains, parks or resumes as its Assignment demands, once it is empty (`slot_freed`).
 3. Its socket closes, or it is retired, or 4. `remove`: its Assignment is deleted.
-5. Its attempts end when its process is known to be dead (awaiting_exit.py).
+5. Its attempts end when its process is known to be dead (the state machine waits for the report).
 
 Before a worker ends or parks, it leaves its seat at the GPU. Otherwise the end of a running attempt would start a
 waiting one.
@@ -14,56 +14,51 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.worker import Assignment, ColdStart, Desired, StartFailure, WorkerState
+from gpufn_core.domain.worker import END_TOLD_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo, WorkerLost
-from gpufn_core.protocol.launch import RECONNECT_S
+from gpufn_core.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.agent_events import AgentEvents
-from gpufn_runtime.runner.attempts.attempt import Attempt
-from gpufn_runtime.runner.attempts.finish import AttemptFinisher
-from gpufn_runtime.runner.dispatch.arrivals import Arrivals
-from gpufn_runtime.runner.dispatch.slots_and_backlog import Places
-from gpufn_runtime.runner.gpu.turn_waits import TurnWaits
-from gpufn_runtime.runner.recovery.awaiting_exit import ENDS_ITSELF_WITHIN_S, EXPLAINED_WITHIN_S, AwaitingExit
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
+# After a process closed its socket: an agent that was killed is back, and has looked at what ended meanwhile.
+EXPLAINED_WITHIN_S = END_TOLD_WITHIN_S + 2.0
+# After the runner hung up on a process that runs: without a runner it looks for one, and then ends itself.
+ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
+
 
 class Workers:
-    """Workers of one revision. `on_change()` is called when a worker's state changes, `on_loss()` when attempts of a
-    lost worker wait for its exit."""
+    """Workers of one revision. `links` are the workers by id; `dispatch(event)` feeds the state machine. `on_change()` is called when a worker's
+    state changes, `poll_queues()` when a worker takes calls: calls may wait for which no credit is granted."""
 
     def __init__(
         self,
         revision: Revision,
-        places: Places,
+        links: dict[str, WorkerLink],
         *,
-        arrivals: Arrivals,
-        turn_waits: TurnWaits,
-        finisher: AttemptFinisher,
-        awaiting_exit: AwaitingExit,
+        dispatch: Callable[[events.Event], None],
+        poll_queues: Callable[[], None],
+        log_failure: Callable[[WorkerLink, ErrorInfo | None], None],
         agent_events: AgentEvents,
         nested: NestedCalls,
         output: Output,
         clock: Clock,
         on_change: Callable[[], None],
-        on_loss: Callable[[], None],
     ) -> None:
+        self.links = links
         self._revision = revision
-        self._places = places
-        self._arrivals = arrivals
-        self._turn_waits = turn_waits
-        self._finisher = finisher
-        self._awaiting_exit = awaiting_exit
+        self._dispatch = dispatch
+        self._poll_queues = poll_queues
+        self._log_failure = log_failure
         self._agent_events = agent_events
         self._nested = nested
         self._output = output
         self._clock = clock
         self._on_change = on_change
-        self._on_loss = on_loss
-        self.links = places.links
 
     async def add(self, link: WorkerLink) -> None:
         """Listen for the worker. Raises OSError."""
@@ -75,13 +70,12 @@ class Workers:
         link = self.links.pop(worker, None)
         if link is not None:
             self._leave_gpu(link)
-            attempts = self._finisher.detach_all(link)
-            if attempts and self._agent_events.exit_of(worker) is None:
+            if link.attempts and self._agent_events.exit_of(worker) is None:
                 self._retire(link, "its assignment was deleted")
             else:
                 self._release(link)
             link.remove_socket()
-            self._await_exit(link, attempts, ENDS_ITSELF_WITHIN_S)
+            self._dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S))
 
     def close(self) -> None:
         """Disconnect from the workers, which live on and connect to the next runner."""
@@ -111,11 +105,11 @@ class Workers:
         match assignment.desired:
             case Desired.RUN:
                 link.resume(self._clock.monotonic())
-                self._arrivals.on_more_room()
+                self._dispatch(events.MoreRoom())
             case Desired.PARK:
                 link.park_bytes = assignment.park_bytes
                 link.park(self._clock.monotonic())
-                self._arrivals.on_less_room()
+                self._dispatch(events.LessRoom())
             case Desired.DRAIN:
                 self._drain(link)
 
@@ -135,7 +129,7 @@ class Workers:
             self._retire(link, "it is no longer wanted, and has not started yet")
         else:
             link.drain()
-            self._arrivals.on_less_room()
+            self._dispatch(events.LessRoom())
 
     def _retire(self, link: WorkerLink, reason: str) -> None:
         self._release(link)
@@ -146,12 +140,11 @@ class Workers:
         self._nested.close_all(link)
         self._leave_gpu(link)
         link.close()
-        self._arrivals.on_less_room()
-        self._arrivals.serve_backlog()
+        self._dispatch(events.LessRoom())
 
     def _leave_gpu(self, link: WorkerLink) -> None:
-        self._turn_waits.hand_back(link)
         if link.seat is not None:
+            self._dispatch(events.TurnsRevoked(link.seat.remove_waiting()))
             link.seat.leave()
 
     # --- events of links ----------------------------------------------------------------------------------------------
@@ -168,7 +161,7 @@ class Workers:
             else:
                 link.cold_start = self._agent_events.cold_start(link)
             link.requested_at = None
-            self._places.became_ready(link, since)
+            self._dispatch(events.WorkerReady(link, since))
             if link.cold_start is not None:
                 self._agent_events.event(link, WorkerEventKind.READY)
         if link.seat is not None:
@@ -176,14 +169,14 @@ class Workers:
         if link.park_requested:
             link.park(self._clock.monotonic())
         self._on_change()
-        self._arrivals.on_more_room()
-        self._arrivals.poll_queues()
+        self._dispatch(events.MoreRoom())
+        self._poll_queues()
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
-            self._finisher.log_failure(link, error)
+            self._log_failure(link, error)
             self._agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
             self._on_change()
 
@@ -214,15 +207,9 @@ class Workers:
         """Handle a closed socket. If the worker had attempts or was wanted, its exit is awaited before callers get an
         error. `runs_on`: the runner closed the socket, and the process lives."""
         self._leave_gpu(link)
-        attempts = self._finisher.detach_all(link)
-        if link.state is WorkerState.DRAINING and not attempts:
+        if link.state is WorkerState.DRAINING and not link.attempts:
             self._release(link)  # as requested; its @exit hooks run within the agent's grace period
         else:
             self._retire(link, reason)
         self._on_change()
-        self._await_exit(link, attempts, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S)
-
-    def _await_exit(self, link: WorkerLink, attempts: list[Attempt], timeout_s: float) -> None:
-        if attempts:
-            self._awaiting_exit.add(link, attempts, timeout_s)
-            self._on_loss()
+        self._dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S))

@@ -21,8 +21,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.queue import call_records as records
 from gpufn_runtime.runner.attempts import settle
-from gpufn_runtime.runner.attempts.busy_time import BusyTime
 from gpufn_runtime.runner.attempts.metering import Meter
+from gpufn_runtime.runner.core.busy_time import BusyTime
 from tests.runtime.runner.node import NODE, Node, SettableClock, on_node
 from tests.runtime.runner.test_durable import ended
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns, Seat
 
 

@@ -15,7 +15,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_runtime.runner.dispatch.pull_credits import ACK_WAIT_S
+from gpufn_runtime.runner.core.machine import ACK_WAIT_S
 from gpufn_runtime.runner.workers import worker_socket
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 

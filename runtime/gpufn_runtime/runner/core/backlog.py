@@ -1,5 +1,5 @@
 """Local backlog: short calls that wait for a busy slot of a Revision, so that the next call is here when a slot is
-free.
+free. Pure.
 
 A credit takes half a millisecond to become a delivery, as long as many a call runs. So once calls are known to be
 short, the runner takes a few milliseconds' worth of calls more than it has free slots. When a call runs for long, the
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpufn_core.protocol.messages import InvocationMessage
-from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
+from gpufn_runtime.runner.core.views import DeliveryView
 
 SHORT_CALL_S = 0.02  # longer calls gain nothing from a backlog
 LONG_RUNNING_S = 0.1  # calls in the backlog do not wait longer than this for a running call
@@ -24,16 +23,17 @@ _WEIGHT = 0.1  # of the newest call, in the moving averages
 
 
 class Waiting(NamedTuple):
-    delivery: Delivery | DirectDelivery
+    delivery: DeliveryView
     message: InvocationMessage
     body: bytes
+    caller_was_away: bool = False
 
 
-class LocalBacklog:
+class Backlog:
     """Queue of waiting calls, oldest first. `is_closed` while a call runs for long.
 
 
-    >>> backlog = LocalBacklog()
+    >>> backlog = Backlog()
     >>> backlog.max_length(at_once=1)
     0
     >>> for _ in range(10): backlog.ended(run_s=0.001, body_bytes=100)

@@ -1,25 +1,25 @@
-"""Capacity for one Revision's calls on this node: the slots of its workers, and the local backlog."""
+"""Capacity for one Revision's calls on this node: the slots of its workers, and the local backlog. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-from gpufn_runtime.runner.attempts.attempt import Attempt
-from gpufn_runtime.runner.dispatch.local_backlog import LocalBacklog
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.backlog import Backlog
+from gpufn_runtime.runner.core.views import WorkerView
 
-if TYPE_CHECKING:
-    from gpufn_core.spec.function_spec import FunctionSpec
-    from gpufn_runtime.runner.workers.worker_link import WorkerLink
+W = TypeVar("W", bound=WorkerView)
 
 
-class Places:
+class Capacity(Generic[W]):
     """`links` are the Revision's workers here, by id. Only `free` decides whether a slot may take a call."""
 
     def __init__(self, spec: FunctionSpec) -> None:
-        self.links: dict[str, WorkerLink] = {}
-        self.backlog = LocalBacklog()
+        self.links: dict[str, W] = {}
+        self.backlog = Backlog()
         self._warm_since = math.inf  # since then some worker has always been ready; unix seconds
         self._runs_per_worker = spec.concurrency
         self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # maximum; they share the run's time
@@ -34,7 +34,7 @@ class Places:
         """Number of slots of the workers that take calls, free or not."""
         return sum(link.slots.total for link in self.links.values() if link.accepts_calls)
 
-    def became_ready(self, link: WorkerLink, since: float) -> None:
+    def became_ready(self, link: WorkerView, since: float) -> None:
         """Record a READY worker. `since` is in unix seconds."""
         if not any(other.accepts_calls for other in self.links.values() if other is not link):
             self._warm_since = since
@@ -45,7 +45,7 @@ class Places:
         """Return whether a call submitted at that time had to wait for a worker to start, not just for a slot."""
         return submitted_at < self._warm_since
 
-    def least_busy(self) -> WorkerLink | None:
+    def least_busy(self) -> W | None:
         """Return the worker with the most free slots, preferring workers that need no GPU turn; None if no slot is
         free."""
         best = None
@@ -57,9 +57,9 @@ class Places:
     @property
     def must_take_turns(self) -> bool:
         """Whether turns are required on a GPU that the workers share by time; then calls are not ordered here."""
-        return any(link.seat is not None and link.seat.must_take_turns for link in self.links.values())
+        return any(link.must_take_turns for link in self.links.values())
 
-    def capacity(self) -> int:
+    def total(self) -> int:
         """Return the number of calls that may be here at once."""
         return self.slots + self._max_backlog()
 
@@ -73,7 +73,7 @@ class Places:
 
     def fast_path_room(self) -> int:
         """Return the number of calls that gateways may bring by the fast path at once."""
-        return self.capacity() if self.backlog.is_short and not self.must_take_turns else 0
+        return self.total() if self.backlog.is_short and not self.must_take_turns else 0
 
     def attempts(self) -> Iterator[Attempt]:
         for link in self.links.values():

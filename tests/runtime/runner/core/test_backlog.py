@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from gpufn_runtime.runner.dispatch.local_backlog import LocalBacklog
+from gpufn_runtime.runner.core.backlog import Backlog
 
 
-def line_after(calls: int, run_s: float, body_bytes: int = 10) -> LocalBacklog:
-    line = LocalBacklog()
+def line_after(calls: int, run_s: float, body_bytes: int = 10) -> Backlog:
+    line = Backlog()
     for _ in range(calls):
         line.ended(run_s, body_bytes)
     return line
 
 
 def test_nobody_stands_in_line_until_calls_are_known_to_be_short() -> None:
-    assert LocalBacklog().max_length(at_once=4) == 0
-    assert not LocalBacklog().is_short
+    assert Backlog().max_length(at_once=4) == 0
+    assert not Backlog().is_short
 
 
 def test_the_line_is_as_long_as_one_short_call() -> None:
