@@ -208,7 +208,10 @@ class RevisionMachine(Generic[W]):
             self._check_or_run(event.attempt)
 
     def _on_turns_revoked(self, event: events.TurnsRevoked) -> None:
-        for attempt in event.attempts:
+        self._return_waiting_for_turn(event.attempts)
+
+    def _return_waiting_for_turn(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
             if attempt.state is AttemptState.WAITING:
                 self._free_unbegun(attempt)  # nothing new begins in the slot: the worker is about to end
                 self._emit(actions.Nak(attempt.delivery))
@@ -597,6 +600,8 @@ class RevisionMachine(Generic[W]):
             self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
         if run.ending is not None and cutoff >= run.ending.until:
             self._emit(actions.RevokeTurns(attempt.link))
+            # Not when the answer comes: SlotChanged ends a worker only if no slot is in use by then.
+            self._return_waiting_for_turn([each for each in self._unbegun if each.link is attempt.link])
             self._end_as_lost(attempt, None)
             self._emit(actions.ShrinkCredits())
             self._after_end(attempt.link)
