@@ -184,3 +184,28 @@ def test_many_calls_of_two_functions_all_end(url: str, tmp_path: Path) -> None:
         await asyncio.gather(*workers)
 
     on_node(url, tmp_path, test)
+
+
+def test_a_worker_ends_when_all_that_is_left_there_is_an_overdue_call_and_what_waits_for_a_turn(
+    url: str, tmp_path: Path
+) -> None:
+    async def test(node: Node) -> None:
+        first = await node.deploy("first", concurrency=2, timeout_s=5.0)
+        second = await node.deploy("second")
+        worker = await node.worker(first, "w-1", ON_GPU)
+        await node.worker(second, "w-2", ON_GPU)
+        await both_ready(node)
+        overdue = node.invoke(first, b"1")
+        await worker.run()
+        node.turns_clock.skipped_s = 1.0
+        await waiting(node, (await node.submit(second)).id)
+        kept = await node.submit(first, b"2")
+        await waiting(node, kept.id)  # second has the better claim by now
+        node.skip(5.0)
+        assert (await overdue.future)[0].kind is OutcomeKind.TIMED_OUT
+        assert await node.reap("first") == "w-1"
+        other = await node.worker(first, "w-3")
+        run, body = await other.run()
+        assert (body, run.number) == (b"2", 1)
+
+    on_node(url, tmp_path, test)
