@@ -12,8 +12,8 @@ from gpufn_runtime.runner.core.attempt import Attempt
 
 
 class Ending(enum.Enum):
-    """HAND_BACK: the platform interrupted it; it runs again and uses up no retry. RETRY: its policy repeats it. END: the
-    outcome is final."""
+    """How a call goes on. HAND_BACK: the platform interrupted it; it runs again and uses up no retry. RETRY: its policy
+    repeats it. END: the outcome is final."""
 
     HAND_BACK = "hand back"
     RETRY = "retry"

@@ -90,8 +90,11 @@ class ResultReceived(Event):
 
 
 class ResultCollected(Event):
-    """A large result was taken from the worker's folder: `parcel` is its name for a caller on this host, `runner_file` its name
-    in the runner's folder. `outcome` is RAISED if it could not be taken."""
+    """A large result was taken from the worker's folder.
+
+    `parcel` is its name for a caller on this host, `runner_file` its name in the runner's folder. `outcome` is RAISED
+    if it could not be taken.
+    """
 
     attempt: Attempt
     result: Result

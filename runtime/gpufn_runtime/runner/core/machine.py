@@ -3,7 +3,7 @@
 1. Arrived: the call gets a slot of the least busy worker, waits in the backlog, or returns to its queue.
 2. Before it begins: its arguments are fetched, its worker gets a turn on a shared GPU, and a call that was handed over
    before is looked up.
-3. ResultReceived, or the runner's decision (a timeout, a cancel), or the loss of the worker ends it. `end_rules` decides
+3. ResultReceived, the runner's decision (a timeout, a cancel), or the loss of the worker ends it. `end_rules` decides
    whether it runs again.
 4. Ticked: ack deadlines are extended, and attempts that are overdue end.
 
@@ -233,9 +233,9 @@ class RevisionMachine(Generic[W]):
     def _on_record_checked(self, event: events.RecordChecked) -> None:
         """Run a submitted call unless its record shows that it has ended.
 
-        An earlier delivery may have ended the call or queued its next attempt without an ack. A cancel may have ended it
-        between two attempts, or during the lookup. Or another runner has it: after a stall NATS redelivers a running
-        call before it reads our in-progress acks.
+        An earlier delivery may have ended the call, or queued its next attempt, without an ack. A cancel may have ended
+        the call between two attempts, or during the lookup. Or another runner has it: after a stall NATS redelivers a
+        running call before it reads our in-progress acks.
         """
         attempt, record, is_repeated = event.attempt, event.record, event.attempt.delivery.delivered > 1
         if not self._has_worker(attempt):
@@ -260,7 +260,10 @@ class RevisionMachine(Generic[W]):
                 self._note(attempt)
 
     def _on_caller_checked(self, event: events.CallerChecked) -> None:
-        """Run a call if its caller still waits. It may have died with an earlier runner, or while the call was queued."""
+        """Run a call whose caller still waits.
+
+        The caller may have died with an earlier runner, or while the call was queued.
+        """
         attempt = event.attempt
         if not self._has_worker(attempt):
             self._return(attempt)
@@ -421,16 +424,25 @@ class RevisionMachine(Generic[W]):
         else:
             if result.parcel:
                 self._emit(actions.DropBody(attempt.link, result.parcel))
-            self._end_by_result(attempt, result, outcome, b"" if result.parcel else event.body, "", "")
+            self._end_by_result(attempt, result, outcome, body=b"" if result.parcel else event.body)
         run_s = _within(result.run_s, elapsed_s, elapsed_s)
         self.capacity.ended(run_s, len(event.body))
         self._after_end(attempt.link)
 
     def _on_result_collected(self, event: events.ResultCollected) -> None:
-        self._end_by_result(event.attempt, event.result, event.outcome, b"", event.parcel, event.runner_file)
+        self._end_by_result(
+            event.attempt, event.result, event.outcome, parcel=event.parcel, runner_file=event.runner_file
+        )
 
     def _end_by_result(
-        self, attempt: Attempt, result: frames.Result, outcome: Outcome, body: bytes, parcel: str, runner_file: str
+        self,
+        attempt: Attempt,
+        result: frames.Result,
+        outcome: Outcome,
+        *,
+        body: bytes = b"",
+        parcel: str = "",
+        runner_file: str = "",
     ) -> None:
         elapsed_s = self._now.monotonic - attempt.run.began
         run_s = _within(result.run_s, elapsed_s, elapsed_s)

@@ -32,8 +32,11 @@ ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
 
 
 class Workers:
-    """Workers of one revision. `links` are the workers by id; `dispatch(event)` feeds the state machine. `on_change()` is called when a worker's
-    state changes, `poll_queues()` when a worker takes calls: calls may wait for which no credit is granted."""
+    """Workers of one revision. `links` are the workers by id; `dispatch(event)` feeds the state machine.
+
+    `on_change()` is called when a worker's state changes. `poll_queues()` is called when a worker accepts calls,
+    because calls may wait for which no credit is granted.
+    """
 
     def __init__(
         self,

@@ -550,7 +550,7 @@ def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
     assert bench.kinds[-1] is actions.OfferCredits
     bench.handle(events.ResultCollected(attempt, collected.result, Outcome(OutcomeKind.SUCCEEDED), "p", "k"))
     settled = bench.one(actions.Settle)
-    assert (settled.parcel, settled.kept, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
+    assert (settled.parcel, settled.runner_file, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
 
 
 def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) -> None:
