@@ -50,7 +50,7 @@ class FastLane(Bus):
         client: Any = Client()
         await client.connect(url, name=name)
         bus._link = _FastLink(client, bus._handlers)  # type: ignore[assignment]
-        bus.subscribe(f"{bus._inbox}.r.*", bus._on_answer)
+        bus.subscribe(f"{bus._inbox}.r.*", bus._on_response)
         return bus
 
     async def close(self) -> None:

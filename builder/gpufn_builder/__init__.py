@@ -1,10 +1,11 @@
-"""Models in, verified engines out. One builder per node, for the DeviceKinds that the node has.
+"""The builder: compiles models into verified engines. One builder per node, for the DeviceKinds of the node.
 
-loop, record    builds from the queue, one at a time per DeviceKind; how far each is
-building, store, process  one build: its files fetched, its work in a process of its own, its engine published
-pipeline        that work, stage by stage, from the uploaded files to a verified engine
-ingest, file_format, normalise, lowering, quantise, transform  the model: looked at, simplified, in less precision
-samples, reference, verify, measure  the cases that an engine is checked on, what is right, and how fast it is
-compilers/      what makes an engine of it: TensorRT, ONNX Runtime
-report, page    what is told of a build, as JSON and to people
+loop, build_record      builds from the queue, one at a time per DeviceKind, and their records
+build_job, store        one build: fetches the model's files, runs the build process, publishes the engines
+processes/              the build process and the candidates' processes, which may crash or hang
+pipeline                the work of the build process, stage by stage
+onnx_model/, precision/ the model: ingestion, normalization, conversion to lower precision
+checks/                 the cases that an engine is checked on, the reference outputs, and the measurement
+compilers/              TensorRT and ONNX Runtime
+report/                 the report of a build, as JSON and as HTML
 """

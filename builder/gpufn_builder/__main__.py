@@ -1,4 +1,4 @@
-"""The builder's process: settings → bus → Builder, until SIGTERM."""
+"""The builder's process: reads settings, connects to NATS, and runs a Builder until SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from gpufn_builder.build_job import Building
+from gpufn_builder.build_job import BuildExecutor
 from gpufn_builder.loop import Builder
 from gpufn_builder.settings import BuilderSettings
 from gpufn_builder.store import Store
@@ -20,7 +20,7 @@ from gpufn_platform.process.node_process import run, until_told
 
 log = logging.getLogger("gpufn.builder")
 
-_BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+_BUS_PATIENCE_S = 5.0  # NATS may be restarting together with this process
 _BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES)
 _STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
@@ -31,7 +31,7 @@ async def serve(settings: BuilderSettings) -> None:
     try:
         await claim_node(bus, "builder", settings.node, settings.home)
         await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
-        building = Building(
+        executor = BuildExecutor(
             Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),
             folder=settings.home.builds,
             caches=settings.home.tuning,
@@ -41,7 +41,7 @@ async def serve(settings: BuilderSettings) -> None:
             measuring=settings.measuring,
         )
         builder = Builder(
-            bus, builds=KeyValue(bus, subjects.BUILDS), building=building, node=settings.node, clock=clock
+            bus, builds=KeyValue(bus, subjects.BUILDS), executor=executor, node=settings.node, clock=clock
         )
         log.info("builds for node %s", settings.node)
         await until_told(builder.run(), "builder")

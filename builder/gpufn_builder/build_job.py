@@ -1,8 +1,8 @@
-"""One Build as the service runs it: what was built before is looked up, what is missing is built and published.
+"""One build as the service runs it: reuses existing engines, builds and publishes the missing ones.
 
-1. the EngineKey of each candidate, and the engines that there are under them
-2. for the others: the model's files, and a process that builds (`pipeline`), while nobody else builds the same
-3. what passed is published, and told in a report
+1. Compute the EngineKey of each candidate and look up its engine.
+2. For the missing ones fetch the model's files and run the build process (`pipeline`), under a lease per engine.
+3. Publish the engines that passed, and write a report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from gpufn_builder import identity
 from gpufn_builder.identity import Target
-from gpufn_builder.processes.process import Work, disk_failed, environment
+from gpufn_builder.processes.process import ChildProcess, disk_error, environment
 from gpufn_builder.processes.process_messages import (
     MODEL,
     PUBLISH_BEGINS,
@@ -27,10 +27,10 @@ from gpufn_builder.processes.process_messages import (
     BuildRequest,
     BuildResult,
     MeasurePlan,
-    Told,
+    ProgressUpdate,
 )
 from gpufn_builder.report import page
-from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, failed_row, found_row
+from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, existing_row, failed_row
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
@@ -38,13 +38,13 @@ from gpufn_core.errors import BuildFailed, ErrorInfo
 from gpufn_platform.process.clock import Clock
 
 PROCESS: Final = "gpufn_builder.processes.build_process"
-_GRACE_S: Final = 5.0  # the build's own process knows `max_build_s` as well, and says more when a candidate is over it
+_GRACE_S: Final = 5.0  # the build process also knows `max_build_s`, and has a better message for a slow candidate
 
-OnTold = Callable[[Told], None]
+OnProgress = Callable[[ProgressUpdate], None]
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a Build ended: the fields of its record."""
+class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a build: fields of its record."""
 
     engines: tuple[str, ...] = ()
     cached: bool = False
@@ -57,7 +57,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return BuildState.FAILED if self.error else BuildState.SUCCEEDED
 
 
-class Building:
+class BuildExecutor:
     def __init__(
         self,
         store: Store,
@@ -80,45 +80,46 @@ class Building:
         self._process = process
 
     def sweep(self) -> None:
-        """Remove what builds left that did not end with us."""
+        """Remove the folders of builds that an earlier process left."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, build: Build, target: Target, on_told: OnTold) -> Ended:
-        """A model that cannot be built is an Ended with its error. Raises BusUnavailable; cancelling ends all of it."""
-        run = _Run(build, target)
+    async def run(self, build: Build, target: Target, on_progress: OnProgress) -> BuildOutcome:
+        """Run a build. If the model cannot be built, the outcome has the error. Raises BusUnavailable. Cancelling stops
+        the build process."""
+        run = _ActiveBuild(build, target)
         began, started_at = self._clock.monotonic(), self._clock.time()
         try:
-            await self._find_or_build(run, on_told)
+            await self._find_or_build(run, on_progress)
             run.check()
         except BuildFailed as error:
             run.error = error.info()
         report = run.report(started_at, self._clock.monotonic() - began)
-        ended = Ended(engines=run.passed(), cached=not run.compiled, error=run.error)
+        outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error)
         try:
             return msgspec.structs.replace(
-                ended,
+                outcome,
                 report=await self._store.put_report(msgspec.json.encode(report)),
                 page=await self._store.put_report(page.render(report).encode()),
             )
-        except BuildFailed as error:  # a disk that is full: the engines, if any, are there all the same
-            return ended if ended.engines or ended.error else msgspec.structs.replace(ended, error=error.info())
+        except BuildFailed as error:  # the disk may be full; the engines, if any, are published anyway
+            return outcome if outcome.engines or outcome.error else msgspec.structs.replace(outcome, error=error.info())
 
-    async def _find_or_build(self, run: _Run, on_told: OnTold) -> None:
+    async def _find_or_build(self, run: _ActiveBuild, on_progress: OnProgress) -> None:
         if await self._look_up(run):
             return
-        waiting = Told(BuildStage.COMPILE, 0.0, "waits for another build of the same model")
-        async with self._store.alone(run.missing[0].key, run.build.id, lambda: on_told(waiting)):
+        waiting = ProgressUpdate(BuildStage.COMPILE, 0.0, "waiting for another build of the same model")
+        async with self._store.exclusive(run.missing[0].key, run.build.id, lambda: on_progress(waiting)):
             if not await self._look_up(run):
-                await self._build(run, on_told)
+                await self._build(run, on_progress)
 
-    async def _look_up(self, run: _Run) -> bool:
-        """Whether every candidate's engine is there."""
+    async def _look_up(self, run: _ActiveBuild) -> bool:
+        """Whether every candidate's engine exists."""
         for candidate in run.missing:
             if (manifest := await self._store.find(candidate.key)) is not None:
-                run.take(manifest, found_row(manifest))
+                run.add_engine(manifest, existing_row(manifest))
         return not run.missing
 
-    async def _build(self, run: _Run, on_told: OnTold) -> None:
+    async def _build(self, run: _ActiveBuild, on_progress: OnProgress) -> None:
         folder = self._folder / run.build.id
         run.compiled = True
         try:
@@ -127,7 +128,7 @@ class Building:
             await self._store.fetch(spec.files, folder / MODEL)
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
-            result = await self._in_process(request, folder, on_told)
+            result = await self._in_process(request, folder, on_progress)
             for made in result.engines:
                 await asyncio.to_thread(check, made, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
@@ -135,18 +136,18 @@ class Building:
             run.reject(rows)
             began = self._clock.monotonic()
             for made in result.engines:
-                on_told(Told(BuildStage.PUBLISH, PUBLISH_BEGINS, str(made.manifest.backend)))
+                on_progress(ProgressUpdate(BuildStage.PUBLISH, PUBLISH_BEGINS, str(made.manifest.backend)))
                 manifest = await self._store.publish(made.manifest, Path(made.folder))
-                run.take(manifest, rows.get(manifest.backend, found_row(manifest)))
+                run.add_engine(manifest, rows.get(manifest.backend, existing_row(manifest)))
             if result.engines:
-                found = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
-                run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, found))
+                engines = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
+                run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, engines))
         except OSError as error:
-            raise disk_failed(error, BuildStage.INGEST) from error
+            raise disk_error(error, BuildStage.INGEST) from error
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 
-    def _request(self, run: _Run, folder: Path) -> BuildRequest:
+    def _request(self, run: _ActiveBuild, folder: Path) -> BuildRequest:
         spec = run.build.model
         return BuildRequest(
             build=run.build.id,
@@ -159,16 +160,16 @@ class Building:
             measuring=self._measuring,
         )
 
-    async def _in_process(self, request: BuildRequest, folder: Path, on_told: OnTold) -> BuildResult:
+    async def _in_process(self, request: BuildRequest, folder: Path, on_progress: OnProgress) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
-        work = Work.start(self._process, request, folder, environ, name="the build")
+        work = ChildProcess.start(self._process, request, folder, environ, name="the build")
 
-        def hear(told: Told) -> None:
-            loop.call_soon_threadsafe(on_told, told)
+        def report_progress(progress: ProgressUpdate) -> None:
+            loop.call_soon_threadsafe(on_progress, progress)
 
         waiting = asyncio.create_task(
-            asyncio.to_thread(work.wait, hear, BuildResult, request.spec.max_build_s, grace_s=_GRACE_S)
+            asyncio.to_thread(work.wait, report_progress, BuildResult, request.spec.max_build_s, grace_s=_GRACE_S)
         )
         try:
             return await asyncio.shield(waiting)
@@ -179,8 +180,8 @@ class Building:
             raise
 
 
-class _Run:
-    """One Build on its way: its candidates, the engines that there are, and a row for each."""
+class _ActiveBuild:
+    """The state of a build in progress: its candidates, their engines, and a report row for each."""
 
     def __init__(self, build: Build, target: Target) -> None:
         self.build = build
@@ -199,36 +200,36 @@ class _Run:
             else:
                 self.missing.append(identity.identity(build.model, target, backend, versions))
 
-    def take(self, manifest: EngineManifest, row: CandidateRow) -> None:
-        """An engine that there is; one that is less exact than this Build asks for is none."""
+    def add_engine(self, manifest: EngineManifest, row: CandidateRow) -> None:
+        """Add an existing engine, unless it is less exact than this build requires."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
         beyond = manifest.accuracy.beyond(self.build.model.accepted(manifest.arithmetic))
         if not beyond:
             self._manifests[manifest.backend] = manifest
             self._rows[manifest.backend] = row
         else:
-            said = f"the engine that was built before is less exact than asked for: {beyond}"
-            self._inexact = BuildFailed(said, stage=BuildStage.VERIFY)
+            message = f"the existing engine is less exact than required: {beyond}"
+            self._inexact = BuildFailed(message, stage=BuildStage.VERIFY)
             self._rows[manifest.backend] = failed_row(manifest.identity, self._inexact.info())
 
     def reject(self, rows: Mapping[Backend, CandidateRow]) -> None:
-        """Rows of candidates that did not pass."""
+        """Add the rows of candidates that did not pass."""
         self._rows |= {backend: row for backend, row in rows.items() if not row.passed}
 
     def passed(self) -> tuple[str, ...]:
-        """EngineKeys, the best first."""
+        """Return the EngineKeys, the best first."""
         if self.error is not None:
             return ()
         return tuple(self._manifests[backend].key for backend in self._chain if backend in self._manifests)
 
     def check(self) -> None:
-        """Raises BuildFailed when nothing passed, and nothing else says why."""
+        """Raise BuildFailed if no engine exists and there is no other error."""
         if self._manifests:
-            self.error = None  # what there is will do, though something better could not be built
+            self.error = None  # an existing engine suffices, even if a better one could not be built
         elif self.error is None:
-            raise self._inexact or BuildFailed(self._why_none(), stage=BuildStage.COMPILE)
+            raise self._inexact or BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
 
-    def _why_none(self) -> str:
+    def _no_engine_reason(self) -> str:
         if not self._chain:
             return f"the model requires a GPU, and this is a build for {self.target.kind}"
         reasons = "; ".join(f"{row.backend}: {row.reason}" for row in self._rows.values())

@@ -1,10 +1,10 @@
-"""The record of a Build that runs here. But for `cancel`, which anybody may set, only the builder that has the build
-writes it: each write is a compare-and-set, and looks whose it is.
+"""The record of a build that runs here. Except for `cancel`, which anyone may set, only the builder that owns the build
+writes the record. Each write is a compare-and-set that checks the owner.
 
-claim      a delivery came: the build is ours from now on. Who had it and never gave it back is counted as dead
-give back  we live, and did not end it: whoever comes next counts nobody
-taken      another builder claimed it, as after a while without the bus: it is that one's, and we are not dead
-ended      it stays as it is, whoever comes late
+claim     A delivery came, so the build is ours. A previous owner that did not release the build is counted as dead.
+release   This builder lives but did not finish the build; the next owner counts no death.
+taken     Another builder claimed the build, for example after NATS was unavailable for a while. We are not dead.
+ended     The record no longer changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from gpufn_builder.processes.process_messages import Told
+from gpufn_builder.processes.process_messages import ProgressUpdate
 from gpufn_core.domain.engine import Build, BuildState
 from gpufn_core.errors import BuildNotFound, Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
@@ -31,12 +31,12 @@ _WRITE_EVERY_S: Final = 0.25
 _build = msgspec.msgpack.Decoder(Build)
 
 
-class TakenAway(Conflict):
-    """Another builder has the build now."""
+class TakenOver(Conflict):
+    """Another builder owns the build now."""
 
 
-class HasEnded(Conflict):
-    """The build has ended: nothing changes it any more."""
+class AlreadyEnded(Conflict):
+    """The build has ended and no longer changes."""
 
 
 class BuildRecord:
@@ -44,48 +44,49 @@ class BuildRecord:
         self._builds = builds
         self._revision = entry.revision
         self._builder = builder
-        self._told = asyncio.Event()
-        self._news: Told | None = None
+        self._has_progress = asyncio.Event()
+        self._progress: ProgressUpdate | None = None
         self.build: Build = _build.decode(entry.value)
 
     @classmethod
     async def claim(cls, builds: KeyValue, build_id: str, builder: str, now: float) -> Self:
-        """The build is `builder`'s from now on. Raises BuildNotFound, HasEnded."""
+        """Make `builder` the owner of the build. Raises BuildNotFound, AlreadyEnded."""
         record = cls(builds, await _entry(builds, build_id), builder)
         await record._store(lambda build: claimed(build, builder, now))
         return record
 
     async def change(self, **fields: Any) -> None:
-        """Whatever else was changed stays. Raises BuildNotFound when somebody removed it, TakenAway, HasEnded."""
+        """Change fields, keep all others. Raises BuildNotFound if the record was removed, TakenOver or
+        AlreadyEnded."""
         await self._store(lambda build: msgspec.structs.replace(owned(build, self._builder), **fields))
 
-    async def give_back(self, why: str) -> None:
-        """For the next builder, or ourselves. Raises as `change`."""
+    async def release(self, reason: str) -> None:
+        """Release the build for the next builder, or for this one. Raises the errors of `change`."""
         try:
-            await self.change(state=BuildState.PENDING, builder="", detail=why)
-        except TakenAway:
-            await self.tell_that_we_live()
+            await self.change(state=BuildState.PENDING, builder="", detail=reason)
+        except TakenOver:
+            await self.undo_death()
             raise
 
-    async def tell_that_we_live(self) -> None:
-        """After TakenAway: who took it away counted us as dead. Raises BuildNotFound, HasEnded."""
+    async def undo_death(self) -> None:
+        """Undo the death that another builder counted, after TakenOver. Raises BuildNotFound, AlreadyEnded."""
         await self._store(lambda build: msgspec.structs.replace(_open(build), deaths=max(0, build.deaths - 1)))
 
-    def tell(self, told: Told) -> None:
-        """How far it is; written soon, while it is `kept_up`."""
-        self._news = told
-        self._told.set()
+    def set_progress(self, progress: ProgressUpdate) -> None:
+        """Set the progress, which is written soon while `sync` runs."""
+        self._progress = progress
+        self._has_progress.set()
 
     @contextlib.asynccontextmanager
-    async def kept_up(self, on_over: Callable[[], object]) -> AsyncIterator[None]:
-        """What is told is written, and `on_over` is called when somebody asks for the build's end, removes it, or has
-        it in our place."""
+    async def sync(self, on_stop: Callable[[], object]) -> AsyncIterator[None]:
+        """Write progress in the background. Call `on_stop` when someone cancels or removes the build, or when another
+        builder claims it."""
 
         def look(key: str, entry: Entry | None) -> None:
             if key != self.build.id or (entry is not None and entry.revision < self._revision):
-                return  # what was before we claimed it
-            if entry is None or is_over(_build.decode(entry.value), self._builder):
-                on_over()
+                return  # a change from before our claim
+            if entry is None or must_stop(_build.decode(entry.value), self._builder):
+                on_stop()
 
         watch = await self._builds.watch(look, prefix=self.build.id)
         writing = asyncio.create_task(self._write(), name=f"progress of {self.build.id}")
@@ -97,15 +98,17 @@ class BuildRecord:
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(self) -> None:
-        """What is told, a few times a second at most."""
+        """Write progress, a few times a second at most."""
         while True:
-            await self._told.wait()
-            self._told.clear()
-            if (news := self._news) is not None:
+            await self._has_progress.wait()
+            self._has_progress.clear()
+            if (progress := self._progress) is not None:
                 try:
-                    await self.change(stage=news.stage, progress=round(news.progress, 3), detail=news.detail)
-                except (TakenAway, HasEnded, BuildNotFound):
-                    return  # the watch tells it
+                    await self.change(
+                        stage=progress.stage, progress=round(progress.progress, 3), detail=progress.detail
+                    )
+                except (TakenOver, AlreadyEnded, BuildNotFound):
+                    return  # the watch reports this
                 except GpufnError as error:
                     log.warning("the progress of build %s was not written: %s", self.build.id, error)
             await asyncio.sleep(_WRITE_EVERY_S)
@@ -125,33 +128,35 @@ class BuildRecord:
 
 
 def claimed(build: Build, builder: str, now: float) -> Build:
-    """`build` in the hands of `builder`. Raises HasEnded."""
-    was_left = build.state is BuildState.BUILDING and build.builder not in ("", builder)
+    """Return `build` with `builder` as its owner. Raises AlreadyEnded."""
+    was_abandoned = build.state is BuildState.BUILDING and build.builder not in ("", builder)
     return msgspec.structs.replace(
         _open(build),
         state=BuildState.BUILDING,
         builder=builder,
-        deaths=build.deaths + was_left,
+        deaths=build.deaths + was_abandoned,
         detail="",
         started_at=build.started_at or now,
     )
 
 
 def owned(build: Build, builder: str) -> Build:
-    """`build`, which is `builder`'s to change. Raises HasEnded, TakenAway."""
+    """Return `build` if `builder` owns it. Raises AlreadyEnded, TakenOver."""
     if _open(build).builder != builder:
-        raise TakenAway(f"The build {build.id} was taken away from {builder}: {build.builder or 'nobody'} has it now.")
+        raise TakenOver(
+            f"The build {build.id} was taken away from {builder}: its owner is {build.builder or 'nobody'}."
+        )
     return build
 
 
-def is_over(build: Build, builder: str) -> bool:
-    """Whether `builder` has nothing more to do for it."""
+def must_stop(build: Build, builder: str) -> bool:
+    """Whether `builder` must stop working on it."""
     return build.cancel or build.state.ended or build.builder != builder
 
 
 def _open(build: Build) -> Build:
     if build.state.ended:
-        raise HasEnded(f"The build {build.id} has ended before: {build.state}.")
+        raise AlreadyEnded(f"The build {build.id} has already ended: {build.state}.")
     return build
 
 

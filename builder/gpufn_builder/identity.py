@@ -1,7 +1,7 @@
-"""What names an engine before it exists: the EngineIdentity of each candidate for a model on one device.
+"""The identity of an engine before it exists: the EngineIdentity of each candidate for a model on one device.
 
-Only the ModelSpec, the device and the versions of what is installed are looked at, and none of it is imported: a model
-that was built before is found by its EngineKey in milliseconds. What the flags here say is what the compilers do.
+It is computed only from the ModelSpec, the device and the installed versions, without imports: an existing engine is
+found by its EngineKey in milliseconds. The compilers do exactly what the flags here say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufn_core.domain.device import Device
 from gpufn_core.domain.engine import CPU_KIND, Backend, EngineIdentity, model_digest
 from gpufn_core.spec.model_spec import ModelSpec, Precision
 
-# A backend → what it is made of, and the distributions that may bring it, the first installed one counts.
+# Backend → its parts, and the distributions that may provide each; the first installed one counts.
 _PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {
     Backend.TENSORRT: {
         "tensorrt": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt"),
@@ -34,23 +34,23 @@ _PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {
     },
     Backend.ORT_CPU: {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")},
 }
-_COMPILERS: Final = ("tensorrt", "onnxruntime")  # a backend without its own is not there; CUDA may come with the system
+_COMPILERS: Final = ("tensorrt", "onnxruntime")  # required by their backends; CUDA may be installed with the system
 _SYSTEM_CUDA: Final = Path("/usr/local/cuda/version.json")
 _DRIVER: Final = Path("/sys/module/nvidia/version")
 _CPUINFO: Final = Path("/proc/cpuinfo")
-# Instructions that kernels are chosen by, as /proc/cpuinfo names them on x86 and on Arm.
+# Instructions that select kernels, by their names in /proc/cpuinfo on x86 and on Arm.
 _VECTOR_FLAGS: Final = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2",
 )  # fmt: skip
-# What rewrites the graph, besides the builder itself, whose doings `ENGINE_SCHEMA` counts.
+# Tools that rewrite the graph, besides the builder itself, whose changes `ENGINE_SCHEMA` counts.
 _TOOLS: Final = ("onnx",)
 _REWRITERS: Final = ("onnxruntime", "onnxruntime-gpu")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The device that a Build is for. `uuid` is empty for the CPU; `driver` is recorded, and in no key."""
+    """The device of a build. `uuid` is empty for the CPU. `driver` is recorded, but not part of any key."""
 
     kind: str
     compute_capability: str
@@ -71,7 +71,7 @@ def gpu_target(device: Device) -> Target:
 
 
 def vector_instructions(cpuinfo: str) -> str:
-    """The vector instructions of a machine, as its /proc/cpuinfo tells them.
+    """Return the vector instructions of a machine from its /proc/cpuinfo.
 
     >>> vector_instructions("flags : fpu sse4_2 avx avx2 fma")
     'sse4_2 avx fma avx2'
@@ -79,33 +79,33 @@ def vector_instructions(cpuinfo: str) -> str:
     for line in cpuinfo.splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            found = set(flags.split())
-            return " ".join(flag for flag in _VECTOR_FLAGS if flag in found)
+            present = set(flags.split())
+            return " ".join(flag for flag in _VECTOR_FLAGS if flag in present)
     return ""
 
 
 def chain(spec: ModelSpec, target: Target) -> tuple[Backend, ...]:
-    """The backends to try, the best first. None at all when a GPU is required and the target has none."""
+    """Return the backends to try, the best first. Empty if a GPU is required and the target is not a GPU."""
     on_cpu = () if spec.require_gpu else (Backend.ORT_CPU,)
     return (Backend.TENSORRT, Backend.ORT_CUDA, *on_cpu) if target.is_gpu else on_cpu
 
 
 @functools.cache
 def installed() -> Mapping[Backend, Mapping[str, str]]:
-    """The versions behind each backend that is installed here."""
-    found = {backend: _versions(parts) for backend, parts in _PARTS.items()}
-    return {backend: versions for backend, versions in found.items() if set(_COMPILERS) & versions.keys()}
+    """Return the versions of each installed backend."""
+    all_versions = {backend: _versions(parts) for backend, parts in _PARTS.items()}
+    return {backend: versions for backend, versions in all_versions.items() if set(_COMPILERS) & versions.keys()}
 
 
 @functools.cache
 def tools(precision: Precision) -> dict[str, str]:
-    """What rewrites the graph → its version."""
+    """Return the versions of the tools that rewrite the graph."""
     rewriters = () if precision in (Precision.FP32, Precision.TF32) else _REWRITERS
     return {name: version for name in (*_TOOLS, *rewriters) if (version := _version(name))}
 
 
 def flags(spec: ModelSpec, backend: Backend) -> dict[str, str]:
-    """What the compiler is told besides the model; it does what is written here."""
+    """Return the compiler options for the model. The compilers follow them."""
     tf32 = "1" if spec.precision is Precision.TF32 else "0"
     match backend:
         case Backend.TENSORRT:
@@ -113,13 +113,13 @@ def flags(spec: ModelSpec, backend: Backend) -> dict[str, str]:
         case Backend.ORT_CUDA:
             return {"graph_optimization_level": "extended", "use_tf32": tf32}
         case Backend.ORT_CPU:
-            # What "extended" saves runs on every CPU; what "all" adds is laid out for the one that saved it, and is
-            # done again at load.
+            # The result of "extended" runs on every CPU. What "all" adds depends on the CPU, and is done at load.
             return {"graph_optimization_level": "extended"}
 
 
 def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mapping[str, str]) -> EngineIdentity:
-    """`versions` are those of the backend. An engine for the CPU is the same whichever device the Build is for."""
+    """Return the identity of an engine. `versions` are the backend's. A CPU engine does not depend on the build's
+    GPU."""
     if backend is Backend.ORT_CPU and target.is_gpu:
         target = cpu_target()
     return EngineIdentity(
@@ -140,14 +140,14 @@ def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mappin
 
 
 def _versions(parts: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    found = {}
+    versions = {}
     for part, names in parts.items():
         version = next((f"{name} {version}" for name in names if (version := _version(name))), "")
         if not version and part == "cuda":
             version = _system_cuda()
         if version:
-            found[part] = version
-    return found
+            versions[part] = version
+    return versions
 
 
 def _version(distribution: str) -> str:

@@ -1,12 +1,12 @@
 """The builder of one node: one queue of builds for each kind of device that the node has.
 
-1. a build's id comes from the queue of its DeviceKind; one that has ended is acked and that is all
-2. it is claimed (`record`) and built (`building`), touched meanwhile, its record kept up to date; whoever sets `cancel`
-   ends it, and whoever claims it after us has it
-3. its record says how it ended, then the id is acked, and the next one may come
+1. Receive the id of a build from the queue of its DeviceKind. If the build has ended, only acknowledge the id.
+2. Claim the build (`build_record`) and run it (`build_job`). Meanwhile extend the ack deadline and update the record.
+   The build is stopped if `cancel` is set, and given up if another builder claims it.
+3. Write the outcome to the record, then acknowledge the id and request the next one.
 
-Ids come again for many reasons: the bus restarted, a builder was stopped, or went without the bus for a while. Only a
-builder that died with a build speaks against the build.
+Ids are redelivered for many reasons: NATS restarted, a builder was stopped, or a builder lost its connection for a
+while. Only the death of a builder during a build counts against the build.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
-from gpufn_builder.build_job import Building, Ended
-from gpufn_builder.build_record import BuildRecord, HasEnded, TakenAway
+from gpufn_builder.build_job import BuildExecutor, BuildOutcome
+from gpufn_builder.build_record import AlreadyEnded, BuildRecord, TakenOver
 from gpufn_builder.identity import Target, cpu_target, gpu_target
-from gpufn_builder.processes.process_messages import shortened
+from gpufn_builder.processes.process_messages import truncate_error
 from gpufn_core.domain.device import DeviceType
 from gpufn_core.domain.engine import BuildState
 from gpufn_core.errors import BuildFailed, BuildNotFound, BusUnavailable, GpufnError, PlatformError
@@ -42,28 +42,28 @@ from gpufn_platform.queue.puller import Pull
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-_ACK_WAIT_S: Final = 8.0  # after a builder's death its build comes again
+_ACK_WAIT_S: Final = 8.0  # after a builder's death its build is redelivered
 _TOUCH_EVERY_S: Final = 2.0
-_AGAIN_AFTER_S: Final = 2.0
-_MOST_DEATHS: Final = 5  # of builders, each with the same build
+_RETRY_S: Final = 2.0
+_MAX_DEATHS: Final = 5  # of builders with the same build
 _UNBOUNDED: Final = -1
 
 _report = msgspec.msgpack.Decoder(NodeReport)
 
 
 class Builder:
-    def __init__(self, bus: Bus, *, builds: KeyValue, building: Building, node: str, clock: Clock) -> None:
+    def __init__(self, bus: Bus, *, builds: KeyValue, executor: BuildExecutor, node: str, clock: Clock) -> None:
         self._bus = bus
         self._builds = builds
-        self._building = building
+        self._executor = executor
         self._node = node
-        self._name = f"{node}/{secrets.token_hex(4)}"  # a builder that comes after us on this node is another
+        self._name = f"{node}/{secrets.token_hex(4)}"  # distinguishes this process from a later builder of this node
         self._clock = clock
         self._queues: dict[str, BuildQueue] = {}
 
     async def run(self) -> None:
-        """Until cancelled; what is being built then is given back, for another builder or our successor."""
-        self._building.sweep()
+        """Run until cancelled. Builds in progress are released for another builder or our successor."""
+        self._executor.sweep()
         self._bus.subscribe(subjects.node_report(self._node), decoded(_report, self._on_report))
         self._serve(cpu_target())
         try:
@@ -84,7 +84,7 @@ class Builder:
         if target.kind not in self._queues:
             log.info("builds for %s", target.kind)
             self._queues[target.kind] = BuildQueue(
-                self._bus, self._builds, self._building, target, builder=self._name, clock=self._clock
+                self._bus, self._builds, self._executor, target, builder=self._name, clock=self._clock
             )
 
 
@@ -92,11 +92,11 @@ class BuildQueue:
     """The builds for one DeviceKind, one at a time."""
 
     def __init__(
-        self, bus: Bus, builds: KeyValue, building: Building, target: Target, *, builder: str, clock: Clock
+        self, bus: Bus, builds: KeyValue, executor: BuildExecutor, target: Target, *, builder: str, clock: Clock
     ) -> None:
         self._bus = bus
         self._builds = builds
-        self._building = building
+        self._executor = executor
         self._target = target
         self._builder = builder
         self._clock = clock
@@ -125,60 +125,62 @@ class BuildQueue:
 
     async def _settle(self, delivery: Delivery) -> None:
         touching = asyncio.create_task(_touch(delivery), name="touch")
-        settle: Callable[[], None] = delivery.nak  # we are stopped
+        settle: Callable[[], None] = delivery.nak  # used when this builder is stopped
         try:
             await self._build(delivery.payload.decode())
             settle = delivery.ack
-        except TakenAway as error:
+        except TakenOver as error:
             log.warning("%s", error)
-            settle = partial(delivery.nak, _ACK_WAIT_S)  # who has it touches it; should that one die, it comes again
+            settle = partial(delivery.nak, _ACK_WAIT_S)  # the new owner extends its deadline; redeliver if it dies
         except Exception as error:
-            is_ours = isinstance(error, PlatformError)  # the bus: where in our code it was met says nothing more
-            log.error("a build broke off; it is begun again: %s", error, exc_info=None if is_ours else error)
-            settle = partial(delivery.nak, _AGAIN_AFTER_S)
+            is_platform = isinstance(error, PlatformError)  # NATS: our traceback adds nothing
+            log.error("a build was interrupted and will be retried: %s", error, exc_info=None if is_platform else error)
+            settle = partial(delivery.nak, _RETRY_S)
         finally:
             touching.cancel()
-            with contextlib.suppress(GpufnError):  # it holds all the same, and is said when the id comes again
+            with contextlib.suppress(GpufnError):  # the record is written; the redelivered id is only acknowledged
                 settle()
             self._pull.grant(1)
 
     async def _build(self, build_id: str) -> None:
-        """Raises TakenAway when another builder has it, and what broke it off otherwise."""
+        """Run a build. Raises TakenOver if another builder owns it, or the error that interrupted the build."""
         try:
             record = await BuildRecord.claim(self._builds, build_id, self._builder, self._clock.time())
             try:
                 await self._run(record)
             except asyncio.CancelledError:
                 with contextlib.suppress(GpufnError):
-                    await record.give_back("its builder stopped")
+                    await record.release("its builder stopped")
                 raise
-            except TakenAway:
-                await _once_the_bus_is_back(record.tell_that_we_live)
+            except TakenOver:
+                await _retry_until_available(record.undo_death)
                 raise
             except PlatformError as error:
-                await _once_the_bus_is_back(partial(record.give_back, _why(error)))
+                await _retry_until_available(partial(record.release, _reason(error)))
                 raise
-        except (BuildNotFound, HasEnded) as error:
+        except (BuildNotFound, AlreadyEnded) as error:
             log.info("%s", error)
 
     async def _run(self, record: BuildRecord) -> None:
         build = record.build
         if build.cancel:
-            await self._end(record, BuildState.CANCELLED, Ended())
-        elif build.deaths >= _MOST_DEATHS:
-            lost = BuildFailed(f"it was begun {build.deaths} times, and each time its builder died")
-            await self._end(record, BuildState.FAILED, Ended(error=lost.info()))
-        elif (ended := await self._work(record)) is not None:
-            await self._end(record, ended.state, ended)
+            await self._end(record, BuildState.CANCELLED, BuildOutcome())
+        elif build.deaths >= _MAX_DEATHS:
+            lost = BuildFailed(f"the build was started {build.deaths} times, and its builder died each time")
+            await self._end(record, BuildState.FAILED, BuildOutcome(error=lost.info()))
+        elif (outcome := await self._work(record)) is not None:
+            await self._end(record, outcome.state, outcome)
         else:
-            await self._end(record, BuildState.CANCELLED, Ended())
+            await self._end(record, BuildState.CANCELLED, BuildOutcome())
 
-    async def _work(self, record: BuildRecord) -> Ended | None:
-        """How it ended; None when it was broken off for what its record says."""
+    async def _work(self, record: BuildRecord) -> BuildOutcome | None:
+        """Return the outcome; None if the build was stopped because of a change of its record."""
         build = record.build
-        work = asyncio.create_task(self._building.run(build, self._target, record.tell), name=f"work of {build.id}")
+        work = asyncio.create_task(
+            self._executor.run(build, self._target, record.set_progress), name=f"work of {build.id}"
+        )
         try:
-            async with record.kept_up(work.cancel):
+            async with record.sync(work.cancel):
                 return await work
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
@@ -186,21 +188,23 @@ class BuildQueue:
             return None
         except GpufnError:
             raise
-        except Exception as error:  # it would come again and again
-            log.exception("build %s failed for a fault of the builder's own", build.id)
-            return Ended(error=BuildFailed(f"the builder failed at it: {type(error).__name__}: {error}").info())
+        except Exception as error:  # a retry would fail the same way
+            log.exception("build %s failed because of an internal error of the builder", build.id)
+            return BuildOutcome(
+                error=BuildFailed(f"internal error of the builder: {type(error).__name__}: {error}").info()
+            )
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _end(self, record: BuildRecord, state: BuildState, ended: Ended) -> None:
-        error = shortened(ended.error) if ended.error else None
+    async def _end(self, record: BuildRecord, state: BuildState, outcome: BuildOutcome) -> None:
+        error = truncate_error(outcome.error) if outcome.error else None
         await record.change(
             state=state,
             progress=1.0 if state is BuildState.SUCCEEDED else record.build.progress,
             detail="",
             ended_at=self._clock.time(),
-            **msgspec.structs.asdict(msgspec.structs.replace(ended, error=error)),
+            **msgspec.structs.asdict(msgspec.structs.replace(outcome, error=error)),
         )
         log.info("build %s %s%s", record.build.id, state, f": {error.message}" if error else "")
 
@@ -217,15 +221,15 @@ class BuildQueue:
             )  # fmt: skip
         except GpufnError as error:
             log.warning("builds for %s cannot be pulled yet: %s", self._target.kind, error)
-            return  # each tick of the Pull comes back here
+            return  # each tick of the Pull retries this
         self._pull.retry()
 
 
-def _why(error: PlatformError) -> str:
-    """What the record says of a build that broke off."""
+def _reason(error: PlatformError) -> str:
+    """Return the detail for the record of an interrupted build."""
     if isinstance(error, NotStored):
-        return "the message bus did not store how far it was, for its disk may have been full; it is begun again"
-    return "it broke off, and is begun again"
+        return "the message bus did not store its progress, maybe because its disk was full; the build is retried"
+    return "the build was interrupted and is retried"
 
 
 async def _touch(delivery: Delivery) -> None:
@@ -235,8 +239,9 @@ async def _touch(delivery: Delivery) -> None:
             delivery.touch()
 
 
-async def _once_the_bus_is_back(work: Callable[[], Awaitable[None]]) -> None:
+async def _retry_until_available(work: Callable[[], Awaitable[None]]) -> None:
+    """Retry `work` until NATS is available."""
     while True:
         with contextlib.suppress(BusUnavailable):
             return await work()
-        await asyncio.sleep(_AGAIN_AFTER_S)
+        await asyncio.sleep(_RETRY_S)

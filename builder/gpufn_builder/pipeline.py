@@ -1,9 +1,9 @@
-"""One build, without the bus: a folder with a model's files in, engines that passed out. Runs in a process of its own.
+"""The work of a build process, without NATS: from a folder with a model's files to engines that passed.
 
     ingest → normalise → reference → transform → (compile → verify → measure) for each candidate
 
-Each stage tells how far it is and leaves a row for the report. It begins in an empty folder, so a build that is run
-again does the same again. What follows, publish, needs the bus and is the service's (`building`).
+Each stage reports progress and adds a row to the report. The work starts in an empty folder, so a retried build repeats
+the same work. The next stage, publish, needs NATS and is part of `build_job`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpufn_builder.checks.samples import Case
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
-from gpufn_builder.onnx_model.tensors import Arrays, described
+from gpufn_builder.onnx_model.tensors import Arrays, describe_tensor
 from gpufn_builder.precision.transform import transform
 from gpufn_builder.processes.candidates import RunCandidate, run_candidate
-from gpufn_builder.processes.process import Tell
+from gpufn_builder.processes.process import ReportProgress
 from gpufn_builder.processes.process_messages import (
     MODEL,
     PUBLISH_BEGINS,
@@ -36,7 +36,7 @@ from gpufn_builder.processes.process_messages import (
     CandidateRequest,
     CandidateResult,
     MadeEngine,
-    Told,
+    ProgressUpdate,
 )
 from gpufn_builder.report.markup import size
 from gpufn_builder.report.report import CandidateRow, StageRow, failed_row
@@ -44,7 +44,7 @@ from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
 
-# Of the whole build's progress: where each stage begins. The candidates share what is from compile to publish.
+# Progress of the whole build at the start of each stage. The candidates share the range from compile to publish.
 BEGIN: Final = {
     BuildStage.INGEST: 0.02,
     BuildStage.NORMALISE: 0.04,
@@ -56,10 +56,10 @@ _SEED: Final = 20
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What all candidates start from. `cases` and `measured` are files as `golden` writes them."""
+    """The common input of all candidates. `cases` and `measured` are files written by `golden`."""
 
     model: Path
-    cpu_model: Path  # the same for a backend that lacks operators of the asked precision
+    cpu_model: Path  # the same model for a backend that lacks operators of the requested precision
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
@@ -73,7 +73,7 @@ class Pipeline:
     def __init__(
         self,
         request: BuildRequest,
-        tell: Tell,
+        report_progress: ReportProgress,
         *,
         environ: Mapping[str, str],
         clock: Callable[[], float],
@@ -83,7 +83,7 @@ class Pipeline:
         self._request = request
         self._spec = request.spec
         self._folder = Path(request.folder)
-        self._tell = tell
+        self._report_progress = report_progress
         self._environ = environ
         self._clock = clock
         self._now = now
@@ -102,24 +102,25 @@ class Pipeline:
     # --- once for all candidates --------------------------------------------------------------------------------------
 
     def _prepare(self) -> Prepared:
-        with self._stage(BuildStage.INGEST) as found:
+        with self._stage(BuildStage.INGEST) as notes:
             source = ingest(self._folder / MODEL, self._spec, IngestLimits())
-            found.append(f"{source.nodes} nodes; {_files(self._spec.files)}")
-        with self._stage(BuildStage.NORMALISE) as found:
+            notes.append(f"{source.nodes} nodes; {_files(self._spec.files)}")
+        with self._stage(BuildStage.NORMALISE) as notes:
             model = normalise(source, self._folder_for("normal"))
-            found.append(_signature(model))
-        with self._stage(BuildStage.REFERENCE) as found:
-            given = self._samples(model)
-            model = replace(model, batched=model.batched and samples.have_rows(given))
-            profiles = resolve_profiles(model.inputs, self._spec, samples.sample_shapes(given), batched=model.batched)
+            notes.append(_signature(model))
+        with self._stage(BuildStage.REFERENCE) as notes:
+            user_samples = self._samples(model)
+            model = replace(model, batched=model.batched and samples.have_rows(user_samples))
+            shapes = samples.sample_shapes(user_samples)
+            profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
-            cases = given or generated
+            cases = user_samples or generated
             reference = run_reference(model, cases)
             model = observe(model, reference)
-            found.append(f"{len(cases)} {'samples' if given else 'generated cases'}: {_listed(cases)}")
-            found.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
+            notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
+            notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
         arithmetic = coarser(self._spec.precision, model.arithmetic)
-        with self._stage(BuildStage.TRANSFORM) as found:
+        with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
                 self._spec.precision,
@@ -128,7 +129,7 @@ class Pipeline:
                 tolerance=self._spec.accepted(arithmetic),
                 into=self._folder_for("transformed"),
             )
-            found.append(transformed.found)
+            notes.append(transformed.found)
         return Prepared(
             model=transformed.path,
             cpu_model=transformed.cpu_path,
@@ -137,8 +138,8 @@ class Pipeline:
             profiles=profiles,
             batched=model.batched,
             arithmetic=arithmetic,
-            cases=self._saved(cases, reference),
-            measured=self._measured(cases, generated, profiles, batched=model.batched),
+            cases=self._save_cases(cases, reference),
+            measured=self._save_measured(cases, generated, profiles, batched=model.batched),
         )
 
     def _folder_for(self, name: str) -> Path:
@@ -151,7 +152,7 @@ class Pipeline:
             return []
         return samples.read_samples(self._folder / SAMPLES / self._spec.samples.name, model.inputs)
 
-    def _saved(self, cases: Sequence[Case], reference: Sequence[Arrays]) -> dict[str, str]:
+    def _save_cases(self, cases: Sequence[Case], reference: Sequence[Arrays]) -> dict[str, str]:
         folder = self._folder_for("cases")
         saved = {}
         for index, (case, outputs) in enumerate(zip(cases, reference, strict=True)):
@@ -160,11 +161,11 @@ class Pipeline:
             saved[case.name] = str(path)
         return saved
 
-    def _measured(
+    def _save_measured(
         self, cases: Sequence[Case], generated: Sequence[Case], profiles: Sequence[ShapeProfile], *, batched: bool
     ) -> str:
-        """A case with the shapes that the first profile is tuned for. Of what is in the user's samples, where there are
-        such: of generated inputs it is not known whether they make sense to the model."""
+        """Save a case with the shapes that the first profile is tuned for. It is made from the user's samples, if there
+        are any, because generated inputs may make no sense to the model."""
         tuned = {name: ranged.opt for name, ranged in profiles[0].inputs.items()} if profiles else {}
 
         def is_tuned(case: Case) -> bool:
@@ -172,7 +173,7 @@ class Pipeline:
 
         case = (
             next(filter(is_tuned, cases), None)
-            or samples.stretched(cases, tuned, batched=batched)
+            or samples.stretch(cases, tuned, batched=batched)
             or next(filter(is_tuned, generated))
         )
         path = self._folder / "measured.npz"
@@ -182,8 +183,8 @@ class Pipeline:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _compile_all(self, prepared: Prepared) -> tuple[MadeEngine, ...]:
-        """Raises BuildFailed when none passes: the failure itself of the only one, or what became of each."""
-        made = []
+        """Compile all candidates. Raises BuildFailed if none passes: the error of the only one, or a summary."""
+        engines = []
         failures: list[BuildFailed] = []
         seconds = dict.fromkeys((BuildStage.COMPILE, BuildStage.VERIFY, BuildStage.MEASURE), 0.0)
         span = (PUBLISH_BEGINS - BEGIN[BuildStage.COMPILE]) / len(self._request.candidates)
@@ -195,15 +196,15 @@ class Pipeline:
                 failures.append(error)
                 self._candidates.append(failed_row(identity, error.info()))
                 continue
-            made.append(engine)
+            engines.append(engine)
             self._candidates.append(_passed_row(engine.manifest, result))
             for stage in seconds:
                 seconds[stage] += result.seconds.get(stage, 0.0)
-        found = f"{len(made)} of {len(self._request.candidates)} candidates"
-        self._stages.extend(StageRow(stage, spent, found) for stage, spent in seconds.items())
-        if not made:
+        summary = f"{len(engines)} of {len(self._request.candidates)} candidates"
+        self._stages.extend(StageRow(stage, spent, summary) for stage, spent in seconds.items())
+        if not engines:
             raise _none_passed(self._candidates, failures)
-        return tuple(made)
+        return tuple(engines)
 
     def _compile(
         self, identity: EngineIdentity, prepared: Prepared, begin: float, span: float
@@ -226,16 +227,16 @@ class Pipeline:
             measuring=self._request.measuring,
         )
 
-        def pass_on(told: Told) -> None:
-            detail = f"{identity.backend}: {told.detail}" if told.detail else str(identity.backend)
-            self._tell(told.stage, begin + told.progress * span, detail)
+        def pass_on(progress: ProgressUpdate) -> None:
+            detail = f"{identity.backend}: {progress.detail}" if progress.detail else str(identity.backend)
+            self._report_progress(progress.stage, begin + progress.progress * span, detail)
 
         result = self._run_candidate(
             request,
             folder,
             self._environ,
             timeout_s=max(1.0, self._must_end_at - self._clock()),
-            on_told=pass_on,
+            on_progress=pass_on,
         )
         return result, MadeEngine(self._manifest(identity, prepared, result, engine), str(engine))
 
@@ -265,17 +266,17 @@ class Pipeline:
 
     @contextmanager
     def _stage(self, stage: BuildStage) -> Iterator[list[str]]:
-        """Its row in the report: what is put into the list, or why it failed."""
-        self._tell(stage, BEGIN[stage], "")
+        """Add a row to the report, with the notes that are added to the list, or the error."""
+        self._report_progress(stage, BEGIN[stage], "")
         began = self._clock()
-        found: list[str] = []
+        notes: list[str] = []
         try:
-            yield found
+            yield notes
         except BuildFailed as error:
-            found = [error.message]
+            notes = [error.message]
             raise
         finally:
-            self._stages.append(StageRow(stage, self._clock() - began, "; ".join(found)))
+            self._stages.append(StageRow(stage, self._clock() - began, "; ".join(notes)))
 
 
 def _passed_row(manifest: EngineManifest, result: CandidateResult) -> CandidateRow:
@@ -318,12 +319,12 @@ def _files(files: Sequence[ModelFile]) -> str:
 
 
 def _signature(model: NormalModel) -> str:
-    takes = ", ".join(map(described, model.inputs)) or "nothing"
-    gives = ", ".join(map(described, model.outputs))
-    return f"{takes} → {gives}"
+    inputs = ", ".join(map(describe_tensor, model.inputs)) or "nothing"
+    outputs = ", ".join(map(describe_tensor, model.outputs))
+    return f"{inputs} → {outputs}"
 
 
 def _listed(cases: Sequence[Case]) -> str:
-    most = 6
-    names = ", ".join(case.name for case in cases[:most])
-    return f"{names}, …" if len(cases) > most else names
+    limit = 6
+    names = ", ".join(case.name for case in cases[:limit])
+    return f"{names}, …" if len(cases) > limit else names

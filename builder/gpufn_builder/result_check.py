@@ -1,4 +1,4 @@
-"""What a build's process says that it made, as far as it is believed: a stranger's model may be what speaks."""
+"""Checks of a build process's result. It is not trusted, because a hostile model may have taken the process over."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile
 
 
-def check(made: MadeEngine, asked: Collection[EngineIdentity], folder: Path) -> None:
-    """Raises BuildFailed(stage="publish") unless it is an engine that was `asked` for, whose files lie in the build's
-    `folder`: under another EngineKey it would be some other model's, and a file from elsewhere is nobody's to have."""
+def check(made: MadeEngine, requested: Collection[EngineIdentity], folder: Path) -> None:
+    """Check that the engine is one of the `requested` ones and that its files are in the build's `folder`. Under
+    another EngineKey it would replace an engine of another model, and a file from elsewhere may be secret.
+
+    Raises BuildFailed(stage="publish").
+    """
     manifest = made.manifest
-    if manifest.identity not in asked or manifest.key != manifest.identity.key:
-        raise BuildFailed("an engine was made that nobody asked for", stage=BuildStage.PUBLISH)
+    if manifest.identity not in requested or manifest.key != manifest.identity.key:
+        raise BuildFailed("the build produced an engine that was not requested", stage=BuildStage.PUBLISH)
     if not manifest.files:
-        raise BuildFailed("an engine was made that has no files", stage=BuildStage.PUBLISH)
+        raise BuildFailed("the build produced an engine without files", stage=BuildStage.PUBLISH)
     for file in manifest.files:
-        if not _is_there(file, Path(made.folder), folder):
-            raise BuildFailed(f"{file.name} of the engine is not there as it was told", stage=BuildStage.PUBLISH)
+        if not _is_present(file, Path(made.folder), folder):
+            raise BuildFailed(
+                f"the file {file.name} of the engine is missing or not as reported", stage=BuildStage.PUBLISH
+            )
 
 
-def _is_there(file: ModelFile, engine: Path, folder: Path) -> bool:
+def _is_present(file: ModelFile, engine: Path, folder: Path) -> bool:
     try:
         path = (engine / file.name).resolve(strict=True)
         return path.is_relative_to(folder.resolve()) and path.is_file() and path.stat().st_size == file.size
-    except (OSError, RuntimeError):  # no such file; links in a circle
+    except (OSError, RuntimeError):  # a missing file; a loop of links
         return False

@@ -1,4 +1,4 @@
-"""What the builder is told by its environment."""
+"""Settings of the builder, from environment variables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
 from gpufn_core.home import Home
 from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, process_memory
 
-_SHARE = 0.75  # of the machine's memory
+_MEMORY_SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
 
 
 @dataclass(frozen=True)
 class BuilderSettings:
-    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name; the host's by default. GPUFN_HOME:
-    where its state is. GPUFN_BUILD_MEMORY: what each process that compiles may use, such as "16Gi"; three quarters of
-    the machine's memory by default. GPUFN_BUILD_MEASURE: for how many seconds an engine is measured at least; 3 by
-    default."""
+    """GPUFN_NATS_URL: NATS, with credentials. GPUFN_NODE: name of this node (default: the host name). GPUFN_HOME: the
+    state folder. GPUFN_BUILD_MEMORY: memory limit of each compiler process, such as "16Gi" (default: three quarters of
+    the machine's memory). GPUFN_BUILD_MEASURE: minimum seconds of the measurement of an engine (default: 3)."""
 
     nats_url: str
     node: str
@@ -29,7 +28,7 @@ class BuilderSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> BuilderSettings:
-        """Raises InvalidSetting."""
+        """Read the settings. Raises InvalidSetting."""
         return cls(
             bus_url(environ),
             node_name(environ),
@@ -41,7 +40,7 @@ class BuilderSettings:
 
 def _memory_limit(text: str) -> int:
     if not text:
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
     return process_memory("GPUFN_BUILD_MEMORY", text, "a process that compiles")
 
 

@@ -1,10 +1,11 @@
-"""What the builder reads from the bus and puts there: a model's files, engines, reports.
+"""The builder's objects in NATS: a model's files, engines, reports.
 
-An engine is published files first, then the manifest, create-only: a manifest means that all that it names is there.
-Who removes what no manifest names may have come by in between, so at last what is not there any more is put again. Two
-builds of one engine at a time compile it once: the second waits for the first one's lease, and finds its engine.
+Publishing an engine stores its files first, then creates the manifest, so that a manifest implies that all its files
+exist. A concurrent garbage collection may remove files without a manifest, so files that are missing afterwards are
+stored again. A lease per engine makes concurrent builds compile it once: the second build waits and finds the engine.
 
-While the bus is away, as in an election, a build waits for a while: hours of work may be in it.
+While NATS is unavailable, for example during an election, operations are retried for a while, because hours of work may
+be at stake.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpufn_builder.processes.process import disk_failed
+from gpufn_builder.processes.process import disk_error
 from gpufn_core.domain.engine import BuildStage, EngineManifest
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable, Conflict, GpufnError, PlatformError
 from gpufn_core.protocol import subjects
@@ -37,8 +38,8 @@ log = logging.getLogger(__name__)
 
 _LEASE_TTL_S: Final = 10.0
 _RENEW_EVERY_S: Final = 3.0
-_LOOK_EVERY_S: Final = 0.5
-_PATIENCE_S: Final = 20.0
+_POLL_S: Final = 0.5
+_RETRY_FOR_S: Final = 20.0
 
 _manifest = msgspec.msgpack.Decoder(EngineManifest)
 
@@ -51,40 +52,38 @@ class Store:
         self._clock = clock
 
     async def find(self, key: str) -> EngineManifest | None:
-        """The engine of this EngineKey, if it was built and all of it is there. It is written anew, so that whoever was
-        about to remove it does not; one that has lost a file is removed."""
+        """Return the engine of this EngineKey if it and all of its files exist. The manifest is rewritten, which keeps
+        a concurrent garbage collection from removing it. An engine that lost a file is removed."""
         while (entry := await self._engines.get(key)) is not None:
             manifest = _manifest.decode(entry.value)
-            is_whole = await self._touch(manifest)
+            is_complete = await self._touch(manifest)
             with contextlib.suppress(Conflict):
-                if is_whole:
+                if is_complete:
                     await self._engines.update(key, entry.value, entry.revision)
                     return manifest
-                log.warning("the engine %s has lost a file: it is built again", key[:12])
+                log.warning("the engine %s has lost a file and is rebuilt", key[:12])
                 await self._engines.delete(key, entry.revision)
         return None
 
     async def _touch(self, manifest: EngineManifest) -> bool:
-        """Whether its files are there."""
+        """Whether its files exist."""
         for file in manifest.files:
             if not await object_store.touch(self._bus, subjects.ENGINE_FILES, file.digest):
                 return False
         return True
 
     async def fetch(self, files: Sequence[ModelFile], folder: Path) -> None:
-        """The files of a model, under their names, into `folder`, which is there. Raises BuildFailed(stage="ingest")
-        for one that is gone or damaged: it is absent then, so that the next deploy puts it again. Nobody else reads
-        them, and who deploys is not to wait until gigabytes are read."""
+        """Write the files of a model into `folder`, which must exist. Raises BuildFailed(stage="ingest") for a missing
+        or damaged file. A damaged file is removed, so that the next deploy uploads it again: only builds read these
+        files, and a deploy must not wait for gigabytes to be verified."""
         for file in files:
             try:
                 path = folder / file.name
-                await self._patiently(
-                    partial(object_store.get_file, self._bus, subjects.MODEL_FILES, file.digest, path)
-                )
+                await self._retry(partial(object_store.get_file, self._bus, subjects.MODEL_FILES, file.digest, path))
             except PlatformError as error:
                 if isinstance(error, ArtifactUnavailable) and isinstance(error.__cause__, OSError):
-                    raise disk_failed(error.__cause__, BuildStage.INGEST) from error
-                with contextlib.suppress(GpufnError):  # the next build finds it as well
+                    raise disk_error(error.__cause__, BuildStage.INGEST) from error
+                with contextlib.suppress(GpufnError):  # the next build detects it again
                     await object_store.verify(self._bus, subjects.MODEL_FILES, file.digest)
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
@@ -102,7 +101,7 @@ class Store:
                     return theirs
             for file in manifest.files:
                 touch = partial(object_store.touch, self._bus, subjects.ENGINE_FILES, file.digest)
-                if not await self._patiently(touch):
+                if not await self._retry(touch):
                     await self._put(file, folder, stored)
         except (GpufnError, OSError) as error:
             await self._remove(stored)
@@ -110,20 +109,20 @@ class Store:
         return manifest
 
     async def _create(self, manifest: EngineManifest) -> bool:
-        """Whether there was none of its key."""
+        """Create the manifest. Return False if one exists."""
         try:
-            await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
+            await self._retry(partial(self._engines.create, manifest.key, encode(manifest)))
         except Conflict:
             return False
         return True
 
     async def _put(self, file: ModelFile, folder: Path, stored: list[str]) -> None:
         put = partial(object_store.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name, purges=False)
-        digest, is_new = await self._patiently(put)
+        digest, is_new = await self._retry(put)
         if is_new:
             stored.append(digest)
         if digest != file.digest:
-            raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
+            raise ArtifactUnavailable(f"{file.name} does not match its digest in the manifest")
 
     async def _remove(self, digests: Sequence[str]) -> None:
         """Remove files that no manifest names. The gateway's garbage collector removes the rest."""
@@ -132,45 +131,43 @@ class Store:
                 await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
 
     async def put_report(self, data: bytes) -> str:
-        """In either form; its digest. Raises BuildFailed(stage="publish")."""
+        """Store a report and return its digest. Raises BuildFailed(stage="publish")."""
         try:
-            return await self._patiently(
-                partial(object_store.put, self._bus, subjects.ENGINE_FILES, data, purges=False)
-            )
+            return await self._retry(partial(object_store.put, self._bus, subjects.ENGINE_FILES, data, purges=False))
         except GpufnError as error:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 
     @contextlib.asynccontextmanager
-    async def alone(self, key: str, holder: str, waits: Callable[[], None]) -> AsyncIterator[None]:
-        """While nobody else builds this engine; `waits()` is called once when somebody does.
+    async def exclusive(self, key: str, holder: str, waits: Callable[[], None]) -> AsyncIterator[None]:
+        """Hold the lease of an engine. `waits()` is called once if another build holds it.
 
-        A lease that is lost on the way is taken again; two that build at once publish one engine all the same.
+        A lost lease is acquired again. Two builds that run at the same time anyway publish one engine.
         """
         lease = Lease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
         try:
             if not await lease.try_acquire(self._clock.monotonic()):
                 waits()
-                while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  its end is told to nobody
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  no event signals its end
+                    await asyncio.sleep(_POLL_S)
             renewing = asyncio.create_task(self._renew(lease), name=f"lease of {key[:12]}")
             try:
                 yield
             finally:
                 renewing.cancel()
         finally:
-            with contextlib.suppress(GpufnError):  # it expires
+            with contextlib.suppress(GpufnError):  # the lease expires anyway
                 await lease.release()
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        give_up = self._clock.monotonic() + _PATIENCE_S
+    async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        give_up = self._clock.monotonic() + _RETRY_FOR_S
         while True:
             try:
                 return await work()
             except BusUnavailable as error:
                 if self._clock.monotonic() >= give_up:
                     raise
-                log.warning("a build waits for the bus: %s", error)
-            await asyncio.sleep(_LOOK_EVERY_S)
+                log.warning("a build waits for the message bus: %s", error)
+            await asyncio.sleep(_POLL_S)
 
     async def _renew(self, lease: Lease) -> None:
         while True:

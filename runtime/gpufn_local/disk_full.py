@@ -1,11 +1,11 @@
-"""A disk that got full under nats-server, and the moment when there is room again.
+"""Detection of a full disk under nats-server, and of the moment when there is space again.
 
-nats-server keeps the error of its first failed write: that stream stores nothing more, room or not, until the server
-is started again, and who publishes to it gets no answer at all. Only its log tells. So, each second:
+nats-server remembers the error of its first failed write: that stream stores nothing until the server is restarted,
+even when there is space again, and publishers to it get no reply. Only the server's log shows this. So, each second:
 
-1. read what is new in the log: a write failed for want of room
-2. say so once, while there is none
-3. with room again: it has to be started again
+1. read the new part of the log and look for a write that failed for lack of space
+2. report once that the disk is full
+3. when there is space again, request a restart of the server
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-_WROTE_NOTHING = b"no space left on device"
-_MOST_READ = 1 << 20  # of the log, per look
-_ENOUGH_BYTES = 16 << 20  # of room, or a tenth of a small disk: a restart for the next few calls would be one of many
+_WRITE_FAILED = b"no space left on device"
+_MAX_READ = 1 << 20  # bytes of the log per check
+_ENOUGH_BYTES = 16 << 20  # of free space, or a tenth of a small disk; with less, the server would soon fail again
 
 
 class StoreWatch:
-    """Of the nats-server whose data is in `folder` and whose log is `log`; `usage` tells (total, used, free) bytes."""
+    """Watches the nats-server with its data in `folder` and its log at `log`. `usage` returns total, used and free
+    bytes."""
 
     def __init__(
         self,
@@ -37,32 +38,32 @@ class StoreWatch:
         self.started()
 
     def started(self) -> None:
-        """The server is being started: what its log says so far is of those before."""
+        """Ignore the log up to now, which belongs to earlier servers."""
         self._read_to = self._log.stat().st_size if self._log.exists() else 0
         self._is_stuck = False
 
     def must_restart(self) -> bool:
-        """Whether it can store again, and does not."""
+        """Whether the server has stopped storing although there is space."""
         was_stuck, self._is_stuck = self._is_stuck, self._is_stuck or self._has_failed()
         if not self._is_stuck:
             return False
         total, _, free = self._usage(self._folder)
-        has_room = free >= min(_ENOUGH_BYTES, total // 10)
-        if has_room:
-            self._say(f"the disk of {self._folder} has room again: nats-server starts again, to store again")
+        has_space = free >= min(_ENOUGH_BYTES, total // 10)
+        if has_space:
+            self._say(f"the disk of {self._folder} has space again: restarting nats-server so that it stores again")
         elif not was_stuck:
             self._say(
-                f"the disk of {self._folder} is full: no deploy, submitted call or new worker until there is room"
+                f"the disk of {self._folder} is full: no deploys, submitted calls or new workers until there is space"
             )
-        return has_room
+        return has_space
 
     def _has_failed(self) -> bool:
         try:
             with self._log.open("rb") as log:
                 log.seek(self._read_to)
-                news = log.read(_MOST_READ)
+                text = log.read(_MAX_READ)
         except OSError:
             return False
-        # A line may be half written: its words are looked for again with what follows.
-        self._read_to += max(len(news) - len(_WROTE_NOTHING), 0)
-        return _WROTE_NOTHING in news
+        # The log may end in the middle of a line, so its end is read again with the next part.
+        self._read_to += max(len(text) - len(_WRITE_FAILED), 0)
+        return _WRITE_FAILED in text

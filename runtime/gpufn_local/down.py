@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 def down(
     grace: Annotated[
         float | None,
-        typer.Option(help="Seconds that running calls may take to finish; as `gpufn up` was told, or 30.", min=0),
+        typer.Option(help="Seconds that running calls may take to finish; default: the value of `gpufn up`.", min=0),
     ] = None,
     json: Json = False,
 ) -> None:
     """Stop the platform on this machine.
 
-    Calls that do not finish within the grace period return to their queues, and run again after the next `gpufn up`.
+    Calls that do not finish within the grace period return to their queues and run again after the next `gpufn up`.
     """
     from gpufn_core.home import Home  # noqa: PLC0415
-    from gpufn_local.instance_lock import Instance, untold  # noqa: PLC0415
+    from gpufn_local.instance_lock import Instance, unrecorded  # noqa: PLC0415
     from gpufn_platform.process.grace_period import running, set_grace, still_running  # noqa: PLC0415
 
     home = Home.from_env()
     instance = Instance.running(home)
     if instance is None:
-        if (error := untold(home)) is not None:
+        if (error := unrecorded(home)) is not None:
             raise error
-        _end_leftover(home, json)
+        _stop_leftover(home, json)
         return
     if grace is not None:
         set_grace(home, grace)
@@ -44,8 +44,8 @@ def down(
         say(f"stopped {instance.record.url}")
 
 
-def _end_leftover(home: Home, json: bool) -> None:
-    """No platform runs, but the nats-server of one may: it does not end with a `gpufn up` that hung, say."""
+def _stop_leftover(home: Home, json: bool) -> None:
+    """Stop the nats-server of a platform that no longer runs, for example because its `gpufn up` hung."""
     from gpufn_local.instance_lock import claimed  # noqa: PLC0415
     from gpufn_local.nats_process import Leftover  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""The one platform of a GPUFN_HOME: who holds it, and where it answers.
+"""The single platform of a GPUFN_HOME: its lock, and the record of its address.
 
-`up.lock` is held by the supervisor as long as it lives, so it tells a running platform from the file of a dead one;
-`up.json` beside it says the rest. A pid alone would prove nothing: pids are given out again.
+The supervisor holds `up.lock` while it lives, which distinguishes a running platform from the file of a dead one.
+`up.json` beside it has the details. A pid alone proves nothing, because the kernel reuses pids.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpufn_core.errors import Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_platform.process import grace_period
 
-_STOP_TIMEOUT_S = 120.0  # more than all of the supervisor's own patience, beyond the grace period
+_STOP_TIMEOUT_S = 120.0  # longer than all timeouts of the supervisor together, except the grace period
 _WAITS_S = 1.0
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """up.json. `nats_url` is without a password; `pids` are by process name."""
+    """The content of up.json. `nats_url` has no password; `pids` are by process name."""
 
     pid: int
     url: str
@@ -39,7 +39,7 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance:
-    """A platform that runs."""
+    """A running platform."""
 
     def __init__(self, home: Home, record: UpRecord, pidfd: int) -> None:
         self.home = home
@@ -55,7 +55,7 @@ class Instance:
             pidfd = os.pidfd_open(record.pid)
         except (OSError, msgspec.MsgspecError):
             return None
-        if not _is_locked(home):  # it ended in between, and the pid may be another's now
+        if not _is_locked(home):  # it ended in between, and another process may have the pid now
             os.close(pidfd)
             return None
         return cls(home, record, pidfd)
@@ -64,8 +64,8 @@ class Instance:
         os.close(self._pidfd)
 
     def stop(self, waits: Callable[[], None] = lambda: None) -> None:
-        """Send it SIGTERM, and wait until it has ended; `waits` is called each second meanwhile. A second one follows
-        at an interrupt: it ends the grace period, and no call is lost."""
+        """Send SIGTERM and wait for the platform to end, calling `waits` each second. An interrupt sends another
+        SIGTERM, which ends the grace period; no call is lost."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
         give_up = time.monotonic() + grace_period.grace_s(self.home, self.record.grace_s) + _STOP_TIMEOUT_S
         ended = select.poll()
@@ -82,12 +82,12 @@ class Instance:
 
 def already_up(instance: Instance | None) -> Conflict:
     where = f" at {instance.record.url} (pid {instance.record.pid})" if instance else ""
-    return Conflict(f"gpufn is up already{where}; `gpufn down` stops it")
+    return Conflict(f"gpufn is already up{where}; `gpufn down` stops it")
 
 
 @contextlib.contextmanager
 def claimed(home: Home) -> Iterator[None]:
-    """Be the one platform of this home. Raises Conflict when there is one already."""
+    """Hold the lock of this home. Raises Conflict if a platform already runs."""
     home.root.mkdir(parents=True, exist_ok=True)
     lock = os.open(_lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -95,24 +95,24 @@ def claimed(home: Home) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise already_up(Instance.running(home)) from None
-        with contextlib.suppress(OSError):  # only told to who finds no record of us
+        with contextlib.suppress(OSError):  # shown only by `gpufn down` without a readable record
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
         try:
             yield
         finally:
-            home.up_file.unlink(missing_ok=True)  # also after a start that failed: nobody answers there
+            home.up_file.unlink(missing_ok=True)  # also after a failed start
     finally:
         os.close(lock)
 
 
-def untold(home: Home) -> PlatformError | None:
-    """Of a platform that runs, though no record says so, or one that nobody can read."""
+def unrecorded(home: Home) -> PlatformError | None:
+    """Return the error for a platform that runs without a record, or with an unreadable one."""
     if not _is_locked(home):
         return None
     pid = _lock_path(home).read_text(errors="replace") or "unknown"
     return PlatformError(
-        f"gpufn runs in {home.root} (pid {pid}), and {home.up_file.name} there does not tell where: it is starting, or "
+        f"gpufn runs in {home.root} (pid {pid}), but {home.up_file.name} there has no address: it is starting, or "
         f"that file is damaged; `kill {pid}` stops it"
     )
 
@@ -129,7 +129,7 @@ def _lock_path(home: Home) -> Path:
 
 def _is_locked(home: Home) -> bool:
     try:
-        lock = os.open(_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)  # the disk may be read-only
+        lock = os.open(_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)  # works on a read-only disk
     except FileNotFoundError:
         return False
     try:

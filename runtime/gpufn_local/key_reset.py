@@ -1,4 +1,4 @@
-"""Deletion of all API keys on the bus, for operators who lost every key (`gpufn keys reset`)."""
+"""Deletion of all API keys, for operators who lost every key (`gpufn keys reset`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 
 def delete_all_keys() -> list[str]:
-    """Delete every API key and return the ids. Needs access to the bus: GPUFN_NATS_URL, or the files of GPUFN_HOME."""
+    """Delete every API key and return the ids. Needs access to NATS: GPUFN_NATS_URL, or the files of GPUFN_HOME."""
     address = os.environ.get("GPUFN_NATS_URL") or address_in(Home.from_env().nats)
     return asyncio.run(_delete_all(address))
 

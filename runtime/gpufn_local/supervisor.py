@@ -1,17 +1,18 @@
-"""Keeps the platform's processes running on one machine.
+"""Supervisor of the platform's processes on one machine.
 
-1. the bus first, then the others, each with its own output file
-2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
-3. end one that hangs for a minute; it starts again, too
-4. on a signal stop in order: gateway and agent together, which let running calls finish within the grace period; then
-   runner, builder, and the bus last. A second signal ends the grace period, a third one ends everything at once
+1. Start NATS, then the other processes, each with its own log file.
+2. Wait on pidfds for a process to end. Restart it after 0.1 s; the delay doubles with each restart, up to 5 s.
+3. Kill a process that hangs for a minute; it is restarted too.
+4. On a signal stop in order: gateway and agent together, which let running calls finish within the grace period; then
+   runner and builder; NATS last. A second signal ends the grace period, a third kills everything at once.
 
-Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
-everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
-everything is tried again and again, and the bus is asked each second whether it has to be started again.
+Until the platform is ready for the first time, restarts are limited: a process that exits with EXIT_CONFIGURATION stops
+everything with its last line as the error, and so does a process that ends three times. Afterwards every process is
+restarted without limit, and each second the supervisor checks whether NATS has to be restarted.
 
-Nothing outlives us, not even `kill -9`: the kernel ends our children when we end (`gpufn_platform.process.parent_death`), and the
-workers when a FIFO is closed that we hold open (`gpufn_platform.process.supervisor_fifo`).
+No process outlives the supervisor, not even after `kill -9`: the kernel kills our children when we die
+(`gpufn_platform.process.parent_death`), and workers exit when a FIFO closes that we hold open
+(`gpufn_platform.process.supervisor_fifo`).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.parent_death import end_with_parent
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
-_STOP_TIMEOUT_S = 30.0  # beyond the grace period
-_STOPPING_S = 1.0
-_AT_ONCE = 2  # more signals than the one that stops it
+_HEALTHY_AFTER_S = 10.0  # a process that lived this long restarts after the shortest delay
+_STOP_TIMEOUT_S = 30.0  # in addition to the grace period
+_STOPPING_S = 1.0  # interval of `stopping` calls
+_KILL_AFTER = 2  # further signals after the one that stops the supervisor
 _SILENT_S = 60.0
-_TELL_WHERE_S = 5.0  # has one that hangs to write down where, before it is killed
+_DUMP_S = 5.0  # time for a hung process to dump its stacks before it is killed
 _READY_CHECK_S = 0.05
 _BUS_CHECK_S = 1.0
 _MAX_EARLY_ENDS = 3
@@ -51,7 +52,7 @@ _LAST_LINES = 15
 
 
 class Bus(Protocol):
-    """The nats-server (gpufn_local.nats_process)."""
+    """The interface of nats-server (gpufn_local.nats_process)."""
 
     @property
     def pid(self) -> int: ...
@@ -64,7 +65,7 @@ class Bus(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A process of the platform, started as `python -m module`. `has_grace`: it may take the grace period to stop."""
+    """A process of the platform, run as `python -m module`. `has_grace`: it may use the grace period to stop."""
 
     name: str
     module: str
@@ -74,14 +75,14 @@ class Program:
 @dataclass
 class _Child:
     name: str
-    process: subprocess.Popen[bytes] | None = None  # None: the bus, which is started elsewhere
+    process: subprocess.Popen[bytes] | None = None  # None: NATS, which is started elsewhere
     pid: int = 0
     pidfd: int = -1
     started_at: float = 0.0
     ends: int = 0
     pause_s: float = 0.0
-    start_at: float = 0.0  # when it is down
-    kill_at: float = math.inf  # when it hangs
+    start_at: float = 0.0  # while it is down
+    kill_at: float = math.inf  # set when it hangs
     has_grace: bool = False
 
     @property
@@ -91,10 +92,10 @@ class _Child:
 
 @dataclass
 class Supervisor:
-    """`start_bus` None: the bus is somebody else's. `changed` is called with the pids after each start or end,
-    `must_restart_bus` each second while the bus runs."""
+    """`start_bus` is None if NATS runs elsewhere. `changed` is called with the pids after each start or end, and
+    `must_restart_bus` each second while NATS runs."""
 
-    programs: list[Program]  # in the order in which they stop
+    programs: list[Program]  # in stop order
     environment: Callable[[str], dict[str, str]]
     start_bus: Callable[[], Bus] | None
     is_ready: Callable[[], bool]
@@ -106,7 +107,7 @@ class Supervisor:
     say: Callable[[str], None]
     must_restart_bus: Callable[[], bool] = lambda: False
     grace_s: Callable[[], float] = lambda: 0.0
-    stopping: Callable[[float], None] = lambda left_s: None  # each second of the grace period
+    stopping: Callable[[float], None] = lambda remaining_s: None  # called each second of the grace period
     silent_s: float = _SILENT_S
     _children: dict[str, _Child] = field(default_factory=dict)
     _bus: Bus | None = None
@@ -115,7 +116,8 @@ class Supervisor:
     _signals: int = 0
 
     def run(self) -> None:
-        """Start everything and return after a signal, when all is stopped. PlatformError: it could not start."""
+        """Start all processes. Return after a signal, when all have stopped. Raises PlatformError if they cannot
+        start."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self._watchdog = Watchdog(self.silent_s)
         with self._signal_pipe() as wake, contextlib.closing(self._watchdog):
@@ -138,10 +140,10 @@ class Supervisor:
             self._wait(wake, self._pause())
             for child in list(self._children.values()):
                 if child.is_running and _has_ended(child.pidfd):
-                    self._ended(child)
+                    self._handle_end(child)
                 if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
-                    self._start_again(child)
-            self._end_hung()
+                    self._restart(child)
+            self._kill_hung()
             if self._is_ready and not self._signals:
                 self._check_bus()
             if not self._is_ready and not self._signals:
@@ -154,16 +156,16 @@ class Supervisor:
                         + self._last_lines("gateway")
                     )
 
-    def _end_hung(self) -> None:
+    def _kill_hung(self) -> None:
         now = time.monotonic()
         silent = self._watchdog.look(now)
         for child in self._children.values():
             if child.is_running and child.pid in silent:
                 log = self._log(child.name)
-                self.say(f"{child.name} hangs: it has said nothing for {self.silent_s:g} s (where it hangs: {log})")
+                self.say(f"{child.name} hangs: no heartbeat for {self.silent_s:g} s (stack dump: {log})")
                 _signal(child, signal.SIGABRT)
-                _signal(child, signal.SIGCONT)  # one that was stopped dies of that, too
-                child.kill_at = now + _TELL_WHERE_S
+                _signal(child, signal.SIGCONT)  # a stopped process handles SIGABRT only after that
+                child.kill_at = now + _DUMP_S
             if child.is_running and child.kill_at <= now:
                 _signal(child, signal.SIGKILL)
                 child.kill_at = math.inf
@@ -174,10 +176,10 @@ class Supervisor:
             return
         self._check_bus_at = now + _BUS_CHECK_S
         if self._children["nats"].is_running and self.must_restart_bus():
-            self._bus.stop()  # its end is seen as any other is
+            self._bus.stop()  # handled like any other end
 
     def _pause(self) -> float:
-        """Until the next thing that is due."""
+        """Return the seconds until the next due action."""
         now = time.monotonic()
         due = [self._watchdog.look_every_s]
         due += [(child.kill_at if child.is_running else child.start_at) - now for child in self._children.values()]
@@ -198,7 +200,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             wake.recv(64)
 
-    def _ended(self, child: _Child) -> None:
+    def _handle_end(self, child: _Child) -> None:
         os.close(child.pidfd)
         child.pidfd = -1
         child.kill_at = math.inf
@@ -214,16 +216,16 @@ class Supervisor:
         child.pause_s = _FIRST_PAUSE_S if lived_s >= _HEALTHY_AFTER_S else min(child.pause_s * 2, _LONGEST_PAUSE_S)
         child.pause_s = max(child.pause_s, _FIRST_PAUSE_S)
         child.start_at = time.monotonic() + child.pause_s
-        self.say(f"{child.name} {_how(code)}; it starts again in {child.pause_s:g} s (log: {self._log(child.name)})")
+        self.say(f"{child.name} {_how(code)}; restarting in {child.pause_s:g} s (log: {self._log(child.name)})")
         self._changed()
 
-    def _start_again(self, child: _Child) -> None:
+    def _restart(self, child: _Child) -> None:
         try:
             if child.process is not None:
                 self._start(next(program for program in self.programs if program.name == child.name))
             else:
                 self._start_bus()
-        except (BusUnavailable, OSError) as error:  # a full disk has no room for a log either
+        except (BusUnavailable, OSError) as error:  # a full disk has no space for a log either
             child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             child.start_at = time.monotonic() + child.pause_s
             self.say(f"{child.name} does not start: {getattr(error, 'message', error)}")
@@ -252,8 +254,8 @@ class Supervisor:
                 stderr=output,
                 env={**self.environment(program.name), **self._watchdog.environment},
                 cwd=self.cwd,
-                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the others in order
-                preexec_fn=end_with_parent(signal.SIGKILL),  # noqa: PLW1509  we have one thread
+                start_new_session=True,  # Ctrl-C in the terminal reaches only us; we stop the children in order
+                preexec_fn=end_with_parent(signal.SIGKILL),  # noqa: PLW1509  this process has one thread
             )
         child.pid, child.pidfd = child.process.pid, os.pidfd_open(child.process.pid)
         child.started_at = time.monotonic()
@@ -262,14 +264,14 @@ class Supervisor:
     # Stopping
 
     def _stop(self, wake: socket.socket) -> None:
-        heard = max(self._signals, 1)
+        signals = max(self._signals, 1)
         until = time.monotonic() + self.grace_s()
         running = [child for program in self.programs if (child := self._running(program)) is not None]
         first = [child for child in running if child.has_grace]
-        self._end(first, wake, heard, until)
+        self._end(first, wake, signals, until)
         for child in running:
             if not child.has_grace:
-                self._end([child], wake, heard, time.monotonic())
+                self._end([child], wake, signals, time.monotonic())
         if self._bus is not None:
             self._bus.stop()
 
@@ -277,12 +279,13 @@ class Supervisor:
         child = self._children.get(program.name)
         return child if child is not None and child.process is not None and child.is_running else None
 
-    def _end(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
-        """`until` their grace period is over, and then for as long as a process may take to stop."""
-        if self._signals < heard + _AT_ONCE:
+    def _end(self, children: list[_Child], wake: socket.socket, signals: int, until: float) -> None:
+        """Stop children. Their grace period lasts `until`; then they have the stop timeout. `signals` were received
+        before."""
+        if self._signals < signals + _KILL_AFTER:
             for child in children:
                 _signal(child, signal.SIGTERM)
-            self._wait_for(children, wake, heard, until)
+            self._wait_for(children, wake, signals, until)
         for child in children:
             assert child.process is not None
             child.process.kill()
@@ -290,26 +293,26 @@ class Supervisor:
             os.close(child.pidfd)
             child.pidfd = -1
 
-    def _wait_for(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
+    def _wait_for(self, children: list[_Child], wake: socket.socket, signals: int, until: float) -> None:
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         for child in children:
             poll.register(child.pidfd, select.POLLIN)
-        is_hurried = self._signals > heard
+        is_hurried = self._signals > signals
         if is_hurried:
             until = time.monotonic()
-        while (left := [child for child in children if not _has_ended(child.pidfd)]) and (
-            self._signals < heard + _AT_ONCE and (now := time.monotonic()) < until + _STOP_TIMEOUT_S
+        while (remaining := [child for child in children if not _has_ended(child.pidfd)]) and (
+            self._signals < signals + _KILL_AFTER and (now := time.monotonic()) < until + _STOP_TIMEOUT_S
         ):
-            if self._signals > heard and not is_hurried:
+            if self._signals > signals and not is_hurried:
                 is_hurried, until = True, now
-                for child in left:
+                for child in remaining:
                     _signal(child, signal.SIGTERM)
             if now < until:
                 self.stopping(until - now)
             poll.poll(1000 * min(_STOPPING_S, until + _STOP_TIMEOUT_S - now))
             for child in children:
-                if child not in left or _has_ended(child.pidfd):
+                if child not in remaining or _has_ended(child.pidfd):
                     with contextlib.suppress(KeyError):
                         poll.unregister(child.pidfd)
             with contextlib.suppress(BlockingIOError):
@@ -319,7 +322,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signal_pipe(self) -> Iterator[socket.socket]:
-        """SIGINT, SIGTERM and SIGHUP are counted, and wake the poll."""
+        """Count SIGINT, SIGTERM and SIGHUP, and wake the poll."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)

@@ -1,4 +1,4 @@
-"""`gpufn up`: the bus, the gateway, an agent, a runner and a builder on this machine, supervised."""
+"""`gpufn up`: runs NATS, the gateway, an agent, a runner and a builder on this machine, supervised."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from gpufn_platform.process.settings import node_name, number, sync_setting
 
 Grace = Annotated[
     float | None,
-    typer.Option(help="Seconds that running calls may take to finish when it stops (GPUFN_GRACE, or 30).", min=0),
+    typer.Option(help="Seconds that running calls may take to finish on stop (default: GPUFN_GRACE, or 30).", min=0),
 ]
-_NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
+_NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0
-_NATS_PATIENCE_S = 5.0  # it may be starting together with us
+_NATS_PATIENCE_S = 5.0  # an external NATS may be starting at the same time
 _NATS_RETRY_S = 0.25
 _NATS_PORT = 4222
-# In the order in which they stop.
+# In stop order.
 _PROGRAMS = {
     "gateway": "gpufn_gateway",
     "agent": "gpufn_runtime.agent",
     "runner": "gpufn_runtime.runner",
     "builder": "gpufn_builder",
 }
-_HAVE_GRACE = ("gateway", "agent")
+_WITH_GRACE = ("gateway", "agent")
 
 
 class _Started(msgspec.Struct):
@@ -55,27 +55,29 @@ class _Started(msgspec.Struct):
 def up(
     port: Annotated[int, typer.Option(help="The gateway's port; 0 picks a free one.", min=0, max=65_535)] = 8090,
     host: Annotated[
-        str, typer.Option(help="The gateway's address; others than loopback need an API key.")
+        str, typer.Option(help="The gateway's address; any address except loopback requires an API key.")
     ] = "127.0.0.1",
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready; it goes on.")] = False,
-    nats: Annotated[str | None, typer.Option(help="Use this NATS server, with credentials, and start none.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when ready; keep running in background.")
+    ] = False,
+    nats: Annotated[str | None, typer.Option(help="URL of your own NATS server, with credentials; start none.")] = None,
     grace: Grace = None,
 ) -> None:
     """Run the platform on this machine.
 
-    State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order: running calls may finish within
-    the grace period; then submitted calls return to their queues, and run again after the next `gpufn up`.
+    State is stored in GPUFN_HOME (~/.gpufn). Ctrl-C or `gpufn down` stops it in order: running calls may finish within
+    the grace period; submitted calls that do not finish return to their queues and run again after the next `gpufn up`.
     """
     home = Home.from_env()
     if nats is not None:
         with as_typed("--nats"):
             check_bus(nats)
     if detach:
-        with _told_of_disk(home):
+        with _report_disk_errors(home):
             _detached(home, host, port)
         return
     try:
-        with _told_of_disk(home), claimed(home):
+        with _report_disk_errors(home), claimed(home):
             _run(home, host, port, nats, _grace_s(grace))
     except Exception as error:
         _notify(_Started(error=getattr(error, "message", str(error))))
@@ -83,11 +85,11 @@ def up(
 
 
 @contextlib.contextmanager
-def _told_of_disk(home: Home) -> Iterator[None]:
-    """A disk that is full or read-only is one clear line, whichever file met it."""
+def _report_disk_errors(home: Home) -> Iterator[None]:
+    """Turn the error of a full or read-only disk into a one-line PlatformError."""
     try:
         yield
-    except BrokenPipeError:  # whoever read what we print has enough
+    except BrokenPipeError:  # the reader of our output closed it
         raise
     except OSError as error:
         raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
@@ -97,18 +99,18 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
     if nats is not None:
         _wait_for_nats(nats)
     elif (leftover := Leftover.find(home.nats)) is not None:
-        _tell(f"an earlier `gpufn up` left nats-server (pid {leftover.pid}): it is shut down, and starts again")
+        _say(f"shutting down nats-server (pid {leftover.pid}), which an earlier `gpufn up` left; it starts again")
         leftover.end()
     home.ensure()
     platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
     grace_period.forget_grace(home)
     supervisor = Supervisor(
-        programs=[Program(name, module, name in _HAVE_GRACE) for name, module in _PROGRAMS.items()],
+        programs=[Program(name, module, name in _WITH_GRACE) for name, module in _PROGRAMS.items()],
         environment=platform.environment,
         start_bus=None if nats else platform.start_bus,
         is_ready=platform.is_ready,
         changed=platform.changed,
-        say=_tell,
+        say=_say,
         must_restart_bus=platform.store.must_restart,
         grace_s=lambda: grace_period.grace_s(home, grace_s),
         stopping=platform.stopping,
@@ -125,40 +127,42 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
     say("stopped", err=True)
 
 
-def _grace_s(given: float | None) -> float:
-    return number("GPUFN_GRACE", os.environ.get("GPUFN_GRACE") or str(grace_period.GRACE_S)) if given is None else given
+def _grace_s(option: float | None) -> float:
+    if option is not None:
+        return option
+    return number("GPUFN_GRACE", os.environ.get("GPUFN_GRACE") or str(grace_period.GRACE_S))
 
 
 def _wait_for_nats(nats: str) -> None:
-    """Raises BusUnavailable when none of these servers answers: each process would find that out, many times."""
+    """Raise BusUnavailable if no server responds. Otherwise each process would report the same error, many times."""
     give_up = time.monotonic() + _NATS_PATIENCE_S
-    while why_not := _why_no_answer(nats):
+    while errors := _connect_errors(nats):
         if time.monotonic() >= give_up:
-            raise BusUnavailable(f"no NATS server answers at {why_not}")
+            raise BusUnavailable(f"no NATS server responds at {errors}")
         time.sleep(_NATS_RETRY_S)
 
 
-def _why_no_answer(nats: str) -> str:
-    """Empty when one does."""
-    why_not = []
+def _connect_errors(nats: str) -> str:
+    """Return the error of each server; empty if one accepts a connection."""
+    errors = []
     for server in map(urlsplit, map(str.strip, nats.split(","))):
         host, port = server.hostname or "", server.port or _NATS_PORT
         try:
             socket.create_connection((host, port), timeout=2).close()
         except OSError as error:
-            why_not.append(f"{host}:{port} ({error.strerror or error})")
+            errors.append(f"{host}:{port} ({error.strerror or error})")
         else:
             return ""
-    return ", ".join(why_not)
+    return ", ".join(errors)
 
 
-def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # the disk that is full may be that of the file that we say it to
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # stderr may be a file on the full disk
         say(f"gpufn: {text}", err=True)
 
 
 class _Platform:
-    """The addresses of one `gpufn up`, and what its processes are told."""
+    """The addresses of one `gpufn up`, and the environment of its processes."""
 
     def __init__(self, home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
         self.home = home
@@ -168,12 +172,12 @@ class _Platform:
         self._node = node_name(os.environ)
         self._sync = sync_setting(os.environ)
         self.bus_log = home.nats / "nats.log"
-        self.store = StoreWatch(home.nats, self.bus_log, _tell)
+        self.store = StoreWatch(home.nats, self.bus_log, _say)
         self._bus: EmbeddedServer | None = None
         self._announced = False
 
     def start_bus(self) -> EmbeddedServer:
-        """On the port it had, so that who is connected finds it again."""
+        """Start NATS, on its previous port, so that clients reconnect."""
         self.store.started()
         port = self._bus.port if self._bus else 0
         sync_s = self._sync.interval_s
@@ -204,10 +208,12 @@ class _Platform:
         except (OSError, http.client.HTTPException):
             return False
 
-    def stopping(self, left_s: float) -> None:
-        """Tell a terminal why it takes long."""
+    def stopping(self, remaining_s: float) -> None:
+        """Show on a terminal why stopping takes long."""
         if sys.stderr.isatty() and (calls := grace_period.running(self.home)):
-            _tell(f"stopping: {grace_period.still_running(calls)}, for {left_s:.0f} s at most (Ctrl-C ends them now)")
+            _say(
+                f"stopping: {grace_period.still_running(calls)}, for {remaining_s:.0f} s at most (Ctrl-C ends them now)"
+            )
 
     def changed(self, pids: dict[str, int], ready: bool) -> None:
         nats_url = _without_password(self._nats_url("gateway"))
@@ -220,8 +226,8 @@ class _Platform:
         except OSError as error:
             if not self._announced:
                 raise
-            # What is running goes on; where it answers stays true, and the pids are told with the next change.
-            _tell(f"cannot write {self.home.up_file}: {error.strerror}")
+            # The platform keeps running. Its address stays the same, and the next change writes the pids.
+            _say(f"cannot write {self.home.up_file}: {error.strerror}")
         if ready and not self._announced:
             self._announced = True
             _announce(self.home, record)
@@ -241,10 +247,10 @@ def _announce(home: Home, record: UpRecord) -> None:
 
 
 def _detached(home: Home, host: str, port: int) -> None:
-    """Start the same command in a session of its own, and wait until it says how its start went."""
+    """Start the same command in its own session, and wait for its report."""
     if (running := Instance.running(home)) is not None:
         raise already_up(running)
-    _free_port(host, port)  # what was typed is refused here as it is without --detach
+    _free_port(host, port)  # reject invalid options here, as without --detach
     home.logs.mkdir(parents=True, exist_ok=True)
     log = home.logs / "up.log"
     reader, writer = os.pipe()
@@ -261,8 +267,8 @@ def _detached(home: Home, host: str, port: int) -> None:
         )
         os.close(writer)
         with open(reader, "rb") as pipe:
-            said = pipe.read()
-    started = msgspec.json.decode(said, type=_Started) if said else _Started(error=last_lines(log))
+            report = pipe.read()
+    started = msgspec.json.decode(report, type=_Started) if report else _Started(error=last_lines(log))
     if started.error:
         process.wait()
         raise PlatformError(started.error)
@@ -287,13 +293,13 @@ def _free_port(host: str, port: int) -> int:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Conflict(
-                f"port {port} on {host} is taken: stop what listens there, or choose another --port"
+                f"port {port} on {host} is taken: stop the program that listens there, or choose another --port"
             ) from error
         raise WrongUsage(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", field="--host") from error
 
 
 def _reachable(host: str) -> str:
-    """Where a client on this machine finds a server that listens on `host`."""
+    """Return the host name that reaches a server on this machine that listens on `host`."""
     if host in ("0.0.0.0", ""):  # noqa: S104
         return "127.0.0.1"
     return f"[{'::1' if host == '::' else host}]" if ":" in host else host

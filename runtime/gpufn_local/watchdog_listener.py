@@ -1,6 +1,6 @@
-"""The other end of `gpufn_platform.process.watchdog`: which of our processes has said nothing for too long.
+"""The receiving end of `gpufn_platform.process.watchdog`: detects processes that send no heartbeat for too long.
 
-nats-server has no such words. It greets each client, so it is dialled.
+nats-server sends no heartbeats. It greets each client, so the watchdog connects to it instead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Final
 
 from gpufn_platform.process.watchdog import ALIVE
 
-_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid: of the sender, from the kernel
+_CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid of the sender, set by the kernel
 _GREETING: Final = b"INFO "
 
 
 class Silence:
-    """Who is silent for `limit_s`. Pure: `now` is seconds of a clock that goes on.
+    """Detects processes that are silent for `limit_s`. Pure: `now` is in seconds of a monotonic clock.
 
-    A process counts from the first time that it is heard. When we ourselves have not looked for long, because the
-    machine stood still or we did, all have time anew.
+    A process is watched from its first heartbeat on. If `over` was not called for long, because the machine or this
+    process stood still, every process gets the full time again.
 
     >>> silence = Silence(limit_s=60.0)
     >>> silence.heard(7, now=0.0)
@@ -36,11 +36,11 @@ class Silence:
         self._heard_at[pid] = now
 
     def forget(self, pid: int) -> None:
-        """It has ended."""
+        """Remove a process that has ended."""
         self._heard_at.pop(pid, None)
 
     def over(self, now: float) -> list[int]:
-        """Those that are over the limit, each told once. To be asked at least twice in that time."""
+        """Return the pids over the limit, each once. Call this at least twice per limit."""
         if now - self._looked_at > self._limit_s / 2:
             self._heard_at = dict.fromkeys(self._heard_at, now)
         self._looked_at = now
@@ -51,40 +51,40 @@ class Silence:
 
 
 class _Greeter:
-    """A NATS server on this machine that is dialled every so often. `now` is monotonic, in seconds."""
+    """Periodic connections to a NATS server on this machine. `now` is monotonic, in seconds."""
 
     def __init__(self, port: int, every_s: float) -> None:
         self._port = port
         self._every_s = every_s
-        self._dial_at = 0.0
+        self._connect_at = 0.0
         self._socket: socket.socket | None = None
 
     def has_greeted(self, now: float) -> bool:
-        """Since it was last asked. Never waits; who has not greeted yet is not dialled again."""
+        """Whether the server has greeted since the last call. Never blocks; one connection is open at a time."""
         if self._socket is None:
-            if now < self._dial_at:
+            if now < self._connect_at:
                 return False
-            self._dial_at = now + self._every_s
+            self._connect_at = now + self._every_s
             self._socket = socket.socket()
             self._socket.setblocking(False)
             self._socket.connect_ex(("127.0.0.1", self._port))
         try:
-            said = self._socket.recv(64)
+            data = self._socket.recv(64)
         except BlockingIOError:
             return False
-        except OSError:  # refused: it has just ended
-            said = b""
-        self.hang_up()
-        return said.startswith(_GREETING)
+        except OSError:  # refused: the server has just ended
+            data = b""
+        self.close()
+        return data.startswith(_GREETING)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
 
 
 class Watchdog:
-    """Listens; close it in the end."""
+    """A socket that receives heartbeats. Must be closed."""
 
     def __init__(self, limit_s: float) -> None:
         self._silence = Silence(limit_s)
@@ -94,11 +94,11 @@ class Watchdog:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setblocking(False)
-        self._socket.bind("")  # the kernel chooses a name
+        self._socket.bind("")  # the kernel chooses an abstract name
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the processes that it is to hear of. They tell where they are when they are ended."""
+        """Environment of the watched processes. With it they also dump their stacks when they are aborted."""
         address = "@" + self._socket.getsockname()[1:].decode()
         limit_us = str(int(self._limit_s * 1e6))
         return {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": limit_us, "WATCHDOG_PID": "", "PYTHONFAULTHANDLER": "1"}
@@ -111,37 +111,37 @@ class Watchdog:
         return self._limit_s / 4
 
     def look(self, now: float) -> list[int]:
-        """The pids of those that hang, each once; `now` is monotonic."""
+        """Return the pids of hung processes, each once. `now` is monotonic."""
         for pid, greeter in self._greeters.items():
             if greeter.has_greeted(now):
                 self._silence.heard(pid, now)
         while True:
             try:
-                said, rights, _, _ = self._socket.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+                message, rights, _, _ = self._socket.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
                 return self._silence.over(now)
             for _, kind, data in rights:
                 pid = _CREDENTIALS.unpack(data)[0] if kind == socket.SCM_CREDENTIALS else 0
-                if pid in self._watched and said == ALIVE:
+                if pid in self._watched and message == ALIVE:
                     self._silence.heard(pid, now)
 
     def watch(self, pid: int) -> None:
-        """It has started: what others say is not heard."""
+        """Accept heartbeats of a process that has started. Other senders are ignored."""
         self._watched.add(pid)
 
     def watch_nats(self, pid: int, port: int, now: float) -> None:
-        """It has started, and listens."""
+        """Watch a nats-server that has started and listens."""
         self._greeters[pid] = _Greeter(port, self.look_every_s)
         self._silence.heard(pid, now)
 
     def forget(self, pid: int) -> None:
-        """It has ended."""
+        """Remove a process that has ended."""
         self._watched.discard(pid)
         self._silence.forget(pid)
         if greeter := self._greeters.pop(pid, None):
-            greeter.hang_up()
+            greeter.close()
 
     def close(self) -> None:
         self._socket.close()
         for greeter in self._greeters.values():
-            greeter.hang_up()
+            greeter.close()

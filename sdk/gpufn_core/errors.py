@@ -1,27 +1,27 @@
-"""What can go wrong, as one tree with stable codes.
+"""Errors of gpufn, as one tree with stable codes.
 
     GpufnError                 code, message, retryable
-    ├─ RequestError            the caller can mend it
+    ├─ RequestError            the caller can fix it
     │  ├─ InvalidSpec          InvalidInput         InvalidBundle
     │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound   MapNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  └─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
-    ├─ FunctionRaised          the user's code raised: type, message, traceback text; it is also of that type where
-    │  │                       the caller has it: `except KeyError` works (gpufn_core.encoding.raised_types)
-    │  └─ ResultNotEncodable   it returned what cannot be sent
+    ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
+    │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
+    │  └─ ResultNotEncodable   its return value cannot be encoded
     ├─ CapacityError           come back later; carries retry_after_s
-    │  └─ QueueFull            NoCapacity           RateLimited
+    ├─ CapacityError           retry later; has retry_after_s
     ├─ InvocationEnded         it did not finish
-    │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
+    ├─ InvocationEnded         it did not finish
     ├─ FunctionStartFailed     its workers fail to start; the message names the function, and ends with the last error
-    ├─ BuildFailed             no engine could be made: stage, node, log
-    └─ PlatformError           ours to mend
-       └─ BusUnavailable       ArtifactUnavailable  WorkerLost  DeviceFailed  ProtocolMismatch  GatewayUnavailable
+    ├─ FunctionStartFailed     its workers fail to start; the message names the function and ends with the last error
+    ├─ BuildFailed             no engine could be built: stage, node, log
+    └─ PlatformError           a fault of the platform
           └─ StoreFull
 
-A class never shares its name with a builtin. `code` is the wire name and never changes. HTTP statuses are not
-here: they live in `gpufn_gateway.problems`.
+A class never shares its name with a builtin. `code` is sent on the wire and never changes. HTTP statuses are in
+`gpufn_gateway.problems`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def summary(self) -> str:
-        """The message, led by the type of the user's exception."""
+        """The message, prefixed with the type of the user's exception."""
         kind = self.error_type
         return f"{kind}: {self.message}" if kind and not self.message.startswith(f"{kind}:") else self.message
 
@@ -69,7 +69,7 @@ class GpufnError(Exception):
         super().__init__(self.message)
 
     def info(self) -> ErrorInfo:
-        """This error as it travels."""
+        """Return the error as it is sent on the wire."""
         return ErrorInfo(code=self.code, message=self.message, retryable=self.retryable)
 
 
@@ -123,7 +123,7 @@ class InvocationNotFound(RequestError):
 
 
 class MapNotFound(RequestError):
-    """There is no map with this id; it may have been forgotten, 30 days after its last item."""
+    """There is no map with this id; maps are removed 30 days after their last item."""
 
     code = "map_not_found"
 
@@ -147,7 +147,7 @@ class UnsupportedMediaType(RequestError):
 
 
 def pickles_refused(function: str) -> str:
-    """The message of an UnsupportedMediaType for pickled arguments."""
+    """Return the message of an UnsupportedMediaType for pickled arguments."""
     return (
         f"{function} takes no pickled arguments, which run code in its workers: send plain values, or deploy it with "
         "@gpu_function(pickle=True)"
@@ -155,7 +155,7 @@ def pickles_refused(function: str) -> str:
 
 
 class Conflict(RequestError):
-    """Somebody else changed this at the same time."""
+    """Another request changed this at the same time."""
 
     code = "conflict"
     retryable = True
@@ -198,7 +198,7 @@ class ScheduleNotFound(RequestError):
 
 
 class InvalidSignature(RequestError):
-    """A webhook is not what the platform sent."""
+    """A webhook request was not sent by the platform."""
 
     code = "invalid_signature"
 
@@ -222,12 +222,12 @@ class FunctionRaised(GpufnError):
         self.error_classes = error_classes
 
     def __str__(self) -> str:
-        """As Python tells an exception, `ZeroDivisionError: division by zero`; `message` is without the type."""
+        """Format as Python does, `ZeroDivisionError: division by zero`; `message` is without the type."""
         has_type = self.message == self.error_type or self.message.startswith(f"{self.error_type}: ")
         return self.message if has_type else f"{self.error_type}: {self.message}"
 
     def __repr__(self) -> str:
-        """Among the results of a map, or of `gather`, the type is what one looks for."""
+        """Include the type, which matters most among the results of a map or of `gather`."""
         return f"{type(self).__name__}({str(self)!r})"
 
     def info(self) -> ErrorInfo:
@@ -241,7 +241,7 @@ class FunctionRaised(GpufnError):
 
 
 class ResultNotEncodable(FunctionRaised):
-    """The function returned something that cannot be encoded for this caller."""
+    """The function's return value cannot be encoded for this caller."""
 
     code = "result_not_encodable"
 
@@ -250,7 +250,7 @@ class ResultNotEncodable(FunctionRaised):
 
 
 class CapacityError(GpufnError):
-    """There is no room right now."""
+    """There is no capacity right now."""
 
     code = "capacity"
     retryable = True
@@ -313,7 +313,7 @@ class FunctionStartFailed(GpufnError):
 
 
 class BuildFailed(GpufnError):
-    """No engine could be built of the model."""
+    """No engine could be built from the model."""
 
     code = "build_failed"
 
@@ -324,7 +324,7 @@ class BuildFailed(GpufnError):
         self.log = log
 
     def info(self) -> ErrorInfo:
-        """`log`, the last of what the compiler said, travels as the traceback."""
+        """Return the error for the wire. `log`, the last output of the compiler, is sent as the traceback."""
         return ErrorInfo(
             code=self.code,
             message=self.message,
@@ -342,7 +342,7 @@ class PlatformError(GpufnError):
 
 
 class BusUnavailable(PlatformError):
-    """The message bus does not answer."""
+    """The message bus does not respond."""
 
     code = "bus_unavailable"
 
@@ -354,7 +354,7 @@ class StoreFull(BusUnavailable):
 
 
 class ArtifactUnavailable(PlatformError):
-    """A bundle, model or engine could not be fetched whole."""
+    """A bundle, model or engine could not be fetched completely."""
 
     code = "artifact_unavailable"
 
@@ -372,13 +372,13 @@ class DeviceFailed(PlatformError):
 
 
 class PlatformStopping(PlatformError):
-    """The platform, or the node of this call, stops. The call can be made again."""
+    """The platform, or the node of this call, is stopping. The call can be retried."""
 
     code = "platform_stopping"
 
 
 class ProtocolMismatch(PlatformError):
-    """Two processes of different gpufn releases met."""
+    """Two processes run incompatible releases of gpufn."""
 
     code = "protocol_mismatch"
     retryable = False
@@ -391,14 +391,14 @@ class GatewayUnavailable(PlatformError):
 
 
 class DeployedCodeDiffers(UserWarning):
-    """A call runs deployed code that differs from the code of the file that declares the function here."""
+    """The deployed code of a call differs from the code in the local file that declares the function."""
 
 
 def _tree(root: type[GpufnError]) -> dict[str, type[GpufnError]]:
-    found = {root.code: root}
+    tree = {root.code: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        tree |= _tree(child)
+    return tree
 
 
 BY_CODE: dict[str, type[GpufnError]] = _tree(GpufnError)
@@ -408,8 +408,7 @@ for _error in {*BY_CODE.values(), DeployedCodeDiffers}:
 
 
 def error_from(info: ErrorInfo) -> GpufnError:
-    """The exception that `info` describes, as retryable as it says; an unknown code becomes a plain `GpufnError` that
-    keeps it."""
+    """Build the exception that `info` describes. An unknown code becomes a plain `GpufnError` with that code."""
     cls = BY_CODE.get(info.code, GpufnError)
     fields: dict[str, Any] = {}
     if issubclass(cls, FunctionRaised):

@@ -1,12 +1,12 @@
-"""Where one machine's gpufn keeps its state: every path below GPUFN_HOME, in one place.
+"""The state folders of one machine: every path below GPUFN_HOME, in one place.
 
-nats/            the bus's data, configuration and credentials
-run/             what runs now: up.json (address, pids), worker folders with their sockets
-logs/            one log per process of the platform
+nats/            data, configuration and credentials of NATS
+run/             runtime files: up.json (address, pids), worker folders with their sockets
+logs/            one log per platform process
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
-cache/tuning/    what compilers measured, for the next build
-builds/          a folder for each build that runs
+cache/tuning/    measurements of the compilers, reused by later builds
+builds/          one folder per running build
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from gpufn_core.errors import PlatformError
 from gpufn_core.remove_folder import remove_tree
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of our own in it, which `ensure` claims)
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (`ensure` creates a private folder in it)
 _RUN = Path("/run")
-# A unix socket's path fits 107 bytes; a worker's folder and the socket's name take 40 of them.
+# The path of a unix socket is limited to 107 bytes; a worker's folder and the socket's name take 40 of them.
 _LONGEST_RUN_PATH = 66
 
 
@@ -36,7 +36,7 @@ class Home:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Home:
-        """GPUFN_HOME, else `~/.gpufn`."""
+        """Return the home at GPUFN_HOME, or `~/.gpufn` if unset."""
         return cls(Path(environ.get("GPUFN_HOME") or Path.home() / ".gpufn").absolute())
 
     @property
@@ -45,7 +45,7 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """Runtime files. Elsewhere when GPUFN_HOME is too deep for a unix socket's path."""
+        """Folder of runtime files. Outside of `root` if GPUFN_HOME is too long for the path of a unix socket."""
         path = self.root / "run"
         if len(os.fsencode(path)) <= _LONGEST_RUN_PATH:
             return path
@@ -53,7 +53,7 @@ class Home:
 
     @property
     def _name(self) -> str:
-        """Of folders elsewhere: the user's and this home's own."""
+        """Suffix of folders outside of `root`, unique per user and home."""
         return f"{os.getuid()}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
 
     @property
@@ -70,37 +70,38 @@ class Home:
 
     @property
     def mps(self) -> Path:
-        """A folder for each GPU that is shared by MPS, with its daemon's sockets and logs."""
+        """Folder with one subfolder per GPU that is shared by MPS, for its daemon's sockets and logs."""
         return self.run / "mps"
 
     @property
     def mps_elsewhere(self) -> Path:
-        """The like for GPUs that containers share, whose daemons' users cannot enter our folders."""
+        """Same as `mps` for GPUs that containers share: the users of their daemons cannot enter our folders."""
         return _RUN / f"gpufn-mps-{self._name}"
 
     @property
     def mps_memory(self) -> Path:
-        """What the daemons of such GPUs share with their clients."""
+        """Folder for the memory that the daemons in `mps_elsewhere` share with their clients."""
         return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
 
     @property
     def lane_socket(self) -> Path:
-        """Where this node's runner takes calls from gateways of the same host."""
+        """Socket on which this node's runner receives calls from gateways of the same host."""
         return self.run / "lane"
 
     @property
     def supervisor_fifo(self) -> Path:
-        """`gpufn up` holds it open as long as it lives (`gpufn_platform.process.supervisor_fifo`)."""
+        """FIFO that `gpufn up` holds open while it runs (`gpufn_platform.process.supervisor_fifo`)."""
         return self.run / "up"
 
     @property
     def agent_lock(self) -> Path:
-        """Held by this home's agent for as long as it lives."""
+        """Lock that this home's agent holds while it runs."""
         return self.run / "agent.lock"
 
     @property
     def parcels(self) -> Path:
-        """Large bodies of calls on their way between processes of this host (`gpufn_platform.shared_bodies.bodies`): in memory, if it can."""
+        """Folder of large bodies in transit between processes of this host (`gpufn_platform.shared_bodies.bodies`). In
+        shared memory if possible."""
         if not os.access(_SHARED_MEMORY, os.W_OK):
             return self.run / "parcels"
         return _SHARED_MEMORY / f"gpufn-{self._name}"
@@ -118,7 +119,7 @@ class Home:
         return self.root / "builds"
 
     def ensure(self) -> None:
-        """Make the folders that processes of a node share: for their owner only. Raises PlatformError."""
+        """Create the folders that the processes of a node share, private to their owner. Raises PlatformError."""
         try:
             for path in (self.root / "cache", self.logs):
                 _make_private(path)
@@ -127,19 +128,19 @@ class Home:
             else:
                 _claim(self.run)
         except OSError as error:
-            raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
+            raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
 
     def claim_parcels(self) -> Path:
-        """`parcels`, made for its owner only; by who writes there. Raises PlatformError."""
+        """Create `parcels`, private to its owner. Processes that write there call this. Raises PlatformError."""
         try:
             self.parcels.parent.mkdir(parents=True, exist_ok=True)
             _claim(self.parcels)
         except OSError as error:
-            raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
+            raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
         return self.parcels
 
     def forget_running(self) -> None:
-        """Remove what is kept elsewhere than below `root`, for processes that run: none does any more."""
+        """Remove the runtime folders outside of `root`. Call this only when no process of this home runs."""
         remove_tree(self.parcels)
         shutil.rmtree(self.mps_elsewhere, ignore_errors=True)
         shutil.rmtree(self.mps_memory, ignore_errors=True)
@@ -155,19 +156,20 @@ class Home:
 
 def _make_private(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(PermissionError):  # another user's, who gave it to us
+    with contextlib.suppress(PermissionError):  # another user owns it and gave us access
         path.chmod(0o700)
 
 
 def _claim(path: Path) -> None:
-    """A folder where everybody may make one: only one that nobody else can have prepared for us will do."""
+    """Create a private folder where every user can create one. Raises PlatformError for a folder that another user may
+    have prepared."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise PlatformError(f"{path} is a link or no folder: remove it, or set XDG_RUNTIME_DIR.")
-    if found.st_uid != os.geteuid():
-        raise PlatformError(f"{path} belongs to the user {found.st_uid}: remove it, or set XDG_RUNTIME_DIR.")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PlatformError(f"{path} is not safe to use, for others may write to it: remove it.")
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise PlatformError(f"{path} is a link or not a folder: remove it, or set XDG_RUNTIME_DIR.")
+    if status.st_uid != os.geteuid():
+        raise PlatformError(f"{path} belongs to the user {status.st_uid}: remove it, or set XDG_RUNTIME_DIR.")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PlatformError(f"{path} is not safe to use because other users can write to it: remove it.")
     path.chmod(0o700)

@@ -1,7 +1,7 @@
-"""Typed ids and how new ones are made: 26 characters of base32, sortable by time (ULID), safe in subjects and paths.
+"""Typed ids and their generation: 26 characters of base32, sortable by time (ULID), safe in subjects and paths.
 
-A submitted call that did not come with an id of its own has one whose last characters are its place in the queue: who
-is asked for it finds it there.
+A submitted call without a client-chosen id gets one whose last characters encode its position in the queue. The
+record of such a call is found by its id alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
-ULID_PATTERN = f"^[{_ALPHABET}{_ALPHABET[10:].upper()}]{{26}}$"  # a gateway also takes one in capitals
+ULID_PATTERN = f"^[{_ALPHABET}{_ALPHABET[10:].upper()}]{{26}}$"  # a gateway also accepts capitals
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
@@ -29,7 +29,7 @@ def _base32(value: int, length: int) -> str:
 
 
 class _UlidSource:
-    """Prefixes are made once per millisecond: the hot path pays one random number and eight look-ups."""
+    """Generator of ULIDs. The prefix is built once per millisecond: an id costs one random number and eight lookups."""
 
     def __init__(self) -> None:
         self._millisecond = 0
@@ -37,7 +37,7 @@ class _UlidSource:
 
     def next(self) -> str:
         now = time.time_ns() // 1_000_000
-        if now > self._millisecond:  # later ids sort later, though the clock be set back
+        if now > self._millisecond:  # later ids still sort later after the clock is set back
             self._millisecond = now
             self._prefix = _base32(now, 10)
         tail = int.from_bytes(os.urandom(10), "big")
@@ -46,7 +46,7 @@ class _UlidSource:
 
 
 _STEM_LENGTH = 18  # of 26
-_PYTHONS_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
+_PYTHON_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 
 _PAIRS = [_base32(value, 2) for value in range(1024)]
 _source = _UlidSource()
@@ -61,7 +61,7 @@ def new_invocation_id() -> InvocationId:
 
 
 def new_stem() -> str:
-    """An invocation's id without its place in the queue, which is known once it is stored."""
+    """Return an invocation id without its queue position, which is known once the invocation is stored."""
     return _source.next()[:_STEM_LENGTH]
 
 
@@ -70,7 +70,7 @@ def is_stem(text: str) -> bool:
 
 
 def id_at(stem: str, place: int) -> InvocationId:
-    """The id of the invocation that is stored at `place`.
+    """Return the id of the invocation that is stored at `place`.
 
     >>> id_at("01k9xq3zr7c8m2v5t0", 33)
     '01k9xq3zr7c8m2v5t000000011'
@@ -79,14 +79,14 @@ def id_at(stem: str, place: int) -> InvocationId:
 
 
 def place_in(invocation: str) -> int:
-    """Where an invocation of this id is stored, if its id was made by `id_at`; else any number.
+    """Return where an invocation is stored if `id_at` made its id; any number otherwise.
 
     >>> place_in("01k9xq3zr7c8m2v5t000000011"), place_in("no id")
     (33, 0)
     """
     if not is_invocation_id(invocation):
         return 0
-    return int(invocation[_STEM_LENGTH:].translate(_PYTHONS_DIGITS), 32)
+    return int(invocation[_STEM_LENGTH:].translate(_PYTHON_DIGITS), 32)
 
 
 def new_worker_id() -> WorkerId:
@@ -94,7 +94,7 @@ def new_worker_id() -> WorkerId:
 
 
 def is_invocation_id(text: str) -> bool:
-    """Of a call by itself: a ULID, which a client may have chosen."""
+    """Whether `text` is the id of a single call: a ULID, which a client may have chosen."""
     return _ULID.fullmatch(text) is not None
 
 
@@ -103,7 +103,7 @@ def new_map_id() -> MapId:
 
 
 def item_id(map_id: str, index: int) -> InvocationId:
-    """The invocation id of a map's item, so that an item that is sent again is the same call.
+    """Return the invocation id of a map's item. An item that is sent again gets the same id.
 
     >>> item_id("01k9xq3zr7c8m2v5t0w4y6b1d3", 17)
     '01k9xq3zr7c8m2v5t0w4y6b1d3-17'
@@ -112,7 +112,7 @@ def item_id(map_id: str, index: int) -> InvocationId:
 
 
 def item_of(invocation: str) -> tuple[MapId, int] | None:
-    """The map and the index that `item_id` put together; None for a call by itself.
+    """Return the map and index that `item_id` combined; None for the id of a single call.
 
     >>> item_of("01k9xq3zr7c8m2v5t0w4y6b1d3-17"), item_of("01k9xq3zr7c8m2v5t0w4y6b1d3")
     (('01k9xq3zr7c8m2v5t0w4y6b1d3', 17), None)
@@ -122,12 +122,12 @@ def item_of(invocation: str) -> tuple[MapId, int] | None:
 
 
 def names_invocation(text: str) -> bool:
-    """Of a call by itself, or of a map's item."""
+    """Whether `text` is the id of a single call or of a map's item."""
     return is_invocation_id(text) or item_of(text) is not None
 
 
 def invocation_id_for(function: str, caller: str, idempotency_key: str) -> InvocationId:
-    """The same id for the same key: a repeated request meets its first invocation."""
+    """Derive the id from the key: a repeated request finds its first invocation."""
     seed = "\0".join((function, caller, idempotency_key)).encode()
     number = int.from_bytes(hashlib.sha256(seed).digest()[:16], "big")
     return InvocationId(_base32(number & ((1 << 130) - 1), 26))

@@ -1,4 +1,4 @@
-"""A builder's parts on a real bus, quick enough for tests: what is measured here is measured for milliseconds."""
+"""A builder's parts on a real NATS server, fast enough for tests: engines are measured for milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn_builder.build_job import PROCESS, Building
+from gpufn_builder.build_job import PROCESS, BuildExecutor
 from gpufn_builder.processes.process_messages import MeasurePlan
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Build
@@ -30,13 +30,13 @@ _ROOT = str(Path(__file__).parents[2])
 
 
 def scaled(factor: float) -> ModelProto:
-    """y = x · factor: another model for each test."""
+    """y = x * factor: a different model for each test."""
     constant = numpy_helper.from_array(np.array(factor, np.float32), "factor")
     return model([node("Mul", "x factor", "y")], [value("x", ["N", 3])], [value("y", ["N", 3])], [constant])
 
 
 async def create_buckets(bus: Bus) -> None:
-    """What a gateway creates, as far as builders need it."""
+    """Create the streams and buckets that builders need, as a gateway does."""
     await streams.ensure_streams(bus)
     for store in (subjects.ENGINE_FILES, subjects.MODEL_FILES):
         await object_store.ensure_bucket(bus, store)
@@ -45,7 +45,7 @@ async def create_buckets(bus: Bus) -> None:
 
 
 async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
-    """The model's file is on the bus; the spec asks for it."""
+    """Store the model's file, and return a spec that refers to it."""
     data = proto.SerializeToString()
     digest = await object_store.put(bus, subjects.MODEL_FILES, data)
     assert digest == hashlib.sha256(data).hexdigest()
@@ -53,7 +53,7 @@ async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
 
 
 async def damage_newest(bus: Bus, bucket: str) -> None:
-    """The newest blob, of one chunk, has other bytes from now on."""
+    """Replace the bytes of the newest blob, which has one chunk."""
     chunk = await streams.last_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.>")
     assert chunk is not None
     await streams.delete_message(bus, f"OBJ_{bucket}", chunk.seq)
@@ -64,9 +64,9 @@ def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
     return Build(id=new_ulid(), model=spec, device=device, created_at=0.0)
 
 
-async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[Building, Store]:
+async def open_executor(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[BuildExecutor, Store]:
     store = Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock())
-    building = Building(
+    executor = BuildExecutor(
         store,
         folder=folder / "builds",
         caches=folder / "tuning",
@@ -76,10 +76,10 @@ async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tu
         measuring=_QUICK,
         process=process,
     )
-    return building, store
+    return executor, store
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """The test's time limit ends a condition that never holds."""
+    """Wait for a condition. The test's time limit ends the wait if the condition never holds."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.002)

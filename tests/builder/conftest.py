@@ -1,4 +1,4 @@
-"""`async def` tests, each in a loop of its own with a time limit, and a Bus that is closed after the test."""
+"""Support for `async def` tests, each in its own event loop with a time limit, and a Bus that is closed afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEST_TIMEOUT_S = 60
 
 
 class Connect:
-    """`await connect(server)`: a Bus, as the role sees it."""
+    """`await connect(server)`: a Bus with the permissions of a role."""
 
     def __init__(self) -> None:
         self.open: list[Bus] = []

@@ -1,4 +1,4 @@
-"""A build's process that says that it is there, then does nothing more."""
+"""A build process that reports progress once and then hangs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import BuildRequest
 from gpufn_core.domain.engine import BuildStage
 
 
-def work(request: BuildRequest, tell: Tell) -> msgspec.Struct:
+def work(request: BuildRequest, tell: ReportProgress) -> msgspec.Struct:
     tell(BuildStage.INGEST, 0.01, f"in {Path(request.folder).name}")
     while True:
         time.sleep(60)

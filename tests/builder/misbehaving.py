@@ -1,4 +1,4 @@
-"""A process that takes a CandidateRequest and does what the request's flags say, in place of compiling."""
+"""A candidate process that misbehaves as the request's flags say, instead of compiling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import Accuracy, BuildStage, Latency
 from gpufn_core.errors import BuildFailed, BusUnavailable
@@ -32,15 +32,15 @@ RESULT = CandidateResult(
 )
 
 
-def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
-    tell(BuildStage.COMPILE, 0.25, "as told")
+def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
+    tell(BuildStage.COMPILE, 0.25, "a detail")
     match request.identity.flags["do"]:
         case "end well":
             return RESULT
         case "refuse":
             raise BuildFailed("the shape is wrong", stage="compile", node="conv1")
         case "raise":
-            print("what it said before")
+            print("output before the crash")
             raise ValueError("not so")
         case "crash":
             ctypes.string_at(0)
@@ -66,8 +66,8 @@ def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
     raise AssertionError
 
 
-def _deceive(do: str, tell: Tell) -> None:
-    """As one that a stranger's model has taken over."""
+def _deceive(do: str, tell: ReportProgress) -> None:
+    """Behave like a process that a hostile model has taken over."""
     match do:
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,7 +94,7 @@ def _deceive(do: str, tell: Tell) -> None:
         case "leave somebody behind":
             if os.fork():
                 os._exit(0)
-            while True:  # until nobody listens
+            while True:  # until the pipe is closed
                 tell(BuildStage.COMPILE, 0.5, "still here")
         case _:
             _go_on(do)

@@ -1,4 +1,4 @@
-"""Small ONNX models of the kinds that people bring, and the folder that a builder would find them in."""
+"""Small ONNX models of the kinds that users deploy, and folders with their files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def value(name: str, dims: Dims, element: int = TensorProto.FLOAT) -> ValueInfoP
 
 
 def weights(name: str, *shape: int, scale: float | None = None) -> TensorProto:
-    """Reproducible, and scaled so that what goes through stays near 1."""
+    """Reproducible weights, scaled so that activations stay near 1."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
     fan_in = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
     drawn = np.random.default_rng(seed).standard_normal(shape) * (scale or fan_in**-0.5)
@@ -33,7 +33,7 @@ def constant(name: str, content: Any, dtype: Any = np.float32) -> TensorProto:
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
-    """Names in one text, apart by spaces; the node has the name of its first output."""
+    """Make a node. Names are separated by spaces; the node has the name of its first output."""
     made = outputs.split()
     return helper.make_node(op, inputs.split(), made, name=f"{made[0]}_node", **attributes)
 
@@ -81,7 +81,7 @@ def cnn() -> ModelProto:
 
 
 def encoder() -> ModelProto:
-    """Tokens and a mask of a dynamic length in, an embedding out: one head, with the mask's usual -3.4e38."""
+    """An encoder with one head: from tokens and a mask of dynamic length, with the usual -3.4e38, to an embedding."""
     d = 8
     return model(
         [
@@ -132,7 +132,7 @@ def texts() -> ModelProto:
 
 
 def branching() -> ModelProto:
-    """An If whose branches use a value of the graph around them, and a constant of their own."""
+    """An If whose branches use a value of the outer graph and a constant of their own."""
     branches = {
         name: helper.make_graph(
             [node(op, f"h {name}_w", f"{name}_y")], name, [], [value(f"{name}_y", None)], [weights(f"{name}_w", 4, 4)]
@@ -170,7 +170,7 @@ def several_outputs() -> ModelProto:
 
 
 def products_of_integers() -> ModelProto:
-    """255 · 127, sixteen of them added up: beyond what 16 bits hold."""
+    """A sum of sixteen products 255 * 127, which overflows 16 bits."""
     return model(
         [node("MatMulInteger", "x w", "y")],
         [value("x", ["N", 16], TensorProto.UINT8)],
@@ -180,8 +180,8 @@ def products_of_integers() -> ModelProto:
 
 
 def weights_of_few_bits(element: int, block_size: int = 0) -> ModelProto:
-    """Floats times integers that have a scale for each channel, or each block of one; the zero point, 0, is left out,
-    as it may be."""
+    """Floats times integers with a scale for each channel, or for each block of one. The zero point, 0, is omitted,
+    which ONNX allows."""
     limits = 8 if element == TensorProto.INT4 else 128
     drawn = np.random.default_rng(0).integers(-limits, limits, 64 * 8)
     how = {"axis": 0, "block_size": block_size} if block_size else {"axis": 1}
@@ -198,8 +198,8 @@ def weights_of_few_bits(element: int, block_size: int = 0) -> ModelProto:
 
 
 def integers_in_branches(*, own: bool) -> ModelProto:
-    """As `weights_of_few_bits`, in the branches of an If, whose values have the same names; the weights are the
-    branches' `own`, or lie around them."""
+    """Like `weights_of_few_bits`, in the branches of an If, whose values have the same names. The weights are the
+    branches' `own`, or in the outer graph."""
     drawn = np.random.default_rng(0).integers(-128, 128, (2, 64, 8))
     constants = [
         [constant(f"integers{index}", each, np.int8), weights(f"scales{index}", 8, scale=0.02)]
@@ -232,7 +232,7 @@ def integers_in_branches(*, own: bool) -> ModelProto:
 
 
 def fused() -> ModelProto:
-    """As ONNX Runtime's tools write it: with an operator of its own."""
+    """A model as written by ONNX Runtime's tools, with one of its own operators."""
     proto = model(
         [node("MatMul", "x w", "h"), node("Gelu", "h", "g", domain="com.microsoft"), node("MatMul", "g v", "y")],
         [value("x", ["N", 8])],
@@ -244,7 +244,7 @@ def fused() -> ModelProto:
 
 
 def over_rows() -> ModelProto:
-    """Each row's result depends on the others: a dynamic first dimension that cannot be batched."""
+    """A model whose rows depend on each other: its dynamic first dimension cannot be batched."""
     return model(
         [node("ReduceMean", "x axis", "mean", keepdims=1), node("Sub", "x mean", "y")],
         [value("x", ["N", 4])],
@@ -254,7 +254,7 @@ def over_rows() -> ModelProto:
 
 
 def externalise(proto: ModelProto, folder: Path, location: str = "weights.bin") -> None:
-    """The constants of `proto` go into a file in `folder`."""
+    """Move the constants of `proto` to a file in `folder`."""
     data = bytearray()
     for tensor in proto.graph.initializer:
         content = numpy_helper.to_array(tensor).tobytes()
@@ -264,7 +264,7 @@ def externalise(proto: ModelProto, folder: Path, location: str = "weights.bin") 
 
 
 def refer(tensor: TensorProto, location: str, **more: int | str) -> None:
-    """Make `tensor` one whose bytes are said to lie at `location`."""
+    """Make `tensor` refer to external data at `location`."""
     tensor.ClearField("raw_data")
     tensor.ClearField("external_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -273,13 +273,13 @@ def refer(tensor: TensorProto, location: str, **more: int | str) -> None:
 
 
 def put(proto: ModelProto | bytes, folder: Path) -> None:
-    """The model as `model.onnx`."""
+    """Write the model as `model.onnx`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
 
 
 def spec_of(folder: Path, **options: Any) -> ModelSpec:
-    """The ModelSpec of what lies in `folder`, `model.onnx` first."""
+    """Return a ModelSpec of the files in `folder`, `model.onnx` first."""
     names = sorted((path.name for path in folder.iterdir() if path.is_file()), key=lambda name: name != "model.onnx")
     return ModelSpec(
         parameter="model",

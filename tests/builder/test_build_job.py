@@ -1,4 +1,4 @@
-"""A Build from end to end, on a real bus and in real processes."""
+"""A build from end to end, with a real NATS server and real processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto
 
 from gpufn_builder import identity
-from gpufn_builder.build_job import Ended
+from gpufn_builder.build_job import BuildOutcome
 from gpufn_builder.identity import Target
-from gpufn_builder.processes.process_messages import Told
+from gpufn_builder.processes.process_messages import ProgressUpdate
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
@@ -35,14 +35,14 @@ from tests.platform.late_answers import LateAnswers
 CPU = identity.cpu_target()
 
 
-def _ignore(told: Told) -> None: ...
+def _ignore(update: ProgressUpdate) -> None: ...
 
 
 def _key(spec: Any) -> str:
     return identity.identity(spec, CPU, Backend.ORT_CPU, identity.installed()[Backend.ORT_CPU]).key
 
 
-async def _report(bus: Any, ended: Ended) -> Any:
+async def _report(bus: Any, ended: BuildOutcome) -> Any:
     return json.loads(await object_store.get(bus, subjects.ENGINE_FILES, ended.report))
 
 
@@ -54,10 +54,10 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), max_batch=4)
-    told: list[Told] = []
-    ended = await building.run(bench.build_of(spec), CPU, told.append)
+    updates: list[ProgressUpdate] = []
+    ended = await executor.run(bench.build_of(spec), CPU, updates.append)
 
     assert (ended.engines, ended.cached, ended.error, ended.state) == ((_key(spec),), False, None, BuildState.SUCCEEDED)
     manifest = await store.find(ended.engines[0])
@@ -72,8 +72,8 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     with np.load(tmp_path / "golden.npz") as golden:
         assert {name: golden[name].shape for name in golden} == {"in.x": (1, 8), "out.y": (1, 4)}
 
-    assert sorted({each.stage for each in told}, key=list(BuildStage).index) == list(BuildStage)
-    assert [each.progress for each in told] == sorted(each.progress for each in told)
+    assert sorted({each.stage for each in updates}, key=list(BuildStage).index) == list(BuildStage)
+    assert [each.progress for each in updates] == sorted(each.progress for each in updates)
     report = await _report(bus, ended)
     assert [row["stage"] for row in report["stages"]] == list(BuildStage)
     assert [(row["backend"], row["key"]) for row in report["candidates"]] == [("onnxruntime-cpu", manifest.key)]
@@ -85,7 +85,7 @@ async def test_a_model_with_an_optional_input_is_checked_with_its_default(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     threshold = models.constant("threshold", 0.5)
     proto = models.model(
         [models.node("Add", "x threshold", "y")],
@@ -93,7 +93,7 @@ async def test_a_model_with_an_optional_input_is_checked_with_its_default(
         [models.value("y", ["N", 4])],
         [threshold],
     )
-    ended = await building.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
+    ended = await executor.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     default = np.array(0.5, np.float32).tobytes()
@@ -108,13 +108,13 @@ async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     for element, arithmetic, precision in (
         (TensorProto.FLOAT16, Precision.FP16, Precision.FP32),
         (TensorProto.FLOAT, Precision.BF16, Precision.BF16),
     ):
         spec = await bench.upload(bus, models.mlp(element=element), precision=precision)
-        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+        ended = await executor.run(bench.build_of(spec), CPU, _ignore)
         assert ended.error is None
         manifest = await store.find(ended.engines[0])
         assert manifest is not None
@@ -124,8 +124,8 @@ async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
 
 async def test_a_model_with_operators_of_the_runtimes_own_is_built(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
-    ended = await building.run(bench.build_of(await bench.upload(bus, models.fused(), max_batch=4)), CPU, _ignore)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    ended = await executor.run(bench.build_of(await bench.upload(bus, models.fused(), max_batch=4)), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -136,14 +136,14 @@ async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     proto = models.mlp()
     models.externalise(proto, tmp_path)
     spec = await bench.upload(bus, proto, max_batch=4)
     weights = (tmp_path / "weights.bin").read_bytes()
     digest = await object_store.put(bus, subjects.MODEL_FILES, weights)
     spec = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest, len(weights))))
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -152,13 +152,13 @@ async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
 
 async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     data = io.BytesIO()
     np.savez(data, x=np.random.default_rng(1).standard_normal((6, 3, 8), np.float32))
     digest = await object_store.put(bus, subjects.MODEL_FILES, data.getvalue())
-    samples = ModelFile("model.onnx", digest, len(data.getvalue()))  # any name will do, the model's as well
+    samples = ModelFile("model.onnx", digest, len(data.getvalue()))  # any name is valid, even the model's
     spec = await bench.upload(bus, models.mlp(), precision=Precision.INT8, max_batch=4, samples=samples)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -172,9 +172,9 @@ async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     proto = models.model(
-        [models.node("Gather", "table x", "y")],  # of generated indices one is outside of the table
+        [models.node("Gather", "table x", "y")],  # one of the generated indices is outside of the table
         [models.value("x", ["N"], TensorProto.INT64)],
         [models.value("y", ["N", 4])],
         [models.weights("table", 1, 4)],
@@ -184,7 +184,7 @@ async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_
     digest = await object_store.put(bus, subjects.MODEL_FILES, data.getvalue())
     samples = ModelFile("samples.npz", digest, len(data.getvalue()))
     spec = await bench.upload(bus, proto, max_batch=4, samples=samples)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -195,7 +195,7 @@ async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     proto = models.model(
         [models.node("CastLike", "x like", "y")],
         [models.value("x", [None]), models.value("like", [None])],
@@ -206,7 +206,7 @@ async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows
     digest = await object_store.put(bus, subjects.MODEL_FILES, data.getvalue())
     samples = ModelFile("samples.npz", digest, len(data.getvalue()))
     spec = await bench.upload(bus, proto, max_batch=4, samples=samples)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -219,22 +219,22 @@ async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_an
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
-    ended = await building.run(bench.build_of(await bench.upload(bus, models.over_rows(), max_batch=4)), CPU, _ignore)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    ended = await executor.run(bench.build_of(await bench.upload(bus, models.over_rows(), max_batch=4)), CPU, _ignore)
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     assert (manifest.batched, manifest.why_alone) == (False, "output y of a row depends on the rows beside it")
     assert (await _report(bus, ended))["why_alone"] == manifest.why_alone
     page = (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
-    assert f"each call has a run of its own: {manifest.why_alone}" in page
+    assert f"each call has its own run: {manifest.why_alone}" in page
 
 
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(2))
-    first = await building.run(bench.build_of(spec), CPU, _ignore)
-    no_process, _ = await bench.open_building(bus, tmp_path, process="there.is.none")
+    first = await executor.run(bench.build_of(spec), CPU, _ignore)
+    no_process, _ = await bench.open_executor(bus, tmp_path, process="there.is.none")
     second = await no_process.run(bench.build_of(spec), CPU, _ignore)
     assert (second.engines, second.cached, second.error) == (first.engines, True, None)
     assert [row["found"] for row in (await _report(bus, second))["candidates"]] == [True]
@@ -244,59 +244,59 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), precision=Precision.FP16)
-    assert (await building.run(bench.build_of(spec), CPU, _ignore)).error is None
+    assert (await executor.run(bench.build_of(spec), CPU, _ignore)).error is None
     exact = msgspec.structs.replace(spec, tolerance=Tolerance(rel_l2=1e-9))
-    ended = await building.run(bench.build_of(exact), CPU, _ignore)
+    ended = await executor.run(bench.build_of(exact), CPU, _ignore)
     assert ended.error is not None
     assert (ended.engines, ended.cached, ended.error.stage) == ((), True, "verify")
-    assert ended.error.message.startswith("the engine that was built before is less exact than asked for: rel_l2 is ")
+    assert ended.error.message.startswith("the existing engine is less exact than required: rel_l2 is ")
     assert ended.error.message.endswith(", and at most 1e-09 is allowed")
 
 
 async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:
     spec = await bench.upload(await connect(nats), bench.scaled(3))
-    told: list[Told] = []
+    updates: list[ProgressUpdate] = []
     ends = []
     for folder in ("a", "b"):
-        building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path / folder)
-        ends.append(building.run(bench.build_of(spec), CPU, told.append))
+        executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path / folder)
+        ends.append(executor.run(bench.build_of(spec), CPU, updates.append))
     one, other = await asyncio.gather(*ends)
     assert one.engines == other.engines == (_key(spec),)
     assert sorted((one.cached, other.cached)) == [False, True]
-    assert "waits for another build of the same model" in {each.detail for each in told}
+    assert "waiting for another build of the same model" in {each.detail for each in updates}
 
 
 async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(bus, tmp_path)
+    executor, store = await bench.open_executor(bus, tmp_path)
     spec = await bench.upload(bus, bench.scaled(4))
     stream = f"OBJ_{subjects.ENGINE_FILES}"
     config = (await bus.js(f"STREAM.INFO.{stream}"))["config"]
     await bus.js(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 1})
     try:
-        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+        ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     finally:
         await bus.js(f"STREAM.UPDATE.{stream}", config)
     assert ended.error is not None
     assert (ended.engines, ended.error.stage, ended.report) == ((), "publish", "")
     assert "the engine cannot be stored: " in ended.error.message
     assert await store.find(_key(spec)) is None
-    assert (await building.run(bench.build_of(spec), CPU, _ignore)).engines == (_key(spec),)
+    assert (await executor.run(bench.build_of(spec), CPU, _ignore)).engines == (_key(spec),)
 
 
 async def test_a_disk_with_no_room_to_build_in_fails_the_build_once(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     with small_disk(tmp_path, mebibytes=1) as disk:
-        building, _ = await bench.open_building(bus, disk)
+        executor, _ = await bench.open_executor(bus, disk)
         spec = await bench.upload(bus, bench.scaled(4.5))
         fill(disk)
-        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+        ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
     assert (ended.error.stage, ended.error.message) == (
         "ingest",
-        "the builder's disk is full: make room there and build again",
+        "the builder's disk is full: free some space and build again",
     )
 
 
@@ -304,7 +304,7 @@ async def test_a_build_waits_while_the_bus_is_away(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(bus, tmp_path)
+    executor, _ = await bench.open_executor(bus, tmp_path)
     spec = await bench.upload(bus, bench.scaled(60))
     away = dict.fromkeys(("get_file", "put_file", "put"), 1)
 
@@ -319,20 +319,20 @@ async def test_a_build_waits_while_the_bus_is_away(
 
         return once
 
-    monkeypatch.setattr("gpufn_builder.store._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("gpufn_builder.store._POLL_S", 0.01)
     for name in away:
         monkeypatch.setattr(object_store, name, breaking_off(name))
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert (ended.error, ended.engines, bool(ended.report)) == (None, (_key(spec),), True)
     assert set(away.values()) == {0}
 
 
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(5))
     gone = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest_of(b"gone"), 4)))
-    ended = await building.run(bench.build_of(gone), CPU, _ignore)
+    ended = await executor.run(bench.build_of(gone), CPU, _ignore)
     assert ended.error is not None
     assert (ended.error.stage, ended.error.message[:29]) == ("ingest", "weights.bin cannot be read: g")
 
@@ -341,23 +341,23 @@ async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(41))
     await bench.damage_newest(bus, subjects.MODEL_FILES)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
     assert ended.error.message.endswith("is damaged: put it again.")
     assert not await object_store.touch(bus, subjects.MODEL_FILES, spec.files[0].digest)
     assert await bench.upload(bus, bench.scaled(41)) == spec
-    assert (await building.run(bench.build_of(spec), CPU, _ignore)).error is None
+    assert (await executor.run(bench.build_of(spec), CPU, _ignore)).error is None
 
 
 async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     broken = models.model([models.node("NoSuchOperator", "x", "y")], [models.value("x", [1])], [models.value("y", [1])])
     spec = await bench.upload(bus, broken)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
     assert (ended.state, ended.error.stage in ("ingest", "normalise")) == (BuildState.FAILED, True)
     assert await store.find(_key(spec)) is None
@@ -368,8 +368,8 @@ async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any
 
 async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path, process="there.is.none")
-    ended = await building.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    ended = await executor.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
     assert ended.error is not None
     assert ended.error.message.startswith("the build ended with code 1: ")
     assert "ModuleNotFoundError" in (ended.error.traceback or "")
@@ -378,9 +378,9 @@ async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats:
 
 async def test_a_model_that_requires_a_gpu_has_no_engine_on_a_cpu(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(7), require_gpu=True)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
     assert ended.error.message == "the model requires a GPU, and this is a build for cpu"
 
@@ -391,9 +391,9 @@ async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
     here = {Backend.ORT_CPU: identity.installed()[Backend.ORT_CPU]}
     monkeypatch.setattr(identity, "installed", lambda: here)
     bus = await connect(nats)
-    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(8))
-    ended = await building.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
+    ended = await executor.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
     assert ended.engines == (_key(spec),)
     reasons = [(row["backend"], row["reason"]) for row in (await _report(bus, ended))["candidates"]]
     missing = "it is not installed here"
@@ -404,15 +404,15 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(
+    executor, store = await bench.open_executor(
         await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
     )
     spec = await bench.upload(bus, bench.scaled(9))
-    told: list[Told] = []
+    updates: list[ProgressUpdate] = []
     build = bench.build_of(spec)
-    run = asyncio.create_task(building.run(build, CPU, told.append))
-    await bench.until(lambda: told)
-    assert told[0].detail == f"in {build.id}"
+    run = asyncio.create_task(executor.run(build, CPU, updates.append))
+    await bench.until(lambda: updates)
+    assert updates[0].detail == f"in {build.id}"
     children = _children()
     assert any(b"tests.builder.hanging" in _command(pid) for pid in children)
     run.cancel()
@@ -443,32 +443,32 @@ async def test_a_build_that_is_cancelled_as_it_takes_its_lease_leaves_the_engine
     store = Store(bus, KeyValue(bus, subjects.ENGINES), leases, SystemClock())
 
     async def build() -> None:
-        async with store.alone("k" * 64, "first", lambda: None):
+        async with store.exclusive("k" * 64, "first", lambda: None):
             raise AssertionError("it has not begun")
 
-    building = asyncio.create_task(build())
+    task = asyncio.create_task(build())
     await leases.stored.wait()
-    building.cancel()
+    task.cancel()
     leases.may_answer.set()
-    await asyncio.gather(building, return_exceptions=True)
-    assert building.cancelled()
-    async with store.alone("k" * 64, "second", lambda: pytest.fail("it waits")):
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    async with store.exclusive("k" * 64, "second", lambda: pytest.fail("it waits")):
         pass
 
 
 async def test_what_an_earlier_builder_left_is_swept(connect: Any, nats: Any, tmp_path: Path) -> None:
-    building, _ = await bench.open_building(await connect(nats), tmp_path)
+    executor, _ = await bench.open_executor(await connect(nats), tmp_path)
     left = tmp_path / "builds" / "01abc" / "model"
     left.mkdir(parents=True)
-    building.sweep()
+    executor.sweep()
     assert not left.exists()
 
 
 async def test_a_manifest_is_never_replaced(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(10))
-    await building.run(bench.build_of(spec), CPU, _ignore)
+    await executor.run(bench.build_of(spec), CPU, _ignore)
     first = await store.find(_key(spec))
     assert first is not None
     for file in first.files:
@@ -481,15 +481,15 @@ async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_p
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(11))
-    await building.run(bench.build_of(spec), CPU, _ignore)
+    await executor.run(bench.build_of(spec), CPU, _ignore)
     first = await store.find(_key(spec))
     assert first is not None
     reports = await _engine_files(bus) - {file.digest for file in first.files}
     for file in first.files:
         (tmp_path / file.name).write_bytes(bytes(file.size))
-    with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx is not what the manifest names"):
+    with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx does not match its digest in the manifest"):
         await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
     assert await store.find("0" * 64) is None
     assert await _engine_files(bus) == {file.digest for file in first.files} | reports
@@ -499,7 +499,7 @@ async def test_an_engine_that_cannot_be_stored_whole_leaves_none_of_its_files(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(14))
 
     before = await _engine_files(bus)
@@ -508,7 +508,7 @@ async def test_an_engine_that_cannot_be_stored_whole_leaves_none_of_its_files(
         raise ArtifactUnavailable("insufficient storage resources available")
 
     monkeypatch.setattr(store._engines, "create", refused)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
     assert ended.error.stage == "publish"
     assert await _engine_files(bus) - before == {ended.report, ended.page}
@@ -518,7 +518,7 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(12))
     create = store._engines.create
 
@@ -528,7 +528,7 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
         return await create(key, value)
 
     monkeypatch.setattr(store._engines, "create", collected_before)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     for file in manifest.files:
@@ -537,13 +537,13 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
 
 async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(13))
-    await building.run(bench.build_of(spec), CPU, _ignore)
+    await executor.run(bench.build_of(spec), CPU, _ignore)
     manifest = await store.find(_key(spec))
     assert manifest is not None
     await object_store.delete(bus, subjects.ENGINE_FILES, manifest.files[0].digest)
-    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert (ended.engines, ended.cached, ended.error) == ((_key(spec),), False, None)
     manifest = await store.find(_key(spec))
     assert manifest is not None
@@ -555,9 +555,9 @@ async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_bu
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
-    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(14))
-    await building.run(bench.build_of(spec), CPU, _ignore)
+    await executor.run(bench.build_of(spec), CPU, _ignore)
     ours = await store.find(_key(spec))
     assert ours is not None
     for file in ours.files:

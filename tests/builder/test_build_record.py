@@ -1,4 +1,4 @@
-"""Whose a build is: by compare-and-set, and to its end."""
+"""The owner of a build: by compare-and-set, until the build ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_builder.build_record import BuildRecord, HasEnded, TakenAway, claimed, is_over, owned
+from gpufn_builder.build_record import AlreadyEnded, BuildRecord, TakenOver, claimed, must_stop, owned
 from gpufn_core.domain.engine import Build, BuildState
 from gpufn_core.errors import BuildNotFound
 from gpufn_core.ids import new_ulid
@@ -33,8 +33,8 @@ def build(state: BuildState = BuildState.BUILDING, **fields: Any) -> Build:
         (build(BuildState.PENDING, deaths=2), 2),
         (build(builder="other/1"), 1),
         (build(builder="other/1", deaths=2), 3),
-        (build(builder="me/1", deaths=2), 2),  # the same process: the id came again
-        (build(), 0),  # of a builder that did not say who it is
+        (build(builder="me/1", deaths=2), 2),  # the same process: the id was redelivered
+        (build(), 0),  # from a builder without a name
     ],
 )
 def test_a_builder_that_had_a_build_and_never_gave_it_back_counts_as_dead(before: Build, deaths: int) -> None:
@@ -44,15 +44,15 @@ def test_a_builder_that_had_a_build_and_never_gave_it_back_counts_as_dead(before
 
 def test_a_build_is_its_last_builders_only() -> None:
     assert owned(build(builder="me/1"), "me/1") == build(builder="me/1")
-    with pytest.raises(TakenAway, match="The build b was taken away from me/1: other/1 has it now"):
+    with pytest.raises(TakenOver, match="The build b was taken away from me/1: its owner is other/1"):
         owned(build(builder="other/1"), "me/1")
 
 
 @pytest.mark.parametrize("state", ENDED)
 def test_a_build_that_has_ended_is_nobodys_any_more(state: BuildState) -> None:
-    with pytest.raises(HasEnded, match=f"The build b has ended before: {state}"):
+    with pytest.raises(AlreadyEnded, match=f"The build b has already ended: {state}"):
         owned(build(state, builder="me/1"), "me/1")
-    with pytest.raises(HasEnded):
+    with pytest.raises(AlreadyEnded):
         claimed(build(state), "me/1", now=5.0)
 
 
@@ -66,11 +66,11 @@ def test_a_build_that_has_ended_is_nobodys_any_more(state: BuildState) -> None:
     ],
 )
 def test_a_builder_has_nothing_more_to_do_for_what_is_cancelled_ended_or_anothers(seen: Build, expected: bool) -> None:
-    assert is_over(seen, "me/1") is expected
+    assert must_stop(seen, "me/1") is expected
 
 
 async def _builds(connect: Any, nats: Any, build: Build) -> KeyValue:
-    """The bucket as a builder sees it; a gateway has created it."""
+    """The bucket with a builder's permissions; a gateway has created it."""
     await KeyValue.open(await connect(nats), subjects.BUILDS)
     builds = KeyValue(await connect(nats, "builder"), subjects.BUILDS)
     await builds.create(build.id, encode(build))
@@ -90,18 +90,18 @@ async def test_the_older_builder_changes_nothing_of_the_newer_ones(connect: Any,
     newer = await BuildRecord.claim(builds, asked.id, "b/1", now=3.0)
     await newer.change(progress=0.5)
     for fields in ({"state": BuildState.FAILED}, {"progress": 0.1}, {"state": BuildState.PENDING, "builder": ""}):
-        with pytest.raises(TakenAway):
+        with pytest.raises(TakenOver):
             await older.change(**fields)
     assert await _stored(builds, asked.id) == newer.build
     assert (newer.build.builder, newer.build.progress, newer.build.deaths) == ("b/1", 0.5, 1)
-    await older.tell_that_we_live()
+    await older.undo_death()
     await newer.change(state=BuildState.SUCCEEDED, engines=("e",))
     ended = await _stored(builds, asked.id)
     assert (ended.state, ended.engines, ended.deaths) == (BuildState.SUCCEEDED, ("e",), 0)
-    with pytest.raises(HasEnded):
-        await older.tell_that_we_live()
+    with pytest.raises(AlreadyEnded):
+        await older.undo_death()
     for record in (older, newer):
-        with pytest.raises(HasEnded):
+        with pytest.raises(AlreadyEnded):
             await record.change(state=BuildState.BUILDING)
     assert await _stored(builds, asked.id) == ended
 
@@ -112,7 +112,7 @@ async def test_what_was_given_back_counts_nobody_as_dead(connect: Any, nats: Any
     for name in ("a/1", "b/1"):
         record = await BuildRecord.claim(builds, asked.id, name, now=2.0)
         assert (record.build.deaths, record.build.builder) == (0, name)
-        await record.give_back("its builder stopped")
+        await record.release("its builder stopped")
         assert (record.build.state, record.build.detail) == (BuildState.PENDING, "its builder stopped")
     record = await BuildRecord.claim(builds, asked.id, "c/1", now=2.0)
     await builds.delete(asked.id)
@@ -137,7 +137,7 @@ async def test_who_wants_to_give_back_what_another_has_says_that_it_lives(connec
     builds = await _builds(connect, nats, asked)
     older = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
     await BuildRecord.claim(builds, asked.id, "b/1", now=3.0)
-    with pytest.raises(TakenAway):
-        await older.give_back("the bus was away")
+    with pytest.raises(TakenOver):
+        await older.release("the bus was away")
     stored = await _stored(builds, asked.id)
     assert (stored.state, stored.builder, stored.deaths) == (BuildState.BUILDING, "b/1", 0)

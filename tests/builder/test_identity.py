@@ -112,18 +112,18 @@ def test_the_device_makes_another_engine_and_its_driver_does_not() -> None:
 
 
 def test_tf32_is_told_to_the_compilers_of_a_gpu() -> None:
-    told = {
+    tf32 = {
         precision: identity.flags(_spec(precision=precision, samples=SAMPLES), Backend.TENSORRT)["tf32"]
         for precision in Precision
     }
-    assert told == dict.fromkeys(Precision, "0") | {Precision.TF32: "1"}
+    assert tf32 == dict.fromkeys(Precision, "0") | {Precision.TF32: "1"}
 
 
 def test_the_cpus_engine_of_a_gpu_build_is_that_of_a_cpu_build() -> None:
     assert _key(_spec(), L4, Backend.ORT_CPU) == _key(_spec(), identity.cpu_target(), Backend.ORT_CPU)
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
+# --- installed backends -----------------------------------------------------------------------------------------------
 
 
 def test_the_chain_goes_from_the_best_to_the_last_resort() -> None:

@@ -1,4 +1,4 @@
-"""The builder's service: ids in from the queue, records kept, on a real bus."""
+"""The builder's service: ids from the queue, and the records of builds, with a real NATS server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gpufn_builder import loop
-from gpufn_builder.build_job import PROCESS, Building
+from gpufn_builder.build_job import PROCESS, BuildExecutor
 from gpufn_builder.build_record import BuildRecord
 from gpufn_builder.loop import Builder
 from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
@@ -37,23 +37,23 @@ from tests.builder import bench, models
 
 
 class Scene:
-    """A builder of node `n`, and who asks it."""
+    """A builder of node `n`, and a client of it."""
 
-    def __init__(self, bus: Bus, builds: KeyValue, building: Building, builder: Builder) -> None:
+    def __init__(self, bus: Bus, builds: KeyValue, executor: BuildExecutor, builder: Builder) -> None:
         self.bus = bus
         self.builds = builds
-        self.building = building
+        self.executor = executor
         self.seen: list[Build] = []
         self._builder = builder
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, bus: Bus, builders: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
-        """`bus` is of whoever asks for builds."""
-        building, _ = await bench.open_building(builders, folder, process=process)
+        """`bus` is the client's connection."""
+        executor, _ = await bench.open_executor(builders, folder, process=process)
         builds = KeyValue(builders, subjects.BUILDS)
-        builder = Builder(builders, builds=builds, building=building, node="n", clock=SystemClock())
-        return cls(bus, KeyValue(bus, subjects.BUILDS), building, builder)
+        builder = Builder(builders, builds=builds, executor=executor, node="n", clock=SystemClock())
+        return cls(bus, KeyValue(bus, subjects.BUILDS), executor, builder)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._builder.run())
@@ -65,7 +65,7 @@ class Scene:
             await self._task
 
     async def ask(self, spec: ModelSpec, device: str = "cpu", **fields: Any) -> Build:
-        """As the gateway does it."""
+        """Request a build, as the gateway does."""
         build = msgspec.structs.replace(bench.build_of(spec, device), **fields)
         await self.builds.create(build.id, encode(build))
         await self.builds.watch(self._on_change, prefix=build.id)
@@ -83,7 +83,7 @@ class Scene:
         return self.last
 
     async def queued(self) -> int:
-        """Ids that nobody has acked yet."""
+        """The number of ids that are not acknowledged."""
         await self.bus.flush()
         return int((await self.bus.js(f"STREAM.INFO.{subjects.BUILD}"))["state"]["messages"])
 
@@ -210,7 +210,7 @@ async def test_a_build_that_kills_its_builders_is_given_up(
     assert build.error is not None
     assert (build.state, build.error.message) == (
         BuildState.FAILED,
-        "it was begun 5 times, and each time its builder died",
+        "the build was started 5 times, and its builder died each time",
     )
     await scene.stop()
 
@@ -224,13 +224,13 @@ async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any,
     )  # fmt: skip
     came: list[int] = []
 
-    def give_back(delivery: Delivery) -> None:
+    def release(delivery: Delivery) -> None:
         came.append(delivery.delivered)
         delivery.nak()
         if len(came) < 9:
             pull.grant(1)
 
-    pull = Pull(scene.bus, *queue, give_back)
+    pull = Pull(scene.bus, *queue, release)
     pull.grant(1)
     await bench.until(lambda: len(came) == 9)
     pull.withdraw()
@@ -243,16 +243,16 @@ async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any,
 async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(loop, "_RETRY_S", 0.01)
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
-    run, away = scene.building.run, [BusUnavailable("it is away")] * 9
+    run, away = scene.executor.run, [BusUnavailable("it is away")] * 9
 
     async def sometimes(*given: Any) -> Any:
         if away:
             raise away.pop()
         return await run(*given)
 
-    monkeypatch.setattr(scene.building, "run", sometimes)
+    monkeypatch.setattr(scene.executor, "run", sometimes)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(12)))
     build = await scene.ended()
@@ -263,22 +263,22 @@ async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
 async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_traceback(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(loop, "_RETRY_S", 0.01)
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
-    run, full = scene.building.run, [NotStored("no answer came: its disk may be full")]
+    run, full = scene.executor.run, [NotStored("no answer came: its disk may be full")]
 
     async def then_full(*given: Any) -> Any:
         if full:
             raise full.pop()
         return await run(*given)
 
-    monkeypatch.setattr(scene.building, "run", then_full)
+    monkeypatch.setattr(scene.executor, "run", then_full)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(29)))
     assert (await scene.ended()).state is BuildState.SUCCEEDED
-    assert any("its disk may have been full" in build.detail for build in scene.seen)
-    [line] = [record for record in caplog.records if "broke off" in record.message]
-    assert (line.message.rpartition("again: ")[2], line.exc_info) == ("no answer came: its disk may be full", None)
+    assert any("maybe because its disk was full" in build.detail for build in scene.seen)
+    [line] = [record for record in caplog.records if "was interrupted" in record.message]
+    assert (line.message.rpartition("retried: ")[2], line.exc_info) == ("no answer came: its disk may be full", None)
     await scene.stop()
 
 
@@ -290,12 +290,15 @@ async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
     async def faulty(*_: Any) -> Any:
         raise KeyError("backend")
 
-    monkeypatch.setattr(scene.building, "run", faulty)
+    monkeypatch.setattr(scene.executor, "run", faulty)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(13)))
     build = await scene.ended()
     assert build.error is not None
-    assert (build.state, build.error.message) == (BuildState.FAILED, "the builder failed at it: KeyError: 'backend'")
+    assert (build.state, build.error.message) == (
+        BuildState.FAILED,
+        "internal error of the builder: KeyError: 'backend'",
+    )
     await scene.until_acked()
     await scene.stop()
 
@@ -308,7 +311,9 @@ async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: An
     await scene.ask(await bench.upload(scene.bus, bench.scaled(14)))
     await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     other = await BuildRecord.claim(scene.builds, scene.last.id, "other/1", 0.0)
-    await bench.until(lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0))  # the first one says it lives
+    await bench.until(
+        lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0)
+    )  # the first one reports that it is alive
     assert list((tmp_path / "builds").iterdir()) == []
     assert await scene.queued() == 1
     await other.change(state=BuildState.SUCCEEDED, engines=("e" * 64,))
@@ -390,7 +395,7 @@ def _started(environ: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def _memory(pid: int) -> tuple[str, int]:
-    """What is mapped, and how much is resident."""
+    """The mapped files, and the resident memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
     return Path(f"/proc/{pid}/maps").read_text(), int(resident.split()[1]) << 10

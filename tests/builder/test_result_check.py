@@ -1,4 +1,4 @@
-"""Which engines of a build's process are published: those that were asked for, from the build's folder."""
+"""Of a build process's engines only the requested ones, with files in the build's folder, are published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANIFEST = EngineManifest(
 
 
 def made_in(folder: Path, **changes: Any) -> MadeEngine:
-    """Its file is there."""
+    """An engine whose file exists."""
     engine = folder / "engine"
     engine.mkdir(parents=True)
     (engine / "model.onnx").write_bytes(b"engine")
@@ -41,11 +41,20 @@ def test_what_was_asked_for_and_lies_in_the_builds_folder_is_published(tmp_path:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"key": "b" * 64}, "an engine was made that nobody asked for"),
-        ({"identity": msgspec.structs.replace(ASKED, model="b" * 64)}, "an engine was made that nobody asked for"),
-        ({"files": ()}, "an engine was made that has no files"),
-        ({"files": (ModelFile("model.onnx", FILE.digest, 7),)}, "model.onnx of the engine is not there as it was told"),
-        ({"files": (ModelFile("absent", FILE.digest, 6),)}, "absent of the engine is not there as it was told"),
+        ({"key": "b" * 64}, "the build produced an engine that was not requested"),
+        (
+            {"identity": msgspec.structs.replace(ASKED, model="b" * 64)},
+            "the build produced an engine that was not requested",
+        ),
+        ({"files": ()}, "the build produced an engine without files"),
+        (
+            {"files": (ModelFile("model.onnx", FILE.digest, 7),)},
+            "the file model.onnx of the engine is missing or not as reported",
+        ),
+        (
+            {"files": (ModelFile("absent", FILE.digest, 6),)},
+            "the file absent of the engine is missing or not as reported",
+        ),
     ],
 )
 def test_an_engine_that_is_not_as_it_was_asked_for_is_refused(
@@ -58,12 +67,12 @@ def test_an_engine_that_is_not_as_it_was_asked_for_is_refused(
 
 @pytest.mark.parametrize("how", ["the folder", "a link", "a linked folder", "a circle", "a pipe"])
 def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) -> None:
-    told, secret = made_in(tmp_path / "build"), made_in(tmp_path / "secret")
-    engine = Path(told.folder)
+    engine_made, secret = made_in(tmp_path / "build"), made_in(tmp_path / "secret")
+    engine = Path(engine_made.folder)
     (engine / "model.onnx").unlink()
     match how:
         case "the folder":
-            told = secret
+            engine_made = secret
         case "a link":
             (engine / "model.onnx").symlink_to(Path(secret.folder) / "model.onnx")
         case "a linked folder":
@@ -73,5 +82,5 @@ def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) 
             (engine / "model.onnx").symlink_to("model.onnx")
         case "a pipe":
             os.mkfifo(engine / "model.onnx")
-    with pytest.raises(BuildFailed, match=r"model\.onnx of the engine is not there"):
-        result_check.check(told, [ASKED], tmp_path / "build")
+    with pytest.raises(BuildFailed, match=r"model\.onnx of the engine is missing"):
+        result_check.check(engine_made, [ASKED], tmp_path / "build")

@@ -28,7 +28,7 @@ from gpufn_builder.processes.process_messages import (
     CandidateRequest,
     CandidateResult,
     MeasurePlan,
-    Told,
+    ProgressUpdate,
 )
 from gpufn_core.domain.engine import MANIFEST_FILE, Backend
 from gpufn_core.ids import digest_of
@@ -103,7 +103,7 @@ def _run_here(
     environ: Mapping[str, str],
     *,
     timeout_s: float,
-    on_told: Callable[[Told], None],
+    on_progress: Callable[[ProgressUpdate], None],
 ) -> CandidateResult:
     compiler = compiler_for(request.identity.backend)
     return compile_process.make(request, compiler, lambda stage, progress, detail: None, time.perf_counter)

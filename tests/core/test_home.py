@@ -1,4 +1,4 @@
-"""Folders of the platform that nobody else may look into."""
+"""Private folders of the platform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mode(path: Path) -> str:
 
 @pytest.fixture
 def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home too deep for sockets: its run folder is elsewhere, where anybody may make one."""
+    """A home too deep for sockets: its run folder is in a place where every user can create folders."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return Home(tmp_path / ("x" * 66))
 
@@ -41,14 +41,14 @@ def test_a_run_folder_elsewhere_is_made_and_found_again(deep: Home) -> None:
 
 def test_a_run_folder_elsewhere_that_is_a_link_is_refused(deep: Home, tmp_path: Path) -> None:
     deep.run.symlink_to(tmp_path)
-    with pytest.raises(PlatformError, match="is a link or no folder"):
+    with pytest.raises(PlatformError, match="is a link or not a folder"):
         deep.ensure()
 
 
 def test_a_run_folder_elsewhere_that_others_may_write_to_is_refused(deep: Home) -> None:
     deep.run.mkdir()
     deep.run.chmod(0o777)
-    with pytest.raises(PlatformError, match="others may write to it"):
+    with pytest.raises(PlatformError, match="other users can write to it"):
         deep.ensure()
 
 

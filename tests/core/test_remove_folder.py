@@ -1,4 +1,4 @@
-"""Folders that somebody else has filled."""
+"""Removal of folders with untrusted contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for _ in range(1500):
 
 
 def test_a_folder_goes_however_deep_it_is(tmp_path: Path) -> None:
-    """Deeper than Python's stack, than a path may be long, and than there are files to open."""
+    """Deeper than Python's stack, the path limit, and the limit of open files."""
     folder = tmp_path / "w"
     folder.mkdir()
     subprocess.run([sys.executable, "-c", _DEEP, folder], check=True)

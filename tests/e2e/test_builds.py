@@ -123,14 +123,14 @@ def _of_no_rank() -> ModelProto:
     ("proto", "words"),
     [
         (b"PK\x03\x04 and so on", ("ingest: ", "is not ONNX but a zip archive")),
-        (models.mlp().SerializeToString()[:-40], ("ingest: ", "is cut off: at least ")),
+        (models.mlp().SerializeToString()[:-40], ("ingest: ", "is truncated: at least ")),
         (_of_a_custom_domain(), ("ingest: ", "warp", "operators of the domain com.example are unknown here")),
         (
             _with_dims(1, opset=99),
-            ("ingest: ", "the model uses opset 99 of ai.onnx, and this runtime takes opsets up to "),
+            ("ingest: ", "the model uses opset 99 of ai.onnx, and this runtime supports opsets up to "),
         ),
-        (_of_no_rank(), ("ingest: ", "input x does not say how many dimensions it has")),
-        (_with_dims("N", None), ("ingest: ", "dimension 1 of x is dynamic, and nothing tells its sizes")),
+        (_of_no_rank(), ("ingest: ", "input x has no declared number of dimensions")),
+        (_with_dims("N", None), ("ingest: ", "dimension 1 of x is dynamic, but its sizes are unknown")),
     ],
     ids=["zip", "truncated", "custom domain", "opset", "dynamic rank", "dynamic size"],
 )
@@ -200,9 +200,9 @@ def _growing() -> ModelProto:
         (
             models.mlp(),
             "build_memory='40Mi'",
-            ("ingest: ", "needs more memory than the 40 MiB that it may use"),
+            ("ingest: ", "needs more memory than its limit of 40 MiB"),
         ),
-        (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; 1,024 MiB may be used")),
+        (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; the limit is 1,024 MiB")),
         (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build did not end within 1 s")),
     ],
 )
@@ -228,14 +228,14 @@ def test_nan_all_over_is_refused(platform: Platform, tmp_path: Path) -> None:
     )
     np.savez(tmp_path / "samples.npz", x=np.full((2, 2), -1, np.float32))
     said = refused(platform, "build", model, "--samples", tmp_path / "samples.npz")
-    assert said == "reference: output y is NaN all over for sample 0"
+    assert said == "reference: output y is entirely NaN for sample 0"
     proto = models.model(
         [models.node("Sub", "x x", "zero"), models.node("Div", "zero zero", "y")],
         [models.value("x", [2])],
         [models.value("y", [2])],
     )
     said = refused(platform, "build", written(proto, tmp_path / "nothing.onnx"))
-    assert said.startswith("reference: output y is NaN all over for all inputs that were generated: ")
+    assert said.startswith("reference: output y is entirely NaN for all generated inputs: ")
 
 
 # --- what dies, and who changes their mind ----------------------------------------------------------------------------

@@ -95,11 +95,11 @@ def test_a_disk_that_has_room_again_is_stored_on_again_without_a_person(disk: Pa
         assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
         until(lambda: "disk" in said(platform) and " is full" in said(platform), "told")
         filler.unlink()
-        until(lambda: " has room again" in said(platform), "noticed")
+        until(lambda: " has space again" in said(platform), "noticed")
         until(lambda: replaced(platform, pids) == {"nats", "runner"}, "started again")
         until(lambda: submits(platform), "stored")
         until(lambda: platform.client.get("/readyz").status_code == 200, "ready")
-        assert said(platform).count(" has room again") == 1
+        assert said(platform).count(" has space again") == 1
         assert platform.invoke("steady", {"number": 2}) == 2
         assert replaced(platform, pids) == {"nats", "runner"}
 

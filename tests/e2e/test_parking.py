@@ -131,8 +131,8 @@ def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parkin
 def test_a_worker_that_cannot_be_parked_ends_and_the_platform_says_why(parking: Parking) -> None:
     parking.platform.invoke("plain")
     until(lambda: not any(parking.workers("plain").values()))
-    assert "none is parked: a worker did not park: nothing of it is known to be on a GPU" in parking.why("plain")
-    assert "not parked: nothing of it is known" in parking.platform.gpufn("logs", "plain")
+    assert "none is parked: a worker did not park: it has no known GPU memory" in parking.why("plain")
+    assert "not parked: it has no known GPU memory" in parking.platform.gpufn("logs", "plain")
 
 
 def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Parking) -> None:

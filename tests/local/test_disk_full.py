@@ -1,4 +1,4 @@
-"""A nats-server on a disk that gets full, as far as its log and the disk tell."""
+"""Detection of a full disk under nats-server, from its log and the free space."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class _Store:
         self.log = folder / "nats.log"
         self.log.write_text("[INF] Server is ready\n")
         self.total, self.free = 1024 * _MIB, 1024 * _MIB
-        self.said: list[str] = []
-        self.watch = StoreWatch(folder, self.log, self.said.append, usage=lambda _: (self.total, 0, self.free))
+        self.messages: list[str] = []
+        self.watch = StoreWatch(folder, self.log, self.messages.append, usage=lambda _: (self.total, 0, self.free))
 
     def write(self, text: str) -> None:
         with self.log.open("a") as log:
@@ -35,12 +35,12 @@ def test_a_server_whose_writes_failed_starts_again_once_there_is_room_and_both_a
     store.free = 0
     store.write(_FAILED)
     assert [store.watch.must_restart() for _ in range(3)] == [False, False, False]
-    assert [" is full: " in line for line in store.said] == [True]
+    assert [" is full: " in line for line in store.messages] == [True]
     store.free = 16 * _MIB
     assert store.watch.must_restart()
     store.watch.started()
     assert not store.watch.must_restart()
-    assert [" has room again" in line for line in store.said] == [False, True]
+    assert [" has space again" in line for line in store.messages] == [False, True]
 
 
 def test_a_disk_that_is_full_while_nothing_is_written_is_no_reason_to_restart(store: _Store) -> None:
@@ -48,7 +48,7 @@ def test_a_disk_that_is_full_while_nothing_is_written_is_no_reason_to_restart(st
     assert not store.watch.must_restart()
     store.free = 16 * _MIB
     assert not store.watch.must_restart()
-    assert store.said == []
+    assert store.messages == []
 
 
 def test_a_tenth_of_a_small_disk_is_room(store: _Store) -> None:

@@ -1,4 +1,4 @@
-"""A platform whose record is damaged."""
+"""A running platform with a damaged record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.home import Home
-from gpufn_local.instance_lock import Instance, claimed, untold
+from gpufn_local.instance_lock import Instance, claimed, unrecorded
 
 
 @pytest.mark.parametrize("damaged", [None, b"", b"\xff{", b"[1]", b'{"pid": 4194305'])
@@ -18,7 +18,7 @@ def test_a_platform_whose_record_cannot_be_read_is_not_said_to_be_down(damaged: 
         if damaged is not None:
             home.up_file.write_bytes(damaged)
         assert Instance.running(home) is None
-        error = untold(home)
+        error = unrecorded(home)
         assert error is not None
         assert f"(pid {os.getpid()})" in error.message
-    assert untold(home) is None
+    assert unrecorded(home) is None

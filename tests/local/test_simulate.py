@@ -1,4 +1,4 @@
-"""`gpufn simulate`: the table and the JSON, and what cannot be simulated."""
+"""`gpufn simulate`: the table, the JSON, and invalid options."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_the_options_are_what_is_simulated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
-        (("--memory", "2"), 2, "--memory: a function takes"),
-        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 2, "--seconds: no call comes in so short a time"),
+        (("--memory", "2"), 2, "--memory: a function uses"),
+        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 2, "--seconds: no call arrives in this time"),
         (("--functions", "0"), 2, "--functions"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: int, message: str) -> None:
     result = _gpufn("simulate", *arguments)
     assert result.exit_code == code
-    assert said in result.output
+    assert message in result.output
 
 
 def test_a_plot_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

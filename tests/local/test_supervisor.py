@@ -15,7 +15,7 @@ from gpufn_core.errors import Conflict
 from gpufn_core.home import Home
 from gpufn_local.instance_lock import Instance, UpRecord, claimed, write_record
 
-# Two programs, which write what happens to `events`, and a supervisor that says what it does on standard output.
+# Programs that write their events to `events`, and a supervisor that reports on standard output.
 _SCRIPT = """
 import os, sys
 from pathlib import Path
@@ -56,7 +56,7 @@ note("starts")
 open(f"{name}.is-ready", "w").close()
 signal.pause()
 """
-# Says that it lives, and the first time hangs then: how, HANGS tells.
+# Sends a heartbeat; the first time it then hangs, in the way that HANGS names.
 _HANGS = """
 import asyncio, os, signal, time
 from gpufn_platform.process.watchdog import tell_watchdog
@@ -86,14 +86,14 @@ class _Run:
         )
 
     def until(self, *words: str) -> str:
-        """The next line that has all of `words`."""
+        """Return the next line that contains all of `words`."""
         assert self.process.stdout is not None
         seen = []
         for line in self.process.stdout:
             seen.append(line)
             if all(word in line for word in words):
                 return line
-        pytest.fail(f"{words} did not come; it said:\n{''.join(seen)}")
+        pytest.fail(f"{words} did not come; the output was:\n{''.join(seen)}")
 
     def rest(self) -> str:
         out, _ = self.process.communicate(timeout=20)
@@ -125,7 +125,7 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"first": _LIVES})
     old = _pids(run.until("pids", "True"))["first"]
     os.kill(old, signal.SIGKILL)
-    assert "first was killed by SIGKILL; it starts again in 0.1 s" in run.until("say")
+    assert "first was killed by SIGKILL; restarting in 0.1 s" in run.until("say")
     new = _pids(run.until("pids", "first="))["first"]
     assert new != old
     run.process.terminate()
@@ -138,13 +138,13 @@ def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SILENT_S", "3")
     run = _Run(tmp_path, {"hangs": _HANGS})
     old = _pids(run.until("pids", "hangs="))["hangs"]
-    assert f"it has said nothing for 3 s (where it hangs: {tmp_path}/logs/hangs.log)" in run.until("say hangs hangs")
+    assert f"no heartbeat for 3 s (stack dump: {tmp_path}/logs/hangs.log)" in run.until("say hangs hangs")
     assert "hangs was killed by SIG" in run.until("say")
     assert _pids(run.until("pids", "hangs="))["hangs"] != old
     run.process.terminate()
     run.rest()
     if how == "waits":
-        assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # where
+        assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # the stack dump
 
 
 def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +153,12 @@ def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch:
     run = _Run(tmp_path, {"first": _LIVES})
     old = _pids(run.until("pids", "True"))["nats"]
     os.kill(old, signal.SIGSTOP)
-    assert f"it has said nothing for 3 s (where it hangs: {tmp_path}/nats.log)" in run.until("say nats hangs")
-    run.until("say nats", "it starts again")
+    assert f"no heartbeat for 3 s (stack dump: {tmp_path}/nats.log)" in run.until("say nats hangs")
+    run.until("say nats", "restarting in")
     assert _pids(run.until("pids", "nats="))["nats"] != old
     run.process.terminate()
     assert run.rest().endswith("done\n")
-    assert "goroutine" in (tmp_path / "nats.log").read_text()  # where
+    assert "goroutine" in (tmp_path / "nats.log").read_text()  # the stack dump
 
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_pa
 
 def test_a_program_that_ends_again_and_again_before_it_was_ready_stops_everything(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"bad": _ENDS})
-    said = run.rest()
-    assert said.count("it starts again") == 2
-    assert "failed bad cannot start:\noh no\noh no\noh no\n" in said
+    output = run.rest()
+    assert output.count("restarting in") == 2
+    assert "failed bad cannot start:\noh no\noh no\noh no\n" in output
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_home_has_one_platform(tmp_path: Path) -> None:
         assert found is not None
         assert found.record.url == "http://x"
         found.close()
-        with pytest.raises(Conflict, match=rf"up already at http://x \(pid {os.getpid()}\)"), claimed(home):
+        with pytest.raises(Conflict, match=rf"already up at http://x \(pid {os.getpid()}\)"), claimed(home):
             pass
     assert Instance.running(home) is None
     assert not home.up_file.exists()

@@ -21,7 +21,7 @@ import pytest
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.home import Home
 from gpufn_local.nats_process import Leftover
-from gpufn_local.up import _free_port, _told_of_disk, _without_password
+from gpufn_local.up import _free_port, _report_disk_errors, _without_password
 
 
 def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _end(pidfds: dict[str, int]) -> list[str]:
-    """The names of those that do not end."""
+    """The names of the processes that do not end."""
     staying = []
     for name, pidfd in pidfds.items():
         poll = select.poll()
@@ -48,7 +48,7 @@ def _end(pidfds: dict[str, int]) -> list[str]:
 
 
 def _first_worker(home: Path) -> int:
-    """Its pid, once a worker runs."""
+    """Return the pid of a worker, once one runs."""
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
         for path in (Home(home).run / "w").glob("*/process.json"):
@@ -59,7 +59,7 @@ def _first_worker(home: Path) -> int:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A GPUFN_HOME. What `up` started there ends with the test, also with one that fails."""
+    """A GPUFN_HOME. The processes that `up` started end with the test, even if it fails."""
     yield tmp_path
     record = tmp_path / "up.json"
     if not record.exists():
@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     for name, pid in {"up": up["pid"], **up["pids"]}.items():
         with contextlib.suppress(ProcessLookupError):
             pidfds[name] = os.pidfd_open(pid)
-            if not _is_of(pid, tmp_path):  # the process has ended, and its pid may be another's by now
+            if not _is_of(pid, tmp_path):  # the process has ended, and its pid may have been reused
                 os.close(pidfds.pop(name))
     for pidfd in pidfds.values():
         with contextlib.suppress(ProcessLookupError):
@@ -95,10 +95,10 @@ def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(home: Path
         assert httpx.get(f"{record['url']}/readyz").status_code == 200
         assert sorted(record["pids"]) == ["agent", "builder", "gateway", "nats", "runner"]
         assert "@" not in record["nats_url"]
-        assert _gpufn(home, "ls").returncode == 0  # found through up.json
+        assert _gpufn(home, "ls").returncode == 0  # located through up.json
 
         again = _gpufn(home, "up", "--detach", "--port", "0")
-        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is up already at http://")) == (1, True)
+        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is already up at http://")) == (1, True)
         pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
     finally:
         stopped = _gpufn(home, "down")
@@ -135,9 +135,9 @@ def test_a_killed_up_leaves_nothing_behind_and_can_start_again(home: Path) -> No
 
 @pytest.mark.e2e
 def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(home: Path) -> None:
-    """It was stopped, so that it could not act on the signal that its supervisor's end sends it."""
+    """It was stopped with SIGSTOP, so it could not handle the signal of its supervisor's death."""
     for command in (("up", "--detach", "--port", "0"), ("down",)):
-        assert _gpufn(home, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up the second time
+        assert _gpufn(home, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up again
         record = json.loads((home / "up.json").read_bytes())
         left = os.pidfd_open(record["pids"]["nats"])
         signal.pidfd_send_signal(left, signal.SIGSTOP)
@@ -165,11 +165,11 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(home: Path, monk
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tuple[str, ...]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # but does not listen
         server = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert re.fullmatch(rf"gpufn: no NATS server answers at {server} \(Connection refused\)\n", ended.stderr), (
+    assert re.fullmatch(rf"gpufn: no NATS server responds at {server} \(Connection refused\)\n", ended.stderr), (
         ended.stderr
     )
     assert not (tmp_path / "up.json").exists()
@@ -177,7 +177,7 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--nats", "foo"), "--nats: 'foo' is not a NATS server's address: write for example nats://HOST:4222"),
         (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
@@ -187,11 +187,11 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
     ],
 )
 def test_an_address_that_is_none_is_one_line_before_anything_starts(
-    tmp_path: Path, options: tuple[str, str], said: str, detach: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, str], message: str, detach: tuple[str, ...]
 ) -> None:
     ended = _gpufn(tmp_path, "up", "--port", "0", *options, *detach)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(f"gpufn: {said}\n", ended.stderr), ended.stderr
+    assert re.fullmatch(f"gpufn: {message}\n", ended.stderr), ended.stderr
     assert not (tmp_path / "logs" / "gateway.log").exists()
 
 
@@ -203,14 +203,16 @@ def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
 
 
 def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(tmp_path: Path) -> None:
-    with pytest.raises(BrokenPipeError), _told_of_disk(Home(tmp_path)):
+    with pytest.raises(BrokenPipeError), _report_disk_errors(Home(tmp_path)):
         raise BrokenPipeError
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} on 127.0.0.1 is taken: stop what listens there, or choose"):
+        with pytest.raises(
+            Conflict, match=f"port {port} on 127.0.0.1 is taken: stop the program that listens there, or choose"
+        ):
             _free_port("127.0.0.1", port)
 
 

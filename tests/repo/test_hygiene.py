@@ -30,9 +30,13 @@ _IMPORT_PICKLES = {
 }
 # Who may say that pickles are read: the worker where the function's option says so, the caller where he trusts results.
 _ALLOW_PICKLES = {
-    "sdk/gpufn/call/context.py", "sdk/gpufn/call/result_decoding.py", "sdk/gpufn_core/encoding/native.py", "sdk/gpufn/testing.py",
-    "sdk/gpufn_core/encoding/values.py", "runtime/gpufn_runtime/worker/arguments/parameters.py",
-}  # fmt: skip
+    "sdk/gpufn/call/context.py",
+    "sdk/gpufn/call/result_decoding.py",
+    "sdk/gpufn/testing.py",
+    "sdk/gpufn_core/encoding/native.py",
+    "sdk/gpufn_core/encoding/values.py",
+    "runtime/gpufn_runtime/worker/arguments/parameters.py",
+}
 _LOADS = re.compile(
     r"(?:.*\.)?(?:(?:c|cloud|_)?pickle|dill|joblib|marshal|shelve|torch|pandas|pd)\.(?:load|loads|open|read_pickle|Unpickler)"
 )

@@ -1,7 +1,8 @@
-"""A model on ONNX Runtime's CPU provider as it is written: nothing optimised, one thread, the same result each time.
+"""Unoptimized execution on ONNX Runtime's CPU provider, with one thread and deterministic results.
 
-A model with products of integers is optimised all the same, for only so they are exact (`gpufn_core.inference.ort_integers`). Those
-between a DequantizeLinear and a QuantizeLinear are float products as they are written, and exact enough.
+Models with integer products are optimized anyway, because only then are the products exact
+(`gpufn_core.inference.ort_integers`). Products between a DequantizeLinear and a QuantizeLinear are float products in an
+unoptimized graph, and exact enough.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from gpufn_core.domain.engine import BuildStage
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.spec.model_spec import TensorSpec
 
-_SILENT: Final = 4  # what matters is raised
+_SILENT: Final = 4  # errors are raised anyway
 
 
 class CpuSession:
     def __init__(
         self, path: Path, outputs: Sequence[TensorSpec], stage: BuildStage, *, has_integer_products: bool = False
     ) -> None:
-        """The model at `path`; its external data lie beside it. Raises BuildFailed(stage=stage) with the node."""
+        """Load the model at `path`, with its external data beside it. Raises BuildFailed(stage=stage) with the node."""
         self._stage = stage
         self._outputs = outputs
         options = session_options(has_integer_products=has_integer_products)
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ort_run.failed("ONNX Runtime does not take the model", error, stage) from error
+            raise ort_run.failed("ONNX Runtime rejects the model", error, stage) from error
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Every output. Raises BuildFailed that names the node."""
+        """Return every output. Raises BuildFailed with the node."""
         try:
             return ort_run.run(self._session, self._outputs, inputs)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Inputs with the outputs that belong to them, as one .npz: `in.<name>` and `out.<name>`.
+"""Cases as .npz files: inputs with their outputs, as `in.<name>` and `out.<name>`.
 
-So cases travel to the candidates' processes, and so an engine carries its golden sample. There are no pickles in it:
-BF16 is stored as the uint16 of its bits, text as arrays of fixed width.
+Cases are passed to candidate processes in this form, and an engine contains its golden sample in this form. The files
+contain no pickles: BF16 is stored as the uint16 of its bits, text as arrays of fixed width.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long one run of an engine takes, by trtexec's method.
+"""Measurement of the latency of an engine, by trtexec's method.
 
-1. runs that do not count, for `warm_up_s`
-2. windows of a third of `least_s` each, until the medians of the last three agree within 10 %, or `most_s` are over
-3. what is told is of the last three
+1. Warm-up runs for `warm_up_s`.
+2. Windows of a third of `least_s` each, until the medians of the last three agree within 10 %, or `most_s` are over.
+3. The result is computed from the last three windows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _AGREE: Final = 0.10
 _QUANTILES: Final = 100
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     latency: Latency
-    quantiles_s: tuple[float, ...]  # of a run, evenly spaced from the fastest to the slowest
+    quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest
 
 
-def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], float]) -> Measured:
-    """`run()` returns when the run is done; `clock()` gives seconds."""
+def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], float]) -> Measurement:
+    """Measure `run()`, which returns when the run is done. `clock()` returns seconds."""
     warm_at = clock() + plan.warm_up_s
     run()
     while clock() < warm_at:
@@ -45,19 +45,19 @@ def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], floa
         per_s=len(counted) / sum(counted) if sum(counted) else 0.0,
         settled=settled,
     )
-    return Measured(latency, tuple(_quantile(counted, part / _QUANTILES) for part in range(_QUANTILES + 1)))
+    return Measurement(latency, tuple(_quantile(counted, part / _QUANTILES) for part in range(_QUANTILES + 1)))
 
 
 def _window(run: Callable[[], None], window_s: float, clock: Callable[[], float]) -> list[float]:
-    """The seconds of each run, sorted; at least of one."""
-    taken: list[float] = []
+    """Return the sorted seconds of each run, of at least one run."""
+    times: list[float] = []
     began = before = clock()
-    while not taken or before - began < window_s:
+    while not times or before - began < window_s:
         run()
         now = clock()
-        taken.append(now - before)
+        times.append(now - before)
         before = now
-    return sorted(taken)
+    return sorted(times)
 
 
 def _agree(values: list[float]) -> bool:

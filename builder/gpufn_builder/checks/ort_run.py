@@ -1,4 +1,4 @@
-"""Running a session of ONNX Runtime, whatever its tensors hold, and its errors as ours."""
+"""Execution of ONNX Runtime sessions with any tensor type, and conversion of its errors to ours."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpufn_core.spec.model_spec import TensorSpec
 _NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
 _NO_MEMORY: Final = "Failed to allocate memory"
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-# Source file, line and signature; and where on this machine the model lies.
+# Parts of a message to remove: source file, line and signature; and the path of the model on this machine.
 _WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) |Load model from \S+ (failed:)?")
 
 
 def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Arrays:
-    """Every output. Raises what ONNX Runtime does."""
+    """Return every output. Raises the exceptions of ONNX Runtime."""
     names = [output.name for output in outputs]
     has_bf16 = any(array.dtype == BF16 for array in inputs.values()) or any(each.datatype == "BF16" for each in outputs)
     if not has_bf16:
         return dict(zip(names, map(np.asarray, session.run(names, dict(inputs))), strict=True))
-    # `run` knows nothing of BF16, and of these values there are none with texts.
+    # `run` does not support BF16, and `run_with_ort_values` does not support text.
     if any(array.dtype == np.object_ for array in inputs.values()):
         raise TypeError("ONNX Runtime takes texts and BF16 from Python, and not both in one model")
     values = session.run_with_ort_values(names, {name: _value(array) for name, array in inputs.items()})
@@ -39,13 +39,14 @@ def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]
 
 
 def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
-    """Names the node where ONNX Runtime does, and the limit where there was no memory."""
+    """Build the error for an exception of ONNX Runtime, with the node if it names one, and the limit on an allocation
+    failure."""
     text = str(error)
     node = _NODE.search(text)
     reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if _NO_MEMORY in text and limit_bytes != resource.RLIM_INFINITY:
-        reason += f"; {limit_bytes / 2**20:,.0f} MiB may be used"
+        reason += f"; the limit is {limit_bytes / 2**20:,.0f} MiB"
     return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastindex or 0] if node else "")
 
 

@@ -1,4 +1,4 @@
-"""What the outputs have to be: the model as it came, on the CPU, for every case."""
+"""The reference outputs: the original model, run on the CPU for every case."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ _STAGE: Final = BuildStage.REFERENCE
 
 
 def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
-    """The outputs of each case, in fp32 where the model says fp32. Raises BuildFailed(stage="reference").
+    """Return the outputs of each case, in fp32 where the model uses fp32. Raises BuildFailed(stage="reference").
 
-    A model whose outputs differ between two runs, and one with an output that is NaN all over, for a sample of the
-    user's or for all that was generated, have nothing to be checked against. Other NaNs are kept, and counted where
-    outputs are compared.
+    A model cannot be checked if its outputs differ between two runs, or if an output is entirely NaN for a user's
+    sample or for all generated cases. Other NaNs are kept, and counted where outputs are compared.
     """
     session = CpuSession(model.path, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
-    found = [_run(session, case) for case in cases]
-    _check_types(model.outputs, found)
-    _check_nans(cases, found)
+    outputs = [_run(session, case) for case in cases]
+    _check_types(model.outputs, outputs)
+    _check_nans(cases, outputs)
     if cases:
-        _check_again(cases[0], found[0], session)
-    return found
+        _check_repeatable(cases[0], outputs[0], session)
+    return outputs
 
 
 def observe(model: NormalModel, outputs: Sequence[Arrays]) -> NormalModel:
-    """`model` with the shapes of its outputs as they were seen: a size that was declared fixed and is not becomes
-    dynamic, and unranked outputs get their dimensions. BuildFailed for an output whose rank changes."""
+    """Return `model` with the observed shapes of its outputs: a size that was declared fixed but varies becomes
+    dynamic, and unranked outputs get their dimensions. Raises BuildFailed for an output whose rank varies."""
     specs = tuple(
         _observed(spec, [each[spec.name].shape for each in outputs], spec.name in model.unranked)
         for spec in model.outputs
@@ -50,54 +49,53 @@ def _run(session: CpuSession, case: Case) -> Arrays:
     try:
         return session.run(case.inputs)
     except BuildFailed as error:
-        if case.is_given:
+        if case.is_user_sample:
             raise BuildFailed(f"{error.message} ({case.name})", stage=error.stage, node=error.node) from error
         raise BuildFailed(
-            f"{error.message} ({case.name}; if the inputs that were generated for it make no sense to the model, give "
-            "samples=)",
+            f"{error.message} ({case.name}; if the generated inputs make no sense to the model, give samples=)",
             stage=error.stage,
             node=error.node,
         ) from error
 
 
-def _check_types(declared: Sequence[TensorSpec], found: Sequence[Arrays]) -> None:
-    """ONNX Runtime does not look at an output that is an input as well."""
+def _check_types(declared: Sequence[TensorSpec], results: Sequence[Arrays]) -> None:
+    """Check the types, because ONNX Runtime does not check an output that is also an input."""
     for spec in declared:
-        for outputs in found:
+        for outputs in results:
             if (dtype := outputs[spec.name].dtype) != dtype_of(spec.datatype):
                 raise BuildFailed(
-                    f"output {spec.name} is declared as {spec.datatype}, and comes out as {dtype}",
+                    f"output {spec.name} is declared as {spec.datatype}, but is {dtype}",
                     stage=_STAGE,
                     node=spec.name,
                 )
 
 
-def _check_nans(cases: Sequence[Case], found: Sequence[Arrays]) -> None:
-    empty = [{name for name, array in outputs.items() if _is_nan_all_over(array)} for outputs in found]
-    for case, names in zip(cases, empty, strict=True):
-        if case.is_given and names:
+def _check_nans(cases: Sequence[Case], results: Sequence[Arrays]) -> None:
+    all_nan = [{name for name, array in outputs.items() if _is_all_nan(array)} for outputs in results]
+    for case, names in zip(cases, all_nan, strict=True):
+        if case.is_user_sample and names:
             name = min(names)
-            raise BuildFailed(f"output {name} is NaN all over for {case.name}", stage=_STAGE, node=name)
-    if always := set.intersection(*empty) if empty else set():
+            raise BuildFailed(f"output {name} is entirely NaN for {case.name}", stage=_STAGE, node=name)
+    if always := set.intersection(*all_nan) if all_nan else set():
         name = min(always)
         raise BuildFailed(
-            f"output {name} is NaN all over for all inputs that were generated: if they make no sense to the model, "
+            f"output {name} is entirely NaN for all generated inputs: if they make no sense to the model, "
             "give samples=",
             stage=_STAGE,
             node=name,
         )
 
 
-def _is_nan_all_over(array: Array) -> bool:
+def _is_all_nan(array: Array) -> bool:
     return bool(array.size and is_float(array) and np.isnan(array).all())
 
 
-def _check_again(case: Case, outputs: Arrays, session: CpuSession) -> None:
+def _check_repeatable(case: Case, outputs: Arrays, session: CpuSession) -> None:
     again = session.run(case.inputs)
     for name, array in outputs.items():
         if not _is_identical(array, again[name]):
             raise BuildFailed(
-                f"output {name} differs between two runs on the same input ({case.name}): a model that draws random "
+                f"output {name} differs between two runs on the same input ({case.name}): a model that uses random "
                 "numbers cannot be checked",
                 stage=_STAGE,
                 node=name,

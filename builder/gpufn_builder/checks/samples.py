@@ -1,7 +1,7 @@
-"""The inputs that a model is run on: the user's samples, or generated ones. Each is a Case.
+"""The inputs that a model is run on: the user's samples, or generated cases.
 
-A samples file has one array per input, stacked along a new first axis of samples, as .npz or .safetensors. Neither can
-hold code, and neither is believed about its size.
+A samples file is .npz or .safetensors, with one array per input, stacked along a new first axis of samples. Neither
+format can contain code, and the sizes in the file are not trusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays, default_of, described, dtype_of
+from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays, default_of, describe_tensor, dtype_of
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import MOST_DIMENSIONS, ShapeProfile, TensorSpec
@@ -30,13 +30,13 @@ MAX_SAMPLES: Final = 4096
 _MAX_ARRAYS: Final = 1024
 _MAX_HEADER_BYTES: Final = 1 << 20
 _ZIP: Final = b"PK"
-_UNREADABLE: Final = (
+_READ_ERRORS: Final = (
     OSError, ValueError, EOFError, struct.error, msgspec.MsgspecError,
-    zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError,  # these two: packed in a way unknown to it
+    zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError,  # the last two: unsupported compression
 )  # fmt: skip
 _WORDS: Final = ("alpha", "beta", "gamma delta", "épsilon", "")
 
-# safetensors' names of element types.
+# Element types by their names in safetensors.
 _SAFETENSORS: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_), "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8), "U16": np.dtype(np.uint16),
     "I16": np.dtype(np.int16), "U32": np.dtype(np.uint32), "I32": np.dtype(np.int32), "U64": np.dtype(np.uint64),
@@ -47,11 +47,11 @@ _SAFETENSORS: Final[dict[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run's inputs. `is_given` tells that the user gave them."""
+    """The inputs of one run. `is_user_sample`: from the user's samples."""
 
     name: str
     inputs: Arrays
-    is_given: bool = False
+    is_user_sample: bool = False
 
 
 class _SafeTensor(msgspec.Struct, frozen=True):
@@ -60,32 +60,32 @@ class _SafeTensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-# --- the user's -------------------------------------------------------------------------------------------------------
+# --- samples of the user ----------------------------------------------------------------------------------------------
 
 
-def read_samples(path: Path, inputs: Sequence[TensorSpec], *, most_bytes: int = MAX_SAMPLES_BYTES) -> list[Case]:
-    """The cases of a samples file for a model with `inputs`. Raises BuildFailed(stage="ingest")."""
+def read_samples(path: Path, inputs: Sequence[TensorSpec], *, max_bytes: int = MAX_SAMPLES_BYTES) -> list[Case]:
+    """Read the cases of a samples file for a model with `inputs`. Raises BuildFailed(stage="ingest")."""
     try:
         with path.open("rb") as file:
             is_zip = file.read(2) == _ZIP
-        arrays = _read_npz(path, most_bytes) if is_zip else _read_safetensors(path, most_bytes)
-    except _UNREADABLE as error:
-        raise _refused(f"the samples {path.name} cannot be read as .npz or .safetensors: {error}") from error
+        arrays = _read_npz(path, max_bytes) if is_zip else _read_safetensors(path, max_bytes)
+    except _READ_ERRORS as error:
+        raise _error(f"the samples {path.name} cannot be read as .npz or .safetensors: {error}") from error
     for name in arrays:
         if name not in {tensor.name for tensor in inputs}:
-            takes = ", ".join(map(described, inputs)) or "none"
-            raise _refused(f"the samples have an array {name}, and the model's inputs are {takes}", name)
+            expected = ", ".join(map(describe_tensor, inputs)) or "none"
+            raise _error(f"the samples have an array {name}, and the model's inputs are {expected}", name)
     columns = {
         tensor.name: _column(tensor, arrays) for tensor in inputs if tensor.name in arrays or tensor.default is None
     }
     counts = {name: len(array) for name, array in columns.items()}
     if not counts or min(counts.values()) == 0:
-        raise _refused(f"there is no sample in {path.name}")
+        raise _error(f"there is no sample in {path.name}")
     for name, count in counts.items():
         if count != max(counts.values()):
-            raise _refused(f"there are {count} samples of {name}, and {max(counts.values())} of other inputs", name)
+            raise _error(f"there are {count} samples of {name}, and {max(counts.values())} of other inputs", name)
         if count > MAX_SAMPLES:
-            raise _refused(f"{count} samples are more than the {MAX_SAMPLES} allowed", name)
+            raise _error(f"{count} samples are more than the {MAX_SAMPLES} allowed", name)
     return [
         Case(
             f"sample {index}",
@@ -93,27 +93,28 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], *, most_bytes: int = 
                 tensor.name: _sample(columns[tensor.name], index) if tensor.name in columns else default_of(tensor)
                 for tensor in inputs
             },
-            is_given=True,
+            is_user_sample=True,
         )
         for index in range(next(iter(counts.values())))
     ]
 
 
 def sample_shapes(cases: Sequence[Case]) -> dict[str, list[tuple[int, ...]]]:
-    """The shapes of each input in `cases`, as `profiles.resolve_profiles` takes them."""
+    """Return the shapes of each input in `cases`, for `profiles.resolve_profiles`."""
     names = cases[0].inputs if cases else {}
     return {name: [case.inputs[name].shape for case in cases] for name in names}
 
 
 def have_rows(cases: Sequence[Case]) -> bool:
-    """Whether the first dimensions of `cases` may count rows: in each, all inputs have as many, and at least one."""
+    """Whether the first dimensions of `cases` may count rows: in each case all inputs have the same, nonzero size."""
     counts = ({array.shape[0] if array.ndim else 0 for array in case.inputs.values()} for case in cases)
     return all(len(count) == 1 and 0 not in count for count in counts)
 
 
-def stretched(cases: Sequence[Case], shapes: Mapping[str, tuple[int, ...]], *, batched: bool) -> Case | None:
-    """A case of these shapes, made of what is in `cases`: repeated, or cut, along each dimension, the first of which
-    counts rows if `batched`, of one case after the other. None where there is nothing to repeat."""
+def stretch(cases: Sequence[Case], shapes: Mapping[str, tuple[int, ...]], *, batched: bool) -> Case | None:
+    """Build a case of these shapes from `cases`: their content is repeated or cut along each dimension. If `batched`,
+    the first dimension counts rows, which are taken from one case after the other. None if there is nothing to
+    repeat."""
     several = cases[: max(1, *(shape[0] for shape in shapes.values()))] if batched else cases[:1]
     inputs = dict(cases[0].inputs)
     for name, shape in shapes.items():
@@ -127,33 +128,33 @@ def stretched(cases: Sequence[Case], shapes: Mapping[str, tuple[int, ...]], *, b
 
 
 def _sample(array: Array, index: int) -> Array:
-    return array[index : index + 1].reshape(array.shape[1:]).copy()  # array[index] may be no array
+    return array[index : index + 1].reshape(array.shape[1:]).copy()  # array[index] may be a scalar
 
 
 def _column(tensor: TensorSpec, arrays: Mapping[str, Array]) -> Array:
-    """All samples of one input."""
+    """Return all samples of one input."""
     array = arrays.get(tensor.name)
     if array is None:
-        raise _refused(f"the samples have no array for the input {described(tensor)}", tensor.name)
-    wanted = dtype_of(tensor.datatype)
-    if wanted == BF16 and array.dtype == np.dtype("V2"):  # as numpy writes it
+        raise _error(f"the samples have no array for the input {describe_tensor(tensor)}", tensor.name)
+    expected = dtype_of(tensor.datatype)
+    if expected == BF16 and array.dtype == np.dtype("V2"):  # numpy's representation
         array = array.view(BF16)
     if tensor.datatype == "BYTES" and array.dtype.kind in "US":
         array = _texts(tensor, array)
-    if array.dtype != wanted:
-        raise _refused(
-            f"the samples of {described(tensor)} are {array.dtype}: use .astype({str(wanted)!r})", tensor.name
+    if array.dtype != expected:
+        raise _error(
+            f"the samples of {describe_tensor(tensor)} are {array.dtype}: use .astype({str(expected)!r})", tensor.name
         )
     if array.ndim != len(tensor.shape) + 1 or any(
-        size not in (-1, found) for size, found in zip(tensor.shape, array.shape[1:], strict=True)
+        size not in (-1, actual) for size, actual in zip(tensor.shape, array.shape[1:], strict=True)
     ):
-        raise _refused(
-            f"the samples of {described(tensor)} have the shape {list(array.shape)}: what is needed is one array of "
-            "such inputs along a first axis of samples",
+        raise _error(
+            f"the samples of {describe_tensor(tensor)} have the shape {list(array.shape)}: stack the inputs along a "
+            "first axis of samples in one array",
             tensor.name,
         )
     if tensor.datatype == "BOOL" and (largest := int(array.view(np.uint8).max(initial=0))) > 1:
-        raise _refused(
+        raise _error(
             f"the samples of {tensor.name} have the byte {largest} in a BOOL tensor, where 0 and 1 are allowed",
             tensor.name,
         )
@@ -165,22 +166,22 @@ def _texts(tensor: TensorSpec, array: Array) -> Array:
         try:
             array = np.char.decode(array, "utf-8")
         except UnicodeDecodeError:
-            raise _refused(f"the samples of {tensor.name} are not UTF-8", tensor.name) from None
+            raise _error(f"the samples of {tensor.name} are not UTF-8", tensor.name) from None
     return array.astype(np.object_)
 
 
-def _read_npz(path: Path, most_bytes: int) -> Arrays:
+def _read_npz(path: Path, max_bytes: int) -> Arrays:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         if len(members) > _MAX_ARRAYS:
             raise ValueError(f"{len(members)} arrays are more than the {_MAX_ARRAYS} allowed")
-        if (total := sum(member.file_size for member in members)) > most_bytes:
-            raise ValueError(f"unpacked they have {total} bytes, and {most_bytes} are allowed")
+        if (total := sum(member.file_size for member in members)) > max_bytes:
+            raise ValueError(f"they unpack to {total} bytes, more than the {max_bytes} allowed")
         return {member.filename.removesuffix(".npy"): _read_npy(archive, member) for member in members}
 
 
 def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array. Its header says how much memory to take, so it is held against the bytes that are there."""
+    """Read one array. Its header determines the allocation, so it is checked against the actual size."""
     with archive.open(member) as file:
         data = file.read(member.file_size)
     stream = io.BytesIO(data)
@@ -193,7 +194,7 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     if not dtype.itemsize:
         raise ValueError(f"{member.filename} has elements without bytes")
     if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
-        raise ValueError(f"{member.filename} has not the bytes of its shape {list(shape)}")
+        raise ValueError(f"{member.filename} does not have the bytes of its shape {list(shape)}")
     stream.seek(0)
     array: Array = np.lib.format.read_array(stream, allow_pickle=False)
     return array
@@ -203,17 +204,17 @@ def _check_shape(name: str, shape: Sequence[Any]) -> None:
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"{name} has {len(shape)} dimensions, and at most {MOST_DIMENSIONS} are allowed")
     if any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError(f"{name} has no shape: {list(shape)}")
+        raise ValueError(f"{name} has an invalid shape: {list(shape)}")
 
 
-def _read_safetensors(path: Path, most_bytes: int) -> Arrays:
+def _read_safetensors(path: Path, max_bytes: int) -> Arrays:
     size = path.stat().st_size
-    if size > most_bytes:
-        raise ValueError(f"they have {size} bytes, and {most_bytes} are allowed")
+    if size > max_bytes:
+        raise ValueError(f"they have {size} bytes, more than the {max_bytes} allowed")
     data = path.read_bytes()
     (header_bytes,) = struct.unpack_from("<Q", data) if size >= 8 else (0,)
     if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size - 8):
-        raise ValueError("it starts neither like the one nor like the other")
+        raise ValueError("it starts like neither of them")
     head = msgspec.json.decode(data[8 : 8 + header_bytes], type=dict[str, msgspec.Raw])
     head.pop("__metadata__", None)
     if len(head) > _MAX_ARRAYS:
@@ -231,7 +232,7 @@ def _read_tensor(name: str, tensor: _SafeTensor, body: memoryview) -> Array:
     if not 0 <= start <= end <= len(body):
         raise ValueError(f"{name} lies outside of the file")
     if math.prod(tensor.shape) * dtype.itemsize != end - start:
-        raise ValueError(f"{name} has not the bytes of its shape {list(tensor.shape)}")
+        raise ValueError(f"{name} does not have the bytes of its shape {list(tensor.shape)}")
     return np.frombuffer(body[start:end], dtype).reshape(tensor.shape)
 
 
@@ -239,10 +240,11 @@ def _read_tensor(name: str, tensor: _SafeTensor, body: memoryview) -> Array:
 
 
 def generate(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], seed: int) -> list[Case]:
-    """Cases at the `min`, `opt` and `max` shapes of each profile, each shape once; one where all shapes are fixed.
+    """Generate cases at the `min`, `opt` and `max` shapes of each profile, each shape once; one if all shapes are
+    fixed.
 
-    Floats are standard normal. 8-bit integers take all their values, as pixels do. Other integers are 0 or 1, with a 1
-    first in each row: valid as token, position or segment and as an attention mask that leaves something to attend to.
+    Floats are standard normal. 8-bit integers use their full range, like pixels. Other integers are 0 or 1, with a 1
+    first in each row: valid as tokens, positions or segments, and as an attention mask that is not all zeros.
     """
     random = np.random.default_rng(seed)
     cases: dict[tuple[tuple[int, ...], ...], Case] = {}
@@ -284,5 +286,5 @@ def _random(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) 
     return np.array(random.standard_normal(shape), np.float64).astype(dtype)
 
 
-def _refused(message: str, node: str = "") -> BuildFailed:
+def _error(message: str, node: str = "") -> BuildFailed:
     return BuildFailed(message, stage=_STAGE, node=node)

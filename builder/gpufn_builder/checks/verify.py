@@ -1,7 +1,7 @@
-"""How far outputs are from the reference's, per output and case, and whether that is near enough. Pure.
+"""Comparison of outputs with the reference, per output and case, and the check against the tolerance. Pure.
 
-Floats are compared in float64. NaNs have to be at the same places and are left out of the figures, as are infinities
-that both have; one that only one of them has is infinitely far. Anything that is no float is equal or infinitely far.
+Floats are compared in float64. NaNs must be at the same positions and are excluded from the metrics, as are infinities
+on both sides. An infinity on one side only is infinitely far. Other types are equal or infinitely far.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpufn_core.spec.model_spec import Tolerance
 class OutputAccuracy(msgspec.Struct, frozen=True):
     """One output of one case.
 
-    `p999_abs` is the difference that 99.9 % of the elements stay below; `rel_l2` where the reference is all zeros the
-    norm of the difference itself; `cosine` 1 there, for zeros have no direction. `argmax` is the share of rows (along
-    the last axis) whose largest element is at the same place, of other types than floats the share of equal elements.
-    `nans` counts those of the reference.
+    `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
+    difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
+    whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
+    counts NaNs of the reference.
     """
 
     case: str
@@ -45,8 +45,8 @@ class OutputAccuracy(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All outputs of all cases, and the worst of them. What is infinitely far is the largest number there: it goes into
-    a manifest, which is JSON on a node, and JSON has no infinities."""
+    """All outputs of all cases, and the worst values. An infinite distance becomes the largest float in `worst`,
+    because `worst` is stored in a manifest, which is JSON on a node, and JSON has no infinities."""
 
     outputs: tuple[OutputAccuracy, ...]
 
@@ -62,21 +62,21 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(
     cases: Sequence[str], reference: Sequence[Arrays], outputs: Sequence[Arrays], stage: BuildStage = BuildStage.VERIFY
 ) -> Comparison:
-    """Each case's `outputs` against its `reference`; `cases` are their names.
+    """Compare each case's `outputs` with its `reference`; `cases` are their names.
 
-    Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other places.
+    Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other positions.
     """
     rows = []
-    for case, wanted, found in zip(cases, reference, outputs, strict=True):
-        for name, array in wanted.items():
-            if name not in found:
+    for case, expected, actual in zip(cases, reference, outputs, strict=True):
+        for name, array in expected.items():
+            if name not in actual:
                 raise BuildFailed(f"there is no output {name} for {case}", stage=stage, node=name)
-            rows.append(_compare(case, name, array, found[name], stage))
+            rows.append(_compare(case, name, array, actual[name], stage))
     return Comparison(tuple(rows))
 
 
 def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = BuildStage.VERIFY) -> None:
-    """Raises BuildFailed that names the worst output when one is not within `tolerance`."""
+    """Raise BuildFailed for the worst output if any is not within `tolerance`."""
     failed = [row for row in comparison.outputs if row.accuracy.beyond(tolerance)]
     if failed:
         row = max(failed, key=lambda row: (row.rel_l2, row.max_abs, -row.cosine))
@@ -87,42 +87,45 @@ def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = Buil
         )
 
 
-def _compare(case: str, name: str, wanted: Array, found: Array, stage: BuildStage) -> OutputAccuracy:
-    row = OutputAccuracy(case, name, str(wanted.dtype), wanted.shape)
-    for what, right, seen in (("type", wanted.dtype, found.dtype), ("shape", list(wanted.shape), list(found.shape))):
+def _compare(case: str, name: str, expected: Array, actual: Array, stage: BuildStage) -> OutputAccuracy:
+    row = OutputAccuracy(case, name, str(expected.dtype), expected.shape)
+    for what, right, seen in (
+        ("type", expected.dtype, actual.dtype),
+        ("shape", list(expected.shape), list(actual.shape)),
+    ):
         if right != seen:
             raise BuildFailed(f"output {name} has the {what} {seen} for {case}, not {right}", stage=stage, node=name)
-    if not is_float(wanted):
-        equal = wanted == found
+    if not is_float(expected):
+        equal = expected == actual
         if bool(np.all(equal)):
             return row
         share = float(np.mean(equal))
         return msgspec.structs.replace(
             row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0, argmax=share
         )
-    if wanted.size == 0:
+    if expected.size == 0:
         return row
-    exact, other = wanted.astype(np.float64), found.astype(np.float64)
+    exact, other = expected.astype(np.float64), actual.astype(np.float64)
     nans = np.isnan(exact)
     if not np.array_equal(nans, np.isnan(other)):
         places = int(np.sum(nans != np.isnan(other)))
         raise BuildFailed(
-            f"output {name} and its reference have NaNs at different places for {case}, {places} of {wanted.size}",
+            f"output {name} and its reference have NaNs at different places for {case}, {places} of {expected.size}",
             stage=stage,
             node=name,
         )
     row = msgspec.structs.replace(row, nans=int(nans.sum()), argmax=_same_argmax(exact, other))
-    return _measured(row, exact[~nans], other[~nans])
+    return _with_metrics(row, exact[~nans], other[~nans])
 
 
-def _measured(row: OutputAccuracy, exact: Array, other: Array) -> OutputAccuracy:
+def _with_metrics(row: OutputAccuracy, exact: Array, other: Array) -> OutputAccuracy:
     finite = np.isfinite(exact) & np.isfinite(other)
     if not np.array_equal(exact[~finite], other[~finite]):
         return msgspec.structs.replace(row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0)
     exact, other = exact[finite], other[finite]
     if exact.size == 0:
         return row
-    # Squares of numbers beyond 1e154 are none, and of those below 1e-162 nothing is left: a power of two scales them.
+    # Squares of numbers above 1e154 overflow, and of those below 1e-162 underflow, so scale by a power of two.
     _, exponent = math.frexp(max(np.abs(exact).max(), np.abs(other).max()))
     scale = math.ldexp(1.0, exponent - 1)
     exact, other = exact / scale, other / scale

@@ -1,1 +1,1 @@
-"""Compilers: each makes an engine of one backend, and runs it so that it can be checked and measured."""
+"""Compilers: each builds engines of one backend, and loads them for verification and measurement."""

@@ -1,10 +1,10 @@
-"""What every compiler does: a transformed ONNX model in, a folder with an engine out, and the engine loaded again.
+"""The interface of compilers: from a transformed ONNX model to a folder with an engine, and the loaded engine.
 
     compiler = compiler_for(Backend.ORT_CPU)
-    compiled = compiler.compile(job, tell)
+    compiled = compiler.compile(job, report_progress)
     with compiler.load(job, compiled) as engine: outputs = engine.run(inputs)
 
-A backend's library is imported when it is asked for, in a candidate's own process.
+`compiler_for` imports the library of a backend, in the process of a candidate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufn_builder.processes.process_messages import THOROUGH
 from gpufn_core.domain.engine import Backend
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 
-Tell = Callable[[float, str], None]  # progress from 0 to 1, and what it does
+ReportProgress = Callable[[float, str], None]  # progress from 0 to 1, and the current step
 
 _MODULES: Final = {
     Backend.TENSORRT: "gpufn_builder.compilers.tensorrt",
@@ -32,8 +32,8 @@ _MODULES: Final = {
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`flags` are the EngineIdentity's, and hold all that is to be chosen. `golden` is an input to tune with.
-    `caches` outlives the job; `trial_s` is how long each setting runs that is chosen by trying."""
+    """`flags` are those of the EngineIdentity, and determine all choices of the compiler. `golden` is an input for
+    tuning. `caches` outlives the job. `trial_s` is the time for each setting that is chosen by trying."""
 
     model: Path
     inputs: tuple[TensorSpec, ...]
@@ -58,14 +58,14 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """An engine in memory. It owns what it has on a device, until the end of its `with`."""
+    """A loaded engine. It holds device memory until the end of its `with`."""
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Every output, by name. Raises BuildFailed(stage="verify")."""
+        """Return every output by name. Raises BuildFailed(stage="verify")."""
         ...
 
     def bind(self, inputs: Arrays) -> Callable[[], None]:
-        """What runs the engine on these inputs once and returns when it is done, for measuring."""
+        """Return a callable that runs the engine once on these inputs and waits for the end, for measuring."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -75,8 +75,8 @@ class Engine(Protocol):
 
 
 class Compiler(Protocol):
-    def compile(self, job: CompileJob, tell: Tell) -> Compiled:
-        """Raises BuildFailed(stage="compile") that names the node where the compiler does."""
+    def compile(self, job: CompileJob, report_progress: ReportProgress) -> Compiled:
+        """Compile the model. Raises BuildFailed(stage="compile") with the node, if the compiler reports it."""
         ...
 
     def load(self, job: CompileJob, compiled: Compiled) -> Engine: ...

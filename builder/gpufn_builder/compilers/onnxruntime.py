@@ -1,8 +1,8 @@
-"""ONNX Runtime, on the CPU and with its CUDA provider: the engine is the graph as it left the optimiser.
+"""ONNX Runtime, on the CPU and with its CUDA provider: the engine is the optimized graph.
 
-1. the graph is optimised as far as the result runs on every machine of its kind, and saved
-2. which node ran on which provider is recorded; a GPU's engine that would not use the GPU at all is refused
-3. on the CPU a few numbers of threads are tried, and the least that is as good as the best is kept
+1. Optimize the graph, as far as the result runs on every machine of its kind, and save it.
+2. Record which provider runs each node. Reject an engine for a GPU that would not use the GPU at all.
+3. On the CPU try several numbers of threads, and keep the least that is as fast as the best.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 import onnxruntime
 
 from gpufn_builder.checks import ort_run
-from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
-from gpufn_builder.compilers.threads import Trials, choose_threads, raced
+from gpufn_builder.compilers.base import Compiled, CompileJob, ReportProgress
+from gpufn_builder.compilers.threads import Trials, choose_threads, run_race
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_core.domain.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
@@ -29,8 +29,8 @@ from gpufn_core.spec.model_spec import TensorSpec
 
 _ENGINE: Final = "model.onnx"
 _WEIGHTS: Final = "model.onnx.data"
-# Weights from this size on lie beside the graph, which then stays far from protobuf's 2 GiB, and workers share their
-# pages. Without a file of its own the engine would refer to that of the model.
+# Weights from this size on are stored in a file beside the graph. That keeps the graph far below protobuf's 2 GiB, and
+# workers share the file's pages. Without this file the engine would refer to the model's external data.
 _INLINE_BYTES: Final = "1024"
 _LEVELS: Final = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -50,8 +50,8 @@ class OnnxRuntime:
     def __init__(self, backend: Backend) -> None:
         self._on_gpu = backend.on_gpu
 
-    def compile(self, job: CompileJob, tell: Tell) -> Compiled:
-        tell(0.0, "optimises the graph")
+    def compile(self, job: CompileJob, report_progress: ReportProgress) -> Compiled:
+        report_progress(0.0, "optimizing the graph")
         self._optimise(job)
         nodes = self._count_nodes(job)
         gpu_nodes = sum(count for name, count in nodes.items() if name.endswith(_CUDA))
@@ -66,7 +66,7 @@ class OnnxRuntime:
         )
         if self._on_gpu:
             return compiled
-        tell(0.5, "chooses threads")
+        report_progress(0.5, "choosing the number of threads")
         return self._with_threads(job, compiled)
 
     def load(self, job: CompileJob, compiled: Compiled) -> OrtEngine:
@@ -83,7 +83,7 @@ class OnnxRuntime:
         return OrtEngine(session, job.outputs)
 
     def _optimise(self, job: CompileJob) -> None:
-        """Saves the engine."""
+        """Optimize the graph and save the engine."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
@@ -95,7 +95,7 @@ class OnnxRuntime:
         self._session(job, job.model, options)
 
     def _count_nodes(self, job: CompileJob) -> dict[str, int]:
-        """How many of the engine's nodes, of which operator, each provider has."""
+        """Count the engine's nodes by operator and provider."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS["none"]
@@ -107,20 +107,20 @@ class OnnxRuntime:
 
     def _session(self, job: CompileJob, model: Path, options: Any) -> Any:
         if self._on_gpu:
-            onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
+            onnxruntime.preload_dlls()  # CUDA libraries from wheels, where the loader does not look
         for entry, value in EXACT.items():
             options.add_session_config_entry(entry, value)
         provider, settings = (_CUDA, {"use_tf32": job.flags["use_tf32"]}) if self._on_gpu else (_CPU, {})
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=[settings])
         except Exception as error:
-            raise ort_run.failed("ONNX Runtime does not take the model", error, BuildStage.COMPILE) from error
-        if (found := session.get_providers()[0]) != provider:
-            raise BuildFailed(f"ONNX Runtime chose {found} instead of {provider}", stage="compile")
+            raise ort_run.failed("ONNX Runtime rejects the model", error, BuildStage.COMPILE) from error
+        if (actual := session.get_providers()[0]) != provider:
+            raise BuildFailed(f"ONNX Runtime chose {actual} instead of {provider}", stage="compile")
         return session
 
     def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
-        """The fewest that more of them do not beat by much."""
+        """Choose the least number of threads that more threads do not beat by much."""
         trials = Trials()
 
         def with_threads(threads: int) -> Compiled:
@@ -128,14 +128,14 @@ class OnnxRuntime:
 
         def race(fewer: int, more: int) -> tuple[float, float]:
             with self.load(job, with_threads(fewer)) as one, self.load(job, with_threads(more)) as other:
-                return trials.judge(fewer, more, raced(one.bind(job.golden), other.bind(job.golden), job.trial_s))
+                return trials.judge(fewer, more, run_race(one.bind(job.golden), other.bind(job.golden), job.trial_s))
 
         chosen = with_threads(choose_threads(len(os.sched_getaffinity(0)), race))
         return msgspec.structs.replace(chosen, notes=trials.notes())
 
 
 class OrtEngine:
-    """Inputs come from the host and outputs go there, so that a run on a GPU is timed with both copies."""
+    """An engine with inputs and outputs on the host, so that the timing of a run on a GPU includes both copies."""
 
     def __init__(self, session: Any, outputs: Sequence[TensorSpec]) -> None:
         self._session = session

@@ -1,7 +1,7 @@
-"""TensorRT, through its own Python API: the engine is a plan for exactly this release and this model of GPU.
+"""TensorRT, through its Python API: the engine is a plan for exactly this release and this GPU model.
 
-Written for 11.x and good for 10.x: networks are strongly typed, so precision is what the graph says, and TF32 the only
-choice that is left. What the API tells by return values and by its log alone becomes a BuildFailed here.
+Written for 11.x and compatible with 10.x. Networks are strongly typed, so the graph determines the precision, and TF32
+is the only remaining choice. Errors that the API reports only by return values and its log become BuildFailed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import numpy as np
 import tensorrt as trt
 
-from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
+from gpufn_builder.compilers.base import Compiled, CompileJob, ReportProgress
 from gpufn_builder.onnx_model.tensors import Arrays, dtype_of
 from gpufn_core.domain.engine import Backend
 from gpufn_core.errors import BuildFailed
@@ -28,7 +28,7 @@ from gpufn_core.inference.cudart import Cuda
 from gpufn_core.spec.model_spec import ShapeProfile
 
 _ENGINE: Final = "engine.plan"
-_MOST_ERRORS: Final = 20
+_MAX_ERRORS: Final = 20
 _NODE: Final = re.compile(r"[Nn]ode (?:\w+ )?\[?name:? ?\"?([^\s\"\]]+)")
 
 
@@ -37,14 +37,14 @@ def compiler(backend: Backend) -> TensorRT:
 
 
 class TensorRT:
-    def compile(self, job: CompileJob, tell: Tell) -> Compiled:
+    def compile(self, job: CompileJob, report_progress: ReportProgress) -> Compiled:
         log = _Log()
         trt.init_libnvinfer_plugins(log, "")
         builder = trt.Builder(log)
-        # The flag is needed before 11, and ignored since.
+        # The flag is required before 11, and ignored since.
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, log)
-        tell(0.0, "parses the graph")
+        report_progress(0.0, "parsing the graph")
         if not parser.parse_from_file(str(job.model)):
             raise _parse_failed(parser, log)
         config = builder.create_builder_config()
@@ -53,10 +53,10 @@ class TensorRT:
         if job.flags["tf32"] == "1":
             config.set_flag(trt.BuilderFlag.TF32)
         else:
-            config.clear_flag(trt.BuilderFlag.TF32)  # it is on by default
+            config.clear_flag(trt.BuilderFlag.TF32)  # enabled by default
         for profile in job.profiles:
             _add_profile(builder, config, profile, log)
-        monitor = _Monitor(tell)
+        monitor = _Monitor(report_progress)
         config.progress_monitor = monitor
         cache = job.caches / f"tensorrt-{trt.__version__}.timing"
         config.set_timing_cache(_timings(config, cache), ignore_mismatch=False)
@@ -64,15 +64,15 @@ class TensorRT:
         if plan is None:
             raise log.failed("TensorRT could not build an engine")
         (job.folder / _ENGINE).write_bytes(plan)
-        _keep(config.get_timing_cache(), cache)
-        return _described(log, job.folder / _ENGINE)
+        _save_timings(config.get_timing_cache(), cache)
+        return _describe_plan(log, job.folder / _ENGINE)
 
     def load(self, job: CompileJob, compiled: Compiled) -> TrtEngine:
         return TrtEngine(job.folder / compiled.files[0], job)
 
 
 class TrtEngine:
-    """One execution context and one stream. Host memory is not pinned: what is measured is an upper bound."""
+    """One execution context and one stream. Host memory is not pinned, so the measured latency is an upper bound."""
 
     def __init__(self, plan: Path, job: CompileJob) -> None:
         self._log = _Log()
@@ -80,25 +80,25 @@ class TrtEngine:
         self._runtime = trt.Runtime(self._log)
         self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if self._engine is None:
-            raise self._log.failed("TensorRT does not load the engine that it built", stage="verify")
+            raise self._log.failed("TensorRT cannot load the engine that it built", stage="verify")
         self._context = self._engine.create_execution_context()
         self._cuda = Cuda()
         self._stream = self._cuda.stream()
         self._profiles = job.profiles
         self._dtypes = {spec.name: dtype_of(spec.datatype) for spec in (*job.inputs, *job.outputs)}
         self._outputs = [spec.name for spec in job.outputs]
-        self._held: list[int] = []
+        self._allocations: list[int] = []
 
     def run(self, inputs: Arrays) -> Arrays:
-        fed = _contiguous(inputs)
-        outputs = self._prepare(fed)
-        self._execute(fed, outputs)
+        arrays = _contiguous(inputs)
+        outputs = self._prepare(arrays)
+        self._execute(arrays, outputs)
         return outputs
 
     def bind(self, inputs: Arrays) -> Callable[[], None]:
-        fed = _contiguous(inputs)
-        outputs = self._prepare(fed)
-        return lambda: self._execute(fed, outputs)
+        arrays = _contiguous(inputs)
+        outputs = self._prepare(arrays)
+        return lambda: self._execute(arrays, outputs)
 
     def __enter__(self) -> Self:
         return self
@@ -110,14 +110,14 @@ class TrtEngine:
         self._cuda.destroy_stream(self._stream)
 
     def _prepare(self, inputs: Arrays) -> Arrays:
-        """Shapes and addresses of one set of inputs, and arrays for the outputs; the device memory of the last one is
-        given back."""
+        """Set the shapes and addresses for a set of inputs, and allocate the outputs. Frees the device memory of the
+        previous set."""
         self._release()
         self._addresses: dict[str, int] = {}
         self._context.set_optimization_profile_async(self._profile_for(inputs), self._stream)
         for name, array in inputs.items():
             if not self._context.set_input_shape(name, array.shape):
-                raise self._log.failed(f"TensorRT refuses {name} with the shape {list(array.shape)}", stage="verify")
+                raise self._log.failed(f"TensorRT rejects {name} with the shape {list(array.shape)}", stage="verify")
             self._addresses[name] = self._allocate(array.nbytes)
             self._context.set_tensor_address(name, self._addresses[name])
         if missing := self._context.infer_shapes():
@@ -125,9 +125,9 @@ class TrtEngine:
         outputs: Arrays = {}
         for name in self._outputs:
             shape = tuple(self._context.get_tensor_shape(name))
-            if -1 in shape:  # it depends on the data; workers give each output its memory before a run
+            if -1 in shape:  # data-dependent; workers allocate the output before a run
                 raise BuildFailed(
-                    f"the shape of {name} is known only after a run, which is not done with TensorRT here",
+                    f"the shape of {name} is known only after a run, which is not supported with TensorRT",
                     stage="verify",
                     node=name,
                 )
@@ -154,16 +154,16 @@ class TrtEngine:
 
     def _allocate(self, size: int) -> int:
         address = self._cuda.allocate(size)
-        self._held.append(address)
+        self._allocations.append(address)
         return address
 
     def _release(self) -> None:
-        while self._held:
-            self._cuda.free(self._held.pop())
+        while self._allocations:
+            self._cuda.free(self._allocations.pop())
 
 
 class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
-    """Keeps what TensorRT calls errors: often the only place that tells why something returned None."""
+    """Collects TensorRT's errors, which are often the only explanation of a failed call."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
@@ -173,25 +173,25 @@ class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
     def log(self, severity: Any, message: str) -> None:
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             with self._lock:
-                self._errors = [*self._errors, message][-_MOST_ERRORS:]
+                self._errors = [*self._errors, message][-_MAX_ERRORS:]
 
     def failed(self, what: str, *, stage: str = "compile", node: str = "") -> BuildFailed:
-        said = "; ".join(" ".join(error.split()) for error in self._errors[:2])
-        found = _NODE.search(said)
+        errors = "; ".join(" ".join(error.split()) for error in self._errors[:2])
+        match = _NODE.search(errors)
         return BuildFailed(
-            f"{what}: {said[:500]}" if said else what,
+            f"{what}: {errors[:500]}" if errors else what,
             stage=stage,
-            node=node or (found[1] if found else ""),
+            node=node or (match[1] if match else ""),
             log="\n".join(self._errors),
         )
 
 
 class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-    """Called from TensorRT's threads, and never raises into them. Progress is that of the outermost phase."""
+    """Called from TensorRT's threads; never raises there. Reports the progress of the outermost phase."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, report_progress: ReportProgress) -> None:
         trt.IProgressMonitor.__init__(self)
-        self._tell = tell
+        self._report_progress = report_progress
         self._lock = threading.Lock()
         self._steps: dict[str, int] = {}
         self._outermost = ""
@@ -204,7 +204,7 @@ class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
     def step_complete(self, phase_name: str, step: int) -> bool:
         with contextlib.suppress(Exception), self._lock:
             if phase_name == self._outermost:
-                self._tell(min(1.0, (step + 1) / self._steps[phase_name]), phase_name)
+                self._report_progress(min(1.0, (step + 1) / self._steps[phase_name]), phase_name)
         return True
 
     def phase_finish(self, phase_name: str) -> None:
@@ -219,56 +219,56 @@ def _parse_failed(parser: Any, log: _Log) -> BuildFailed:
     first = errors[0]
     operator = f" ({first.node_operator()})" if first.node_operator() else ""
     return BuildFailed(
-        f"TensorRT does not take this model: {first.code().name}{operator}: {first.desc()}",
+        f"TensorRT rejects this model: {first.code().name}{operator}: {first.desc()}",
         stage="compile",
         node=first.node_name(),
-        log="\n".join(f"{error.code().name} {error.node_name()}: {error.desc()}" for error in errors[:_MOST_ERRORS]),
+        log="\n".join(f"{error.code().name} {error.node_name()}: {error.desc()}" for error in errors[:_MAX_ERRORS]),
     )
 
 
 def _add_profile(builder: Any, config: Any, profile: ShapeProfile, log: _Log) -> None:
     if not profile.inputs:
         return
-    made = builder.create_optimization_profile()
+    shapes = builder.create_optimization_profile()
     for name, ranged in profile.inputs.items():
-        made.set_shape(name, ranged.min, ranged.opt, ranged.max)
-    if config.add_optimization_profile(made) < 0:
-        raise log.failed(f"TensorRT refuses the profile {'; '.join(f'{n}: {r}' for n, r in profile.inputs.items())}")
+        shapes.set_shape(name, ranged.min, ranged.opt, ranged.max)
+    if config.add_optimization_profile(shapes) < 0:
+        raise log.failed(f"TensorRT rejects the profile {'; '.join(f'{n}: {r}' for n, r in profile.inputs.items())}")
 
 
 def _contiguous(inputs: Arrays) -> Arrays:
     return {name: np.require(array, requirements=["C", "A"]) for name, array in inputs.items()}
 
 
-def _described(log: _Log, plan: Path) -> Compiled:
-    """The layers of the plan, which is loaded once for it."""
+def _describe_plan(log: _Log, plan: Path) -> Compiled:
+    """Load the plan once and count its layers."""
     engine = trt.Runtime(log).deserialize_cuda_engine(plan.read_bytes())
     if engine is None:
-        raise log.failed("TensorRT does not load the engine that it built")
+        raise log.failed("TensorRT cannot load the engine that it built")
     counted: Counter[str] = Counter()
-    said = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-        counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(said)["Layers"])
+        counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(information)["Layers"])
     return Compiled(files=(_ENGINE,), settings={}, gpu_nodes=engine.num_layers, nodes=dict(counted))
 
 
 def _timings(config: Any, path: Path) -> Any:
-    """What earlier builds kept; none when there is nothing, or it cannot be read: it only saves time."""
-    known = b""
+    """Load the timing cache of earlier builds; empty if there is none or it cannot be read. It only saves time."""
+    data = b""
     with contextlib.suppress(OSError):
-        known = path.read_bytes()
-    kept = config.create_timing_cache(known)
-    return config.create_timing_cache(b"") if kept is None else kept
+        data = path.read_bytes()
+    cache = config.create_timing_cache(data)
+    return config.create_timing_cache(b"") if cache is None else cache
 
 
-def _keep(timing_cache: Any, path: Path) -> None:
-    """For the next build: auto-tuning is quicker with it, and chooses the same again. An engine is none the worse when
-    that fails."""
+def _save_timings(timing_cache: Any, path: Path) -> None:
+    """Save the timing cache for the next build, which then tunes faster and makes the same choices. A failure does not
+    affect the engine."""
     if timing_cache is not None:
-        fresh = path.with_suffix(f".{os.getpid()}")
+        part = path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(timing_cache.serialize())
-            fresh.replace(path)
+            part.write_bytes(timing_cache.serialize())
+            part.replace(path)
         with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)

@@ -1,13 +1,14 @@
-"""How many threads an engine runs with on a CPU: the fewest that more of them do not beat by much. Found by trying.
+"""Choice of the number of threads of a CPU engine, by trying: the least number that more threads do not beat by much.
 
-Two numbers of threads take turns, so that what else the machine does meets both. What a run takes is
+Two numbers of threads are run alternately, so that other load on the machine affects both. The time of a run is
 
-- on a quiet machine the fastest of its runs by the clock: what else happens only adds
-- where others have the cores, what its CPU time comes to. A run with two threads then hardly ever has both cores at
-  once, and would look slower than one with a single thread, which fits between the others' turns. So: the work spread
-  evenly, with all that the spreading costs on top, and no less than the calling thread did itself. That they wait for
-  one another is in it, for they spin (gpufn_core.inference.ort_threads); the longer one is without a core the longer the other spins,
-  so here too the run with the least counts
+- on a quiet machine the wall-clock time of its fastest run, because other load only adds time
+- on a busy machine an estimate from CPU time. There a run with two threads rarely has both cores at the same time, and
+  would look slower than a run with one thread, which fits between the time slices of others. The estimate is the work
+  of a single-threaded run divided among the threads, plus the CPU time that the threads add, and at least the CPU time
+  of the calling thread. Waiting for each other is included, because the threads spin
+  (`gpufn_core.inference.ort_threads`). The longer one thread lacks a core, the longer the others spin, so here too the
+  run with the least time counts
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# What more threads are to save of a run: they are the whole machine's.
+# The part of a run, and the time, that more threads must save: they are the whole machine's threads.
 _WORTH_SHARE: Final = 0.1
 _WORTH_S: Final = 50e-6
-_BUSY_SHARE: Final = 0.2  # of the time: so long its threads wait for a core. On a quiet machine they take some to wake
-_RACES: Final = 3  # before more threads have lost: for seconds at a time a virtual machine's core may be half as fast
+_BUSY_SHARE: Final = 0.2  # part of the time that threads wait for a core; on a quiet machine, waking takes some of that
+_RACES: Final = 3  # before more threads lose: a virtual machine's core may be half as fast for seconds at a time
 _LEAST_RUNS: Final = 3
-_FIRST_RUNS: Final = 2  # slower, and not counted
+_FIRST_RUNS: Final = 2  # warm-up runs, not counted
 _TASKS: Final = Path("/proc/self/task")
 
 
 class Run(NamedTuple):
-    """Seconds of one run: by the clock, of CPU time of the thread that called it, and of all threads."""
+    """The seconds of one run: wall-clock time, CPU time of the calling thread, and CPU time of all threads."""
 
     clock_s: float
     own_s: float
@@ -38,7 +39,7 @@ class Run(NamedTuple):
 
 
 class Race(NamedTuple):
-    """The runs of two numbers of threads; `waited_s` is how long their threads wanted a core and had none."""
+    """The runs of two numbers of threads; `waited_s` is how long their threads were runnable without a core."""
 
     fewer: Sequence[Run]
     more: Sequence[Run]
@@ -50,7 +51,7 @@ class Race(NamedTuple):
 
 
 class Trials:
-    """The least seconds of a run with so many threads, from races; the first has to be with one."""
+    """The least seconds of a run by number of threads, from several races. The first race must include one thread."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
@@ -62,30 +63,31 @@ class Trials:
             self._work_s = min(self._work_s, *(run.cpu_s for run in race.fewer))
         self.were_disturbed |= race.was_disturbed
         for threads, runs in ((fewer, race.fewer), (more, race.more)):
-            taken = self._taken(threads, runs, race)
-            self.seconds[threads] = min(taken, self.seconds.get(threads, taken))
+            run_s = self._run_s(threads, runs, race)
+            self.seconds[threads] = min(run_s, self.seconds.get(threads, run_s))
         return self.seconds[fewer], self.seconds[more]
 
-    def _taken(self, threads: int, runs: Sequence[Run], race: Race) -> float:
+    def _run_s(self, threads: int, runs: Sequence[Run], race: Race) -> float:
         if not race.was_disturbed:
             return min(run.clock_s for run in runs)
         if threads == 1:
             return self._work_s
-        spreading_s = max(0.0, min(run.cpu_s for run in runs) - self._work_s)
-        return max(min(run.own_s for run in runs), self._work_s / threads + spreading_s)
+        overhead_s = max(0.0, min(run.cpu_s for run in runs) - self._work_s)
+        return max(min(run.own_s for run in runs), self._work_s / threads + overhead_s)
 
     def notes(self) -> tuple[str, ...]:
-        """What was tried, in words."""
+        """Describe the trials."""
         each = tuple(
             f"{threads} {'thread' if threads == 1 else 'threads'}: {seconds * 1e3:.3g} ms"
             for threads, seconds in self.seconds.items()
         )
-        return (*each, "the machine was busy, so reckoned from CPU time") if self.were_disturbed else each
+        return (*each, "the machine was busy, so times are estimated from CPU time") if self.were_disturbed else each
 
 
 def choose_threads(cores: int, race: Callable[[int, int], tuple[float, float]]) -> int:
-    """The least number of threads that is about as quick as more. `race` has the seconds of a run with each of two, the
-    least that were seen.
+    """Return the least number of threads that is about as fast as more. `race` returns the least seconds of a run so
+    far
+    with each of two numbers of threads.
 
     >>> choose_threads(4, lambda fewer, more: (8 / fewer, max(8 / more, 3.9)))
     2
@@ -103,32 +105,32 @@ def _wins(race: Callable[[], tuple[float, float]]) -> bool:
         before_s, after_s = race()
         if _is_worth(before_s, after_s):
             return True
-        if before_s <= _WORTH_S:  # whatever the next one would say
+        if before_s <= _WORTH_S:  # more threads cannot save enough
             break
     return False
 
 
-def raced(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> Race:
-    """Both run in turns, `trial_s` each."""
-    taken: tuple[list[Run], list[Run]] = ([], [])
+def run_race(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> Race:
+    """Run both alternately, for `trial_s` each."""
+    runs: tuple[list[Run], list[Run]] = ([], [])
     waited_s = 0.0
     end = time.monotonic() + 2 * trial_s
-    while len(taken[1]) < _FIRST_RUNS + _LEAST_RUNS or time.monotonic() < end:
-        if len(taken[1]) == _FIRST_RUNS:
+    while len(runs[1]) < _FIRST_RUNS + _LEAST_RUNS or time.monotonic() < end:
+        if len(runs[1]) == _FIRST_RUNS:
             waited_s = -_waited_s()
-        for run, its in zip((one, other), taken, strict=True):
-            its.append(_timed(run))
-    return Race(taken[0][_FIRST_RUNS:], taken[1][_FIRST_RUNS:], waited_s + _waited_s())
+        for run, results in zip((one, other), runs, strict=True):
+            results.append(_time_run(run))
+    return Race(runs[0][_FIRST_RUNS:], runs[1][_FIRST_RUNS:], waited_s + _waited_s())
 
 
-def _timed(run: Callable[[], None]) -> Run:
+def _time_run(run: Callable[[], None]) -> Run:
     clock, own, cpu = time.perf_counter(), time.thread_time(), time.process_time()
     run()
     return Run(time.perf_counter() - clock, time.thread_time() - own, time.process_time() - cpu)
 
 
 def _waited_s() -> float:
-    """How long this process's threads have wanted a core and had none; 0 where the kernel does not count it."""
+    """Return how long threads of this process were runnable without a core; 0 if the kernel does not count it."""
     waited_ns = 0
     for file in _TASKS.glob("*/schedstat"):
         try:

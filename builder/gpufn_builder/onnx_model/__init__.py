@@ -1,1 +1,1 @@
-"""ONNX models: read, check, normalise."""
+"""ONNX models: reading, validation, normalization."""

@@ -1,4 +1,4 @@
-"""What a file is by its bytes, before it is parsed: ONNX, whole or cut off, or something else. Pure."""
+"""Detection of a file's format from its bytes, before parsing: complete or truncated ONNX, or something else. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from onnx import ModelProto
 
-# What the first bytes of other formats are: offset, bytes, words.
+# First bytes of other formats: offset, bytes, description.
 _MAGIC: Final = (
     (0, b"PK\x03\x04", "a zip archive, as PyTorch, Keras and numpy write them"),
     (0, b"PK\x05\x06", "an empty zip archive"),
@@ -25,7 +25,7 @@ _PICKLES: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
 def other_kind(data: bytes) -> str | None:
-    """What `data` is in words when its first bytes tell that it is something else."""
+    """Describe the format of `data` if its first bytes show that it is not ONNX."""
     if data[:2] in _PICKLES:
         return "a pickle, which is a program and never loaded here"
     for offset, magic, words in _MAGIC:
@@ -40,7 +40,8 @@ def other_kind(data: bytes) -> str | None:
 
 
 def missing_bytes(data: bytes) -> int | None:
-    """How many bytes the outermost fields want past the end: 0 for a whole file, None for what has no such fields."""
+    """Return how many bytes the outermost fields extend past the end: 0 for a complete file, None if it has no such
+    fields."""
     view, position = memoryview(data), 0
     while position < len(view):
         is_first = position == 0
@@ -58,7 +59,7 @@ def missing_bytes(data: bytes) -> int | None:
 
 
 def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    """A number and where it ends; past the end of `view` when it is cut off or is none."""
+    """Return a number and its end position; past the end of `view` if it is truncated or invalid."""
     value = 0
     for index in range(10):
         if position + index >= len(view):

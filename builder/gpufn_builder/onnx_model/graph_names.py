@@ -1,4 +1,4 @@
-"""The names in a graph, and in the graphs that its nodes hold. Pure."""
+"""The names in a graph and in its subgraphs. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 
 def text(name: str | bytes) -> str:
-    """A name to show: protobuf gives what is no UTF-8 as bytes."""
+    """Return a name as text. protobuf returns invalid UTF-8 as bytes."""
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
@@ -19,25 +19,25 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def names_taken(node: NodeProto) -> Iterator[str]:
-    """The inputs of `node`, and what the graphs in it refer to: values from around them, and their own."""
+def referenced_names(node: NodeProto) -> Iterator[str]:
+    """Yield the inputs of `node` and all names that its subgraphs refer to: outer values and their own."""
     yield from node.input
     for inner in subgraphs(node):
-        yield from names_in(inner)
+        yield from names_used_in(inner)
 
 
-def names_in(graph: GraphProto) -> Iterator[str]:
-    """What its nodes take, and what it gives."""
+def names_used_in(graph: GraphProto) -> Iterator[str]:
+    """Yield the inputs of its nodes and its outputs."""
     for node in graph.node:
-        yield from names_taken(node)
+        yield from referenced_names(node)
     yield from (value.name for value in graph.output)
 
 
 def all_names(graph: GraphProto) -> set[str]:
-    """Of values and constants."""
-    found = {tensor.name for tensor in graph.initializer} | {value.name for value in (*graph.input, *graph.output)}
+    """Return all names of values and constants."""
+    names = {tensor.name for tensor in graph.initializer} | {value.name for value in (*graph.input, *graph.output)}
     for node in graph.node:
-        found |= {*node.input, *node.output}
+        names |= {*node.input, *node.output}
         for inner in subgraphs(node):
-            found |= all_names(inner)
-    return found
+            names |= all_names(inner)
+    return names

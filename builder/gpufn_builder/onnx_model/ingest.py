@@ -1,11 +1,11 @@
-"""The first look at what somebody uploaded: is it an ONNX model, and does it stay inside its own files?
+"""Validation of an uploaded model: is it an ONNX model, and does it refer only to its own files?
 
-    1. the files: as many and as large as the spec says, regular ones in one folder
-    2. the bytes: ONNX whole, not something else by its first bytes, not cut off
-    3. every message of the protobuf, however deep: external data, domains, sizes, nesting
-    4. opsets that the runtime accepts, inputs and outputs that a request can name, inputs whose rank is known
+    1. The files: number and sizes as in the spec, regular files in one folder.
+    2. The bytes: complete ONNX, not another format, not truncated.
+    3. Every message of the protobuf, at any depth: external data, domains, sizes, nesting.
+    4. Opsets that the runtime supports, inputs and outputs that a request can name, inputs of known rank.
 
-No file but the ONNX one is opened here, and onnx is not let near external data before step 3 has passed.
+Only the ONNX file is opened here, and onnx does not access external data before step 3 has passed.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gpufn_builder.onnx_model import file_format, ort_capabilities, signature
 from gpufn_builder.onnx_model.graph_names import text
-from gpufn_builder.onnx_model.tensors import MOST_ELEMENTS
+from gpufn_builder.onnx_model.tensors import MAX_ELEMENTS
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelSpec
 
 _STAGE: Final = BuildStage.INGEST
 _MAIN: Final = ("", "ai.onnx")  # two names of one domain
-_INSTEAD: Final = "export the model to ONNX"
+_EXPORT_HINT: Final = "export the model to ONNX"
 
 
 class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one upload may be; the count of its files is held by ModelSpec."""
+    """Limits of one upload. ModelSpec limits the number of files."""
 
-    model_bytes: int = (2 << 30) - 1  # of the ONNX file: what a protobuf can be
+    model_bytes: int = (2 << 30) - 1  # of the ONNX file; the limit of a protobuf
     total_bytes: int = 64 << 30
-    nodes: int = 200_000  # with functions written out where they are called
-    nesting: int = 16  # graphs inside graphs, and calls of functions by functions
-    elements: int = MOST_ELEMENTS
+    nodes: int = 200_000  # after inlining of functions
+    nesting: int = 16  # of graphs in graphs, and of function calls
+    elements: int = MAX_ELEMENTS
 
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A model that passed: the ONNX file `name` and its external data, `external`, lie in `folder`."""
+    """A valid model: the ONNX file `name` and its external data, `external`, are in `folder`."""
 
     folder: Path
     name: str
@@ -60,7 +60,7 @@ class SourceModel:
 
 
 def ingest(folder: Path, spec: ModelSpec, limits: IngestLimits) -> SourceModel:
-    """The model of `spec`, whose files lie in `folder` under their names. Raises BuildFailed(stage="ingest")."""
+    """Validate the model of `spec`, whose files are in `folder`. Raises BuildFailed(stage="ingest")."""
     sizes = _sizes(folder, spec, limits)
     name = spec.files[0].name
     proto = _parse(name, (folder / name).read_bytes())
@@ -79,44 +79,44 @@ def _sizes(folder: Path, spec: ModelSpec, limits: IngestLimits) -> dict[str, int
     sizes: dict[str, int] = {}
     for file in spec.files:
         try:
-            found = (folder / file.name).lstat()
+            status = (folder / file.name).lstat()
         except OSError as error:
-            raise _refused(f"{file.name} is missing: {error.strerror}") from None
-        if not stat.S_ISREG(found.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
-            raise _refused(f"{file.name} is {kind}")
-        if found.st_nlink > 1:
-            raise _refused(f"{file.name} is a hard link: it is shared with another place")
-        if found.st_size != file.size:
-            raise _refused(f"{file.name} has {found.st_size} bytes, not the {file.size} that were announced")
-        sizes[file.name] = found.st_size
+            raise _error(f"{file.name} is missing: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+            raise _error(f"{file.name} is {kind}")
+        if status.st_nlink > 1:
+            raise _error(f"{file.name} is a hard link: another path refers to the same file")
+        if status.st_size != file.size:
+            raise _error(f"{file.name} has {status.st_size} bytes, not the {file.size} in the spec")
+        sizes[file.name] = status.st_size
     model = spec.files[0].name
     if sizes[model] > limits.model_bytes:
-        raise _refused(
+        raise _error(
             f"{model} has {sizes[model]} bytes, and {limits.model_bytes} are allowed: keep weights as external data"
         )
     if (total := sum(sizes.values())) > limits.total_bytes:
-        raise _refused(f"the model's files have {total} bytes together, and {limits.total_bytes} are allowed")
+        raise _error(f"the model's files have {total} bytes together, and {limits.total_bytes} are allowed")
     return sizes
 
 
 def _parse(name: str, data: bytes) -> ModelProto:
     if not data:
-        raise _refused(f"{name} is empty")
+        raise _error(f"{name} is empty")
     if (kind := file_format.other_kind(data)) is not None:
-        raise _refused(f"{name} is not ONNX but {kind}: {_INSTEAD}")
+        raise _error(f"{name} is not ONNX but {kind}: {_EXPORT_HINT}")
     missing = file_format.missing_bytes(data)
     if missing is None:
-        raise _refused(f"{name} is not ONNX: {_INSTEAD}")
+        raise _error(f"{name} is not ONNX: {_EXPORT_HINT}")
     if missing:
-        raise _refused(f"{name} is cut off: at least {missing} bytes are missing at its end")
+        raise _error(f"{name} is truncated: at least {missing} bytes are missing at its end")
     proto = ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError:
-        raise _refused(f"{name} is damaged, or nested too deeply: its parts cannot be read as ONNX") from None
+        raise _error(f"{name} is damaged, or nested too deeply: it cannot be parsed as ONNX") from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise _refused(f"{name} is not a whole ONNX model: it has no graph or no opset")
+        raise _error(f"{name} is not a complete ONNX model: it has no graph or no opset")
     return proto
 
 
@@ -124,7 +124,7 @@ def _parse(name: str, data: bytes) -> ModelProto:
 
 
 class _Walk:
-    """Every message of a model, once. `external` collects the files that its tensors lie in."""
+    """Visits every message of a model once. `external` collects the files of its tensors."""
 
     def __init__(self, sizes: Mapping[str, int], model: ModelProto, limits: IngestLimits) -> None:
         self._sizes = sizes
@@ -147,7 +147,7 @@ class _Walk:
             case GraphProto():
                 depth += 1
                 if depth > self._limits.nesting:
-                    raise _refused(f"graphs lie {depth} deep in each other; {self._limits.nesting} are allowed", owner)
+                    raise _error(f"graphs are nested {depth} deep; {self._limits.nesting} are allowed", owner)
         for child in _children(message):
             self._visit(child, owner, depth)
 
@@ -155,41 +155,41 @@ class _Walk:
         domain = node.domain
         if domain in _MAIN or domain in ort_capabilities.domains() or _call_key(node) in self._functions:
             return
-        raise _refused(
+        raise _error(
             f"node {owner} is {domain}.{node.op_type}: operators of the domain {domain} are unknown here", owner
         )
 
     def _check_tensor(self, tensor: TensorProto, owner: str) -> None:
         name = tensor.name or f"a tensor of {owner or 'the model'}"
         if any(size < 0 for size in tensor.dims):
-            raise _refused(f"{name} has the shape {list(tensor.dims)}", owner)
+            raise _error(f"{name} has the shape {list(tensor.dims)}", owner)
         if tensor.HasField("segment"):
-            raise _refused(f"{name} is one of several segments, which ONNX Runtime does not read", owner)
+            raise _error(f"{name} is one of several segments, which ONNX Runtime does not support", owner)
         elements = math.prod(tensor.dims)
         if elements > self._limits.elements:
-            raise _refused(f"{name} has {elements} elements; {self._limits.elements} are allowed", owner)
+            raise _error(f"{name} has {elements} elements; {self._limits.elements} are allowed", owner)
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             self._check_external(tensor, name, elements, owner)
 
     def _check_external(self, tensor: TensorProto, name: str, elements: int, owner: str) -> None:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if len(entries) < len(tensor.external_data):
-            raise _refused(f"{name}: its external data says one thing twice", owner)
+            raise _error(f"{name}: its external data has a duplicate entry", owner)
         location = entries.get("location", "")
         if not location or location in (".", "..") or set(location) & set("/\\\0"):
-            raise _refused(
+            raise _error(
                 f"{name}: its external data {location[:120]!r} is not a plain file name beside the model", owner
             )
         if location not in self._sizes:
-            raise _refused(f"{name}: its external data {location[:120]!r} was not uploaded with the model", owner)
+            raise _error(f"{name}: its external data {location[:120]!r} was not uploaded with the model", owner)
         offset = _count(entries, "offset", name, owner) or 0
         needed = _bytes_of(tensor.data_type, elements)
         if needed is None:
-            raise _refused(f"{name}: elements of type {tensor.data_type} cannot be external data", owner)
+            raise _error(f"{name}: elements of type {tensor.data_type} cannot be external data", owner)
         length = _count(entries, "length", name, owner)
         end = offset + max(needed, length or 0)
         if end > self._sizes[location]:
-            raise _refused(
+            raise _error(
                 f"{name}: its external data ends at byte {end} of {location}, which has {self._sizes[location]}", owner
             )
         self.external.add(location)
@@ -210,12 +210,12 @@ def _count(entries: Mapping[str, str], key: str, name: str, owner: str) -> int |
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise _refused(f"{name}: the {key} of its external data is {text[:40]!r}", owner)
+        raise _error(f"{name}: the {key} of its external data is {text[:40]!r}", owner)
     return int(text)
 
 
 def _bytes_of(element_type: int, elements: int) -> int | None:
-    """None for texts, which have no size, and for types that are not known."""
+    """Return the size of the elements; None for text, which has no fixed size, and for unknown types."""
     if element_type == TensorProto.STRING:
         return None
     try:
@@ -228,11 +228,11 @@ def _bytes_of(element_type: int, elements: int) -> int | None:
     return -(-elements * itemsize // per_byte)
 
 
-# --- the whole --------------------------------------------------------------------------------------------------------
+# --- the whole model --------------------------------------------------------------------------------------------------
 
 
 def _count_nodes(model: ModelProto, limits: IngestLimits) -> int:
-    """Nodes with each function written out where it is called: what the model is once it is normalised."""
+    """Count the nodes after inlining of functions, as in the normalized model."""
     functions = {_key(function): function for function in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
 
@@ -243,22 +243,22 @@ def _count_nodes(model: ModelProto, limits: IngestLimits) -> int:
             if key not in functions:
                 total += 1
             elif key in calls:
-                raise _refused(f"the function {key[0]}.{key[1]} calls itself", _called(node))
+                raise _error(f"the function {key[0]}.{key[1]} calls itself", _called(node))
             elif len(calls) >= limits.nesting:
-                raise _refused(f"functions call each other more than {limits.nesting} deep", _called(node))
+                raise _error(f"functions call each other more than {limits.nesting} deep", _called(node))
             else:
                 if key not in sizes:
                     sizes[key] = size_of(functions[key], (*calls, key))
                 total += sizes[key]
             if total > limits.nodes:
-                raise _refused(f"the model has more than {limits.nodes} nodes")
+                raise _error(f"the model has more than {limits.nodes} nodes")
         return total
 
     return size_of(model.graph, ())
 
 
 def all_nodes(message: Message) -> Iterator[NodeProto]:
-    """All nodes of a graph or function, those of subgraphs too."""
+    """Yield all nodes of a graph or function, including subgraphs."""
     for child in _children(message):
         if isinstance(child, TensorProto):
             continue
@@ -268,17 +268,17 @@ def all_nodes(message: Message) -> Iterator[NodeProto]:
 
 
 def used_domains(model: ModelProto) -> set[str]:
-    """Of the nodes in the graph and in the model's functions; the main one is ""."""
-    return {usual_domain(node.domain) for holder in (model.graph, *model.functions) for node in all_nodes(holder)}
+    """Return the domains of the nodes in the graph and in the model's functions; the main domain is ""."""
+    return {canonical_domain(node.domain) for holder in (model.graph, *model.functions) for node in all_nodes(holder)}
 
 
-def usual_domain(domain: str) -> str:
-    """Under its usual name: the main one has two."""
+def canonical_domain(domain: str) -> str:
+    """Return the canonical name of a domain; the main one has two names."""
     return "" if domain in _MAIN else domain
 
 
 def main_opset(model: ModelProto) -> int:
-    """Of the main domain; 0 where nothing is taken from it."""
+    """Return the opset of the main domain; 0 if it is not imported."""
     return max((each.version for each in model.opset_import if each.domain in _MAIN), default=0)
 
 
@@ -286,14 +286,14 @@ def _check_opsets(model: ModelProto) -> None:
     used = used_domains(model)
     for holder in (model, *model.functions):
         for opset in holder.opset_import:
-            domain = usual_domain(opset.domain)
+            domain = canonical_domain(opset.domain)
             if domain not in used or domain not in ort_capabilities.domains():
-                continue  # nothing is taken from it, or it is that of the model's own functions
+                continue  # an unused domain, or the domain of the model's own functions
             newest = ort_capabilities.newest_opset(domain)
             if opset.version > newest:
-                raise _refused(
-                    f"the model uses opset {opset.version} of {domain or 'ai.onnx'}, and this runtime takes opsets up "
-                    f"to {newest}: export it with opset_version={newest}"
+                raise _error(
+                    f"the model uses opset {opset.version} of {domain or 'ai.onnx'}, and this runtime supports opsets "
+                    f"up to {newest}: export it with opset_version={newest}"
                 )
 
 
@@ -306,10 +306,10 @@ def _call_key(node: NodeProto) -> tuple[str, str, str]:
 
 
 def _called(node: NodeProto) -> str:
-    """How an error names a node: exporters leave names out."""
+    """Return the name of a node for errors. Exporters may omit names."""
     outputs: Any = [text(name) for name in node.output if name]
     return text(node.name) or (f"{node.op_type} -> {outputs[0]}" if outputs else node.op_type)
 
 
-def _refused(message: str, node: str = "") -> BuildFailed:
+def _error(message: str, node: str = "") -> BuildFailed:
     return BuildFailed(message, stage=_STAGE, node=node)

@@ -1,10 +1,10 @@
-"""An ingested model as the later stages take it: checked, functions written out, shapes inferred, in a file of its own.
+"""Normalization of an ingested model: validated, without functions, with inferred shapes, in a new file.
 
-1. what only tells of other programs goes: training, functions, opsets of no node
-2. the file format's version becomes one that the runtime accepts; what it gets wrong when left out is written out;
-   nodes come after those that they need
-3. checker and shape inference
-4. written beside its external data, which are copied as they are
+1. Remove what only concerns other programs: training information, functions, unused opsets.
+2. Set a version of the file format that the runtime supports, add zero points that the runtime handles wrongly when
+   they are omitted, and sort the nodes.
+3. Run the checker and shape inference.
+4. Write the model beside a copy of its external data.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from onnx import (
 )
 
 from gpufn_builder.onnx_model import ort_capabilities
-from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, used_domains, usual_domain
+from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, canonical_domain, used_domains
 from gpufn_builder.onnx_model.tensors import datatype_of
 from gpufn_builder.onnx_model.topological_order import sort_nodes
-from gpufn_builder.precision.int8_weights import write_out
+from gpufn_builder.precision.int8_weights import make_constants_explicit
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import Precision, TensorSpec
 
 _STAGE: Final = BuildStage.NORMALISE
 _NAME: Final = "model.onnx"
-_FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
-_MOST_DEFAULT_ELEMENTS: Final = 1024  # of an overridable input; a larger one is a weight
-_MOST_PARAMETER_ELEMENTS: Final = 16  # where all initialisers are inputs, a larger one shows that they are weights
+_FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initializer had to be an input as well
+_MAX_DEFAULT_ELEMENTS: Final = 1024  # of an overridable input; a larger one is a weight
+_MAX_PARAMETER_ELEMENTS: Final = 16  # if all initializers are inputs, a larger one shows that they are weights
 _HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
 _SIXTEEN_BITS: Final = (TensorProto.INT16, TensorProto.UINT16)
 _INTEGER_PRODUCTS: Final = frozenset(
@@ -60,11 +60,12 @@ _NODE: Final = re.compile(r"(?:node name: |Name: |node: \nname: )([^\s,)]+)")
 
 @dataclass(frozen=True)
 class NormalModel:
-    """The model at `path`. `unranked` are outputs whose number of dimensions only a run tells: their shape here is ().
+    """The model at `path`. `unranked` are outputs whose number of dimensions is known only after a run; their shape
+    here is ().
 
-    `batched` tells that the first dimension of every input and output is dynamic and may count rows: those of the
-    inputs have one name, or none. Whether rows are independent is for `rows` to find out.
-    `arithmetic` is the coarsest that it has in its own types.
+    `batched`: the first dimension of every input and output is dynamic and may count rows, because those of the inputs
+    have the same name or none. `row_independence` finds out whether rows are independent. `arithmetic` is the coarsest
+    arithmetic in the model's own types.
     """
 
     path: Path
@@ -78,17 +79,17 @@ class NormalModel:
 
 
 def normalise(source: SourceModel, into: Path) -> NormalModel:
-    """`source` in the folder `into`, which is not the source's; its `proto` is used up, for weights may fill it.
+    """Normalize `source` in the folder `into`, which must differ from the source's. Modifies `source.proto`.
 
     Raises BuildFailed(stage="normalise").
     """
     model = _without_functions(source.proto)
     model.ClearField("training_info")
     _drop_unused_opsets(model)
-    _name_as_usual(model.graph)
-    defaults = _take_defaults(model)
-    _forget_negative_sizes(model.graph)
-    write_out(model.graph)
+    _use_canonical_names(model.graph)
+    defaults = _extract_defaults(model)
+    _clear_negative_sizes(model.graph)
+    make_constants_explicit(model.graph)
     sort_nodes(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), ort_capabilities.newest_ir_version())
     for name in source.external:
@@ -96,7 +97,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     path = into / _free_name(source.external)
     _check(model, path)
     _infer(path)
-    return _described(onnx.load(path, load_external_data=False), path, source.external, defaults)
+    return _normal_model(onnx.load(path, load_external_data=False), path, source.external, defaults)
 
 
 def _without_functions(proto: ModelProto) -> ModelProto:
@@ -105,35 +106,35 @@ def _without_functions(proto: ModelProto) -> ModelProto:
     try:
         return inliner.inline_local_functions(proto, convert_version=True)
     except (version_converter.ConvertError, RuntimeError) as error:
-        raise BuildFailed(f"the model's functions cannot be written out: {error}", stage=_STAGE) from error
+        raise BuildFailed(f"the model's functions cannot be inlined: {error}", stage=_STAGE) from error
 
 
 def _drop_unused_opsets(model: ModelProto) -> None:
     used = used_domains(model) | {""}
-    kept = [opset for opset in model.opset_import if usual_domain(opset.domain) in used]
+    kept = [opset for opset in model.opset_import if canonical_domain(opset.domain) in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)
 
 
-def _name_as_usual(graph: GraphProto) -> None:
-    """What the checker insists on, and ONNX Runtime does not."""
-    graph.name = "graph"  # it may be missing, or no UTF-8
+def _use_canonical_names(graph: GraphProto) -> None:
+    """Change names that the checker rejects and ONNX Runtime accepts."""
+    graph.name = "graph"  # the name may be missing or invalid UTF-8
     for node in all_nodes(graph):
-        node.domain = usual_domain(node.domain)
+        node.domain = canonical_domain(node.domain)
 
 
-def _take_defaults(model: ModelProto) -> dict[str, bytes]:
-    """Return the default values of inputs that a caller may override, and make constants of the other ones.
+def _extract_defaults(model: ModelProto) -> dict[str, bytes]:
+    """Return the default values of inputs that a caller may override, and turn the other such inputs into constants.
 
-    An input that has an initialiser is overridable. Not so before IR version 4, and in models of old exporters, where
-    each weight is an input as well. Large ones are weights, too. An overridable input loses its initialiser here, for
-    compilers would fold it into the graph.
+    An input with an initializer is overridable, except before IR version 4, in models of old exporters, where each
+    weight is also an input, and for large tensors, which are weights too. An overridable input loses its initializer
+    here, because compilers would fold it into the graph.
     """
     graph = model.graph
     inputs = {value.name for value in graph.input}
     listed = [tensor for tensor in graph.initializer if tensor.name in inputs]
     all_listed = len(listed) == len(graph.initializer)
-    are_weights = all_listed and any(math.prod(tensor.dims) > _MOST_PARAMETER_ELEMENTS for tensor in listed)
+    are_weights = all_listed and any(math.prod(tensor.dims) > _MAX_PARAMETER_ELEMENTS for tensor in listed)
     defaults: dict[str, bytes] = {}
     if model.ir_version >= _FIRST_IR_WITH_CONSTANTS and not are_weights:
         defaults = {tensor.name: data for tensor in listed if (data := _default(tensor)) is not None}
@@ -147,20 +148,20 @@ def _take_defaults(model: ModelProto) -> dict[str, bytes]:
 
 
 def _default(tensor: TensorProto) -> bytes | None:
-    """Return the elements of a small tensor of numbers, else None."""
+    """Return the elements of a small numeric tensor, else None."""
     datatype = datatype_of(tensor.data_type)
     if tensor.data_location == TensorProto.EXTERNAL or datatype in (None, "BYTES"):
         return None
-    if math.prod(tensor.dims) > _MOST_DEFAULT_ELEMENTS:
+    if math.prod(tensor.dims) > _MAX_DEFAULT_ELEMENTS:
         return None
     try:
         return bytes(numpy_helper.to_array(tensor).tobytes())
-    except ValueError:  # the checker names what is wrong with it
+    except ValueError:  # the checker reports the problem
         return None
 
 
-def _forget_negative_sizes(graph: GraphProto) -> None:
-    """Some converters write -1 for a size that is dynamic, and ONNX Runtime takes it so."""
+def _clear_negative_sizes(graph: GraphProto) -> None:
+    """Remove sizes of -1, which some converters write for a dynamic size and ONNX Runtime accepts."""
     for value in (*graph.input, *graph.value_info, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
@@ -179,13 +180,13 @@ def _write(model: ModelProto, path: Path) -> None:
         path.write_bytes(model.SerializeToString())
     except (EncodeError, ValueError) as error:
         raise BuildFailed(
-            "the model is larger than a protobuf can be: keep its weights as external data", stage=_STAGE
+            "the model is larger than the limit of a protobuf: keep its weights as external data", stage=_STAGE
         ) from error
 
 
 def _check(model: ModelProto, path: Path) -> None:
-    """Writes `model` to `path` when it is valid. The checker looks into external data, so they are there already; it
-    wants a rank of each output, which ONNX Runtime does not: outputs without one are kept from it."""
+    """Write `model` to `path` if it is valid. The checker reads external data, so they must exist already. It requires
+    a rank of each output, which ONNX Runtime does not: outputs without a rank are hidden from it."""
     outputs = list(model.graph.output)
     ranked = [value for value in outputs if _has_rank(value)]
     del model.graph.output[:]
@@ -193,7 +194,7 @@ def _check(model: ModelProto, path: Path) -> None:
     _write(model, path)
     try:
         checker.check_model(path)
-    except (checker.ValidationError, ValueError) as error:  # ValueError: what cannot be read at all
+    except (checker.ValidationError, ValueError) as error:  # ValueError: the model cannot be parsed
         raise _failed("the model is not valid ONNX", error) from error
     if len(ranked) < len(outputs):
         del model.graph.output[:]
@@ -202,8 +203,8 @@ def _check(model: ModelProto, path: Path) -> None:
 
 
 def _infer(path: Path) -> None:
-    """The shapes of its values into the model at `path`. What strict inference refuses, ONNX Runtime may still take: it
-    is asked next."""
+    """Add the shapes of values to the model at `path`. If strict inference fails, try the lenient one: ONNX Runtime may
+    still accept the model."""
     for strict in (True, False):
         try:
             shape_inference.infer_shapes_path(path, check_type=strict, strict_mode=strict, data_prop=True)
@@ -214,11 +215,13 @@ def _infer(path: Path) -> None:
             raise _failed("the shapes of the model's values cannot be inferred", error) from error
 
 
-def _described(model: ModelProto, path: Path, external: tuple[str, ...], defaults: Mapping[str, bytes]) -> NormalModel:
+def _normal_model(
+    model: ModelProto, path: Path, external: tuple[str, ...], defaults: Mapping[str, bytes]
+) -> NormalModel:
     graph = model.graph
     for value in graph.output:
         if value.type.WhichOneof("value") != "tensor_type" or _datatype(value.type) is None:
-            raise BuildFailed(f"output {value.name} is no tensor that can be sent", stage=_STAGE, node=value.name)
+            raise BuildFailed(f"output {value.name} is not a tensor that can be sent", stage=_STAGE, node=value.name)
     return NormalModel(
         path,
         tuple(msgspec.structs.replace(_spec(value), default=defaults.get(value.name)) for value in graph.input),
@@ -232,8 +235,9 @@ def _described(model: ModelProto, path: Path, external: tuple[str, ...], default
 
 
 def _arithmetic(graph: GraphProto) -> Precision:
-    """Where values between the nodes are rounded to 8 bits, it is int8: compiled, their products are of integers, and
-    come out a step further where the floats that are written come to lie between two."""
+    """Return the coarsest arithmetic of the model. It is int8 if values between nodes are rounded to 8 bits: the
+    compiled model multiplies integers, and its values may differ by one step where the float result is between two
+    steps."""
     values = (*graph.input, *graph.value_info, *graph.output)
     by_name = {value.name: value.type.tensor_type.elem_type for value in values}
     steps = {by_name.get(each.output[0]) for each in all_nodes(graph) if each.op_type == "QuantizeLinear"}
@@ -258,7 +262,8 @@ def _datatype(type_: TypeProto) -> str | None:
 
 
 def _may_be_batched(inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]) -> bool:
-    """Outputs may call their rows otherwise: tools that convert models give every dynamic size a name of its own."""
+    """Whether the first dimensions may count rows. Outputs may have other names, because converters give every dynamic
+    size its own name."""
     rows = [_first_size(value) for value in inputs]
     return (
         bool(rows)
@@ -268,7 +273,7 @@ def _may_be_batched(inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInf
 
 
 def _first_size(value: ValueInfoProto) -> str | None:
-    """The name of a dynamic first dimension, "" when it has none; None where that is fixed or missing."""
+    """Return the name of a dynamic first dimension, "" if it has no name; None if it is fixed or missing."""
     shape = value.type.tensor_type.shape
     return None if not shape.dim or shape.dim[0].HasField("dim_value") else shape.dim[0].dim_param
 

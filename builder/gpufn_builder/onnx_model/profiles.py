@@ -1,4 +1,4 @@
-"""The shapes that an engine shall accept: those that the spec gives, or made from `max_batch` and the samples. Pure."""
+"""The shapes that an engine accepts: those of the spec, or derived from `max_batch` and the samples. Pure."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpufn_builder.onnx_model.tensors import MOST_ELEMENTS, described
+from gpufn_builder.onnx_model.tensors import MAX_ELEMENTS, describe_tensor
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelSpec, ShapeProfile, ShapeRange, TensorSpec
 
 Shape = tuple[int, ...]
-_STAGE: Final = BuildStage.INGEST  # what is wrong here came with the upload
+_STAGE: Final = BuildStage.INGEST  # errors here are errors of the upload
 
 
 def resolve_profiles(
     inputs: Sequence[TensorSpec], spec: ModelSpec, sample_shapes: Mapping[str, Sequence[Shape]], *, batched: bool = True
 ) -> tuple[ShapeProfile, ...]:
-    """The profiles of a model with `inputs`; none when all of their sizes are fixed.
+    """Return the profiles of a model with `inputs`; none if all sizes are fixed.
 
-    `sample_shapes` are those of each sample, by input. `batched` tells that a dynamic first dimension counts rows, of
-    which there are 1 to `max_batch`. Raises BuildFailed(stage="ingest") that names the input.
+    `sample_shapes` are the shapes of each sample, by input. `batched`: a dynamic first dimension counts rows, from 1 to
+    `max_batch`. Raises BuildFailed(stage="ingest") with the name of the input.
     """
     profiles = _resolved(inputs, spec, sample_shapes, batched)
     for tensor in inputs:
         largest = [each.inputs[tensor.name].max for each in profiles if tensor.name in each.inputs] or [tensor.shape]
-        if (elements := max(map(math.prod, largest))) > MOST_ELEMENTS:
-            raise _refused(tensor.name, f"{tensor.name} has up to {elements} elements; {MOST_ELEMENTS} are allowed")
+        if (elements := max(map(math.prod, largest))) > MAX_ELEMENTS:
+            raise _error(tensor.name, f"{tensor.name} has up to {elements} elements; {MAX_ELEMENTS} are allowed")
     return profiles
 
 
@@ -49,25 +49,25 @@ def _resolved(
 
 def _check_max_batch(inputs: Sequence[TensorSpec], spec: ModelSpec) -> None:
     if spec.max_batch > 1 and inputs and not any(tensor.shape[:1] == (-1,) for tensor in inputs):
-        raise _refused(
+        raise _error(
             inputs[0].name,
-            f"max_batch is {spec.max_batch}, and the first dimension of {described(inputs[0])} is fixed: export the "
-            "model with a dynamic one, or leave max_batch out",
+            f"max_batch is {spec.max_batch}, and the first dimension of {describe_tensor(inputs[0])} is fixed: export "
+            "the model with a dynamic one, or leave max_batch out",
         )
 
 
 def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfile:
-    """`profile` without the inputs that are fixed anyway."""
+    """Return `profile` without inputs of fixed shape."""
     known = {tensor.name: tensor for tensor in inputs}
     for name, range_ in profile.inputs.items():
         if name not in known:
-            raise _refused(name, f"shapes= names {name}, and the model's inputs are {', '.join(known) or 'none'}")
+            raise _error(name, f"shapes= names {name}, and the model's inputs are {', '.join(known) or 'none'}")
         shape = known[name].shape
         if len(range_.min) != len(shape):
-            raise _refused(name, f"shapes= has {len(range_.min)} dimensions for {name}, which has {len(shape)}")
+            raise _error(name, f"shapes= has {len(range_.min)} dimensions for {name}, which has {len(shape)}")
         for axis, size in enumerate(shape):
             if size >= 0 and not range_.min[axis] == range_.max[axis] == size:
-                raise _refused(
+                raise _error(
                     name,
                     f"dimension {axis} of {name} is always {size}, and shapes= has {range_.min[axis]} to "
                     f"{range_.max[axis]} for it",
@@ -75,7 +75,7 @@ def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfil
     dynamic = [tensor.name for tensor in inputs if -1 in tensor.shape]
     for name in dynamic:
         if name not in profile.inputs:
-            raise _refused(name, f"shapes= says nothing about {name}, which has dynamic sizes")
+            raise _error(name, f"shapes= says nothing about {name}, which has dynamic sizes")
     return ShapeProfile({name: profile.inputs[name] for name in dynamic})
 
 
@@ -87,7 +87,7 @@ def _check_samples(
         for index, shape in enumerate(sample_shapes.get(tensor.name, ())):
             if ranges and not any(range_.accepts(shape) for range_ in ranges):
                 listed = "; ".join(str(range_) for range_ in ranges)
-                raise _refused(
+                raise _error(
                     tensor.name, f"sample {index} has the shape {list(shape)} for {tensor.name}, outside of {listed}"
                 )
 
@@ -101,25 +101,25 @@ def _derived(tensor: TensorSpec, spec: ModelSpec, shapes: Sequence[Shape], batch
 def _sizes(
     tensor: TensorSpec, axis: int, spec: ModelSpec, shapes: Sequence[Shape], batched: bool
 ) -> tuple[int, int, int]:
-    """The least, best and greatest size along one axis."""
+    """Return the least, best and greatest size along one axis."""
     if tensor.shape[axis] >= 0:
         return (tensor.shape[axis],) * 3
     seen = sorted(shape[axis] for shape in shapes)
     if axis == 0 and (batched or not seen):
         if seen and seen[-1] > spec.max_batch:
-            raise _refused(
+            raise _error(
                 tensor.name,
                 f"a sample has {seen[-1]} rows of {tensor.name}, and max_batch is {spec.max_batch}: give "
                 f"max_batch={seen[-1]} or shapes=",
             )
         return 1, spec.max_batch, spec.max_batch
     if not seen:
-        raise _refused(
+        raise _error(
             tensor.name,
-            f"dimension {axis} of {tensor.name} is dynamic, and nothing tells its sizes: give shapes= or samples=",
+            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: give shapes= or samples=",
         )
     return seen[0], seen[len(seen) // 2], seen[-1]
 
 
-def _refused(name: str, message: str) -> BuildFailed:
+def _error(name: str, message: str) -> BuildFailed:
     return BuildFailed(message, stage=_STAGE, node=name)

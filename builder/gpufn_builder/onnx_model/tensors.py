@@ -1,4 +1,4 @@
-"""Element types: as ONNX numbers them, as the Open Inference Protocol names them, as numpy has them."""
+"""Element types in ONNX, in the Open Inference Protocol and in numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]  # by the name of the input or output; an array of BYTES holds str objects
 
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
-MOST_ELEMENTS: Final = 1 << 34  # of one tensor
+MAX_ELEMENTS: Final = 1 << 34  # of one tensor
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
@@ -26,7 +26,7 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BYTES": np.dtype(np.object_),
 }  # fmt: skip
 
-# ONNX calls them otherwise than the protocol does; types that the protocol does not carry are missing.
+# ONNX element types → datatypes of the protocol. Types that the protocol does not support are missing.
 _DATATYPES: Final[dict[int, str]] = {
     TensorProto.BOOL: "BOOL",
     TensorProto.UINT8: "UINT8", TensorProto.UINT16: "UINT16", TensorProto.UINT32: "UINT32",
@@ -38,7 +38,7 @@ _DATATYPES: Final[dict[int, str]] = {
 
 
 def datatype_of(element_type: int) -> str | None:
-    """The protocol's name of an ONNX element type; None where it has none.
+    """Return the protocol's name of an ONNX element type; None if it has none.
 
     >>> datatype_of(TensorProto.FLOAT), datatype_of(TensorProto.FLOAT8E4M3FN)
     ('FP32', None)
@@ -60,9 +60,9 @@ def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype == BF16
 
 
-def described(spec: TensorSpec) -> str:
+def describe_tensor(spec: TensorSpec) -> str:
     """
-    >>> described(TensorSpec("images", "FP32", (-1, 3, 224, 224)))
+    >>> describe_tensor(TensorSpec("images", "FP32", (-1, 3, 224, 224)))
     'images FP32[-1,3,224,224]'
     """
     return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]"

@@ -1,5 +1,5 @@
-"""The order of a graph's nodes: each after those that it needs. ONNX demands it, ONNX Runtime does not; tools that
-rewrite graphs forget it, above all of what bodies of an If take from around them. Pure."""
+"""Topological sort of a graph's nodes. ONNX requires this order, ONNX Runtime does not, and tools that rewrite graphs
+often violate it, especially for outer values that the body of an If uses. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from graphlib import CycleError, TopologicalSorter
 
 from onnx import GraphProto
 
-from gpufn_builder.onnx_model.graph_names import names_taken, subgraphs
+from gpufn_builder.onnx_model.graph_names import referenced_names, subgraphs
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """And those of graphs in it. What is in order, or needs itself, is left as it is."""
+    """Sort the nodes of `graph` and of its subgraphs. A sorted graph, or one with a cycle, is unchanged."""
     nodes = list(graph.node)
     for node in nodes:
         for inner in subgraphs(node):
             sort_nodes(inner)
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    needs = {index: {makers[name] for name in names_taken(node) if name in makers} for index, node in enumerate(nodes)}
-    if all(maker < index for index, makers_of in needs.items() for maker in makers_of):
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    needs = {
+        index: {producers[name] for name in referenced_names(node) if name in producers}
+        for index, node in enumerate(nodes)
+    }
+    if all(producer < index for index, needed in needs.items() for producer in needed):
         return
     with contextlib.suppress(CycleError):
         ordered = [nodes[index] for index in TopologicalSorter(needs).static_order()]

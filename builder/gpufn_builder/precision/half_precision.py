@@ -1,12 +1,12 @@
-"""A graph in half precision: FP16 or BF16 where that helps, float32 where it would hurt, casts between the two.
+"""Conversion of a graph to half precision: FP16 or BF16 where it is useful, float32 elsewhere, with casts in between.
 
-TensorRT computes in the types that the graph has, so precision is a rewrite of the graph. Each float32 value keeps its
-name; its half has a name of its own. Nodes are taken in order:
+TensorRT computes in the types of the graph, so precision is a rewrite of the graph. Each float32 value keeps its name;
+its half-precision version has a separate name. Nodes are processed in order:
 
-    1. a node is lowered when its operator exists in half precision and it is not of those that overflow or count
-    2. arithmetic on float32 values alone stays as it is: lowering starts at products of matrices
-    3. a constant that half precision cannot hold keeps its nodes in float32; nothing is clipped
-    4. bodies of If, Loop and Scan, and the model's inputs and outputs, stay as they are
+    1. A node is lowered if its operator supports half precision and is not in `_KEPT`.
+    2. Arithmetic whose inputs are all float32 is kept: lowering starts at matrix products.
+    3. A constant that half precision cannot represent keeps its nodes in float32; nothing is clipped.
+    4. Bodies of If, Loop and Scan, and the model's inputs and outputs, are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from gpufn_builder.onnx_model.graph_names import all_names, names_in, names_taken, subgraphs
+from gpufn_builder.onnx_model.graph_names import all_names, names_used_in, referenced_names, subgraphs
 from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.tensors import BF16, Array
 
@@ -28,12 +28,12 @@ _TYPE_STRINGS: Final[dict[int, str]] = {
     TensorProto.FLOAT16: "tensor(float16)",
     TensorProto.BFLOAT16: "tensor(bfloat16)",
 }
-# What half precision is for.
+# Operators that benefit from half precision.
 _PRODUCTS: Final = frozenset(
     {"Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"}
 )
-# Sums, powers and exponentials exceed half precision where their results do not; indices, ranges and random numbers
-# need every bit; the others make or change types by themselves.
+# Sums, powers and exponentials overflow half precision where their results do not. Indices, ranges and random numbers
+# need every bit. The others produce or change types themselves.
 _KEPT: Final = frozenset(
     {
         "CumProd", "CumSum", "Exp", "LpNormalization", "MeanVarianceNormalization", "Pow", "ReduceL1", "ReduceL2",
@@ -47,7 +47,7 @@ _KEPT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Lowered:
-    """`nodes` of the graph were lowered. `too_large` are constants that half precision cannot hold."""
+    """`nodes` nodes of the graph were lowered. `too_large` are constants that half precision cannot represent."""
 
     model: ModelProto
     nodes: int
@@ -55,10 +55,10 @@ class Lowered:
 
 
 def lower(model: ModelProto, half: int, *, emulate: bool = False) -> Lowered:
-    """`model`, whose values have types and whose constants are loaded, in the element type `half`.
+    """Lower `model` to the element type `half`. Its values must have types and its constants must be loaded.
 
-    With `emulate` lowered nodes compute in float32 and their results are rounded: what a runtime that lacks operators
-    in `half` can still run.
+    With `emulate`, lowered nodes compute in float32 and their results are rounded, for runtimes that lack operators in
+    `half`.
     """
     return _Lowering(model, half, emulate).result()
 
@@ -78,9 +78,9 @@ class _Lowering:
         self._names = all_names(self._graph)
         self._nodes: list[NodeProto] = []
         self._float: set[str] = {value.name for value in self._graph.input} | set(self._constants)
-        self._halves: dict[str, str] = {}  # a value → the name of its half
-        self._made_half: set[str] = set()  # values that lowered nodes make
-        self._floats_of_halves: dict[str, str] = {}  # while emulating
+        self._halves: dict[str, str] = {}  # value → name of its half-precision version
+        self._made_half: set[str] = set()  # outputs of lowered nodes
+        self._floats_of_halves: dict[str, str] = {}  # used only for emulation
         self._lowered = 0
         self._too_large: dict[str, None] = {}
 
@@ -95,24 +95,27 @@ class _Lowering:
         self._finish()
         return Lowered(self._model, self._lowered, tuple(self._too_large))
 
-    # --- which ---------------------------------------------------------------------------------------------------
+    # --- selection -----------------------------------------------------------------------------------------------
 
     def _lowerable(self, node: NodeProto) -> tuple[set[int], set[int]] | None:
-        """The positions of the inputs and outputs of `node` that become halves; None when it stays."""
+        """Return the positions of the inputs and outputs of `node` that become half precision; None to keep the
+        node."""
         if node.domain not in ("", "ai.onnx") or node.op_type in _KEPT or any(subgraphs(node)):
             return None
         if any(name and name not in self._types for name in (*node.input, *node.output)):
             return None
         schema = onnx.defs.get_schema(node.op_type, self._opset)
-        able = {
+        supported = {
             constraint.type_param_str
             for constraint in schema.type_constraints
             if _TYPE_STRINGS[self._half] in constraint.allowed_type_strs
         }
-        inputs = {i for i, name in enumerate(node.input) if self._is_float(name) and _role(schema.inputs, i) in able}
-        taken = {_role(schema.inputs, i) for i in inputs}
+        inputs = {
+            i for i, name in enumerate(node.input) if self._is_float(name) and _role(schema.inputs, i) in supported
+        }
+        roles = {_role(schema.inputs, i) for i in inputs}
         outputs = {i for i, name in enumerate(node.output) if self._is_float(name)}
-        if not inputs or any(_role(schema.outputs, i) not in taken for i in outputs):
+        if not inputs or any(_role(schema.outputs, i) not in roles for i in outputs):
             return None
         if self._stays_in_float(node, inputs) or not all(self._fits(node.input[i]) for i in inputs):
             return None
@@ -126,7 +129,8 @@ class _Lowering:
         return bool(values) and node.op_type not in _PRODUCTS and not self._made_half.intersection(values)
 
     def _fits(self, name: str) -> bool:
-        """Whether a constant survives: it is no infinity afterwards, and not all zeros when it was not before."""
+        """Whether half precision can represent a constant: no new infinities, and not all zeros unless it was
+        before."""
         tensor = self._constants.get(name) or self._fills.get(name)
         if tensor is None:
             return True
@@ -141,7 +145,7 @@ class _Lowering:
         with np.errstate(over="ignore", under="ignore"):
             return exact.astype(_DTYPES[self._half])
 
-    # --- how -----------------------------------------------------------------------------------------------------
+    # --- rewriting -----------------------------------------------------------------------------------------------
 
     def _add_lowered(self, node: NodeProto, roles: tuple[set[int], set[int]]) -> None:
         inputs, outputs = roles
@@ -165,7 +169,7 @@ class _Lowering:
         self._lowered += 1
 
     def _add_kept(self, node: NodeProto) -> None:
-        for name in names_taken(node):
+        for name in referenced_names(node):
             self._as_float(name)
         self._nodes.append(node)
         self._float.update(node.output)
@@ -197,17 +201,17 @@ class _Lowering:
         return helper.make_node("Cast", [name], [into], name=f"{into}.cast", to=to)
 
     def _name(self, name: str, suffix: str) -> str:
-        found = f"{name}.{suffix}"
-        while found in self._names:
-            found += "_"
-        self._names.add(found)
-        return found
+        unique = f"{name}.{suffix}"
+        while unique in self._names:
+            unique += "_"
+        self._names.add(unique)
+        return unique
 
     def _finish(self) -> None:
-        """The new nodes in place of the old, without constants and types of values that are no more."""
+        """Replace the nodes, and remove constants and types of values that are no longer used."""
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
-        used = {value.name for value in self._graph.output} | set(names_in(self._graph))
+        used = {value.name for value in self._graph.output} | set(names_used_in(self._graph))
         for fields in (self._graph.initializer, self._graph.value_info):
             kept = [field for field in fields if field.name in used]
             del fields[:]
@@ -215,7 +219,7 @@ class _Lowering:
 
 
 def _constants_to_initialisers(graph: GraphProto) -> None:
-    """So that float constants are rounded once, not cast in each run."""
+    """Turn float constants into initializers, so that they are rounded once instead of cast in each run."""
     kept = []
     for node in graph.node:
         tensor = _floats(node) if node.op_type == "Constant" else None
@@ -229,7 +233,7 @@ def _constants_to_initialisers(graph: GraphProto) -> None:
 
 
 def _floats(node: NodeProto) -> TensorProto | None:
-    """What a Constant or a ConstantOfShape holds, where that is float32, in whichever of its attributes."""
+    """Return the value of a Constant or ConstantOfShape if it is float32, from any of its attributes."""
     for attribute in node.attribute:
         if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
             tensor: TensorProto = attribute.t
@@ -242,13 +246,13 @@ def _floats(node: NodeProto) -> TensorProto | None:
 
 
 def _types(graph: GraphProto) -> dict[str, int]:
-    found = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.WhichOneof("value") == "tensor_type":
-            found[value.name] = value.type.tensor_type.elem_type
-    return found
+            types[value.name] = value.type.tensor_type.elem_type
+    return types
 
 
 def _role(formals: Any, position: int) -> str:
-    """The type variable of a position; the last formal may stand for many."""
+    """Return the type variable of a position; the last formal may be variadic."""
     return str(formals[min(position, len(formals) - 1)].type_str)

@@ -1,12 +1,13 @@
-"""Int8 weights written out as ONNX Runtime's optimiser needs them to count exactly with them. Pure.
+"""Int8 constants rewritten so that ONNX Runtime's optimizer can convert them to exact arithmetic. Pure.
 
-Told to (`gpufn_core.inference.ort_integers`), it makes uint8 of int8 constants before a DequantizeLinear, one by one:
+With the settings of `gpufn_core.inference.ort_integers` the optimizer converts int8 constants before a
+DequantizeLinear to uint8, one by one. It has three limitations:
 
-- of one that several nodes share, or of a zero point, it makes the same tensor twice, and refuses the model: each node
-  gets its own
-- where zero points are left out, for 0, it writes one that is for all, which does not run with a scale per channel or
-  block: they are written out
-- those that the body of an If, Loop or Scan takes from around it, it does not find: they get into the body
+- For a constant that several nodes share, or for a zero point, it creates the same tensor twice and rejects the model.
+  So each node gets its own copy.
+- If the zero point is omitted, it adds a scalar one, which does not run with a scale per channel or block. So the zero
+  points are added here.
+- In the body of an If, Loop or Scan it does not find constants of the outer graph. So they are copied into the body.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from gpufn_builder.onnx_model.graph_names import subgraphs
 _Constants = Mapping[str, TensorProto]
 
 
-def write_out(graph: GraphProto) -> None:
-    """And in graphs within it."""
-    _write_out(graph, {}, itertools.count(1))
+def make_constants_explicit(graph: GraphProto) -> None:
+    """Rewrite the constants of `graph` and of its subgraphs."""
+    _make_explicit(graph, {}, itertools.count(1))
 
 
-def _write_out(graph: GraphProto, around: _Constants, numbers: Iterator[int]) -> None:
-    """`around` are the constants of the graphs that `graph` lies in."""
-    made = {each.name for each in graph.input}.union(*(node.output for node in graph.node))
-    around = {name: tensor for name, tensor in around.items() if name not in made}
-    constants = around | _given_by_nodes(graph) | {tensor.name: tensor for tensor in graph.initializer}
+def _make_explicit(graph: GraphProto, outer: _Constants, numbers: Iterator[int]) -> None:
+    """`outer` are the constants of the graphs that contain `graph`."""
+    defined = {each.name for each in graph.input}.union(*(node.output for node in graph.node))
+    outer = {name: tensor for name, tensor in outer.items() if name not in defined}
+    constants = outer | _constant_nodes(graph) | {tensor.name: tensor for tensor in graph.initializer}
     _write_zero_points(graph, constants)
     for node in graph.node:
         for body in subgraphs(node):
-            _write_out(body, constants, numbers)
-    _copy_what_is_shared(graph, around, numbers)
+            _make_explicit(body, constants, numbers)
+    _copy_shared_constants(graph, outer, numbers)
 
 
-def _given_by_nodes(graph: GraphProto) -> dict[str, TensorProto]:
+def _constant_nodes(graph: GraphProto) -> dict[str, TensorProto]:
     return {
         node.output[0]: attribute.t
         for node in graph.node
@@ -60,24 +61,24 @@ def _write_zero_points(graph: GraphProto, constants: _Constants) -> None:
             node.input[2:] = [name]
 
 
-def _copy_what_is_shared(graph: GraphProto, around: _Constants, numbers: Iterator[int]) -> None:
-    """Tensors that lie in a file of their own go on lying there, once."""
-    taken = around.keys() - {tensor.name for tensor in graph.initializer}
-    constants = {name: around[name] for name in taken}
+def _copy_shared_constants(graph: GraphProto, outer: _Constants, numbers: Iterator[int]) -> None:
+    """Give each DequantizeLinear its own constants. Tensors in external files stay there and are not duplicated."""
+    used = outer.keys() - {tensor.name for tensor in graph.initializer}
+    constants = {name: outer[name] for name in used}
     constants |= {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.INT8}
-    takers: dict[str, list[tuple[NodeProto, int]]] = {}
+    consumers: dict[str, list[tuple[NodeProto, int]]] = {}
     for node in graph.node:
         for position, name in enumerate(node.input):
-            takers.setdefault(name, []).append((node, position))
+            consumers.setdefault(name, []).append((node, position))
 
-    def own_constants(node: NodeProto) -> None:
+    def copy_constants(node: NodeProto) -> None:
         for position, name in enumerate(node.input):
-            if name in taken:
+            if name in used:
                 tensor = graph.initializer.add()
                 tensor.CopyFrom(constants[name])
                 node.input[position] = tensor.name = f"{name}.gpufn_{next(numbers)}"
             elif name in constants:
-                taken.add(name)
+                used.add(name)
 
     def with_copies() -> Iterator[NodeProto]:
         for node in graph.node:
@@ -86,12 +87,12 @@ def _copy_what_is_shared(graph: GraphProto, around: _Constants, numbers: Iterato
                 continue
             original = NodeProto()
             original.CopyFrom(node)
-            own_constants(node)
-            for taker, position in takers.get(node.output[0], [])[1:]:
+            copy_constants(node)
+            for consumer, position in consumers.get(node.output[0], [])[1:]:
                 copy = NodeProto()
                 copy.CopyFrom(original)
-                own_constants(copy)
-                copy.name = copy.output[0] = taker.input[position] = f"{node.output[0]}.gpufn_{next(numbers)}"
+                copy_constants(copy)
+                copy.name = copy.output[0] = consumer.input[position] = f"{node.output[0]}.gpufn_{next(numbers)}"
                 yield copy
 
     nodes = list(with_copies())

@@ -1,6 +1,6 @@
-"""A model in the precision that was asked for: the graph rewritten, and shown to be near enough before it is compiled.
+"""Conversion of a model to the requested precision: rewrites the graph and checks its accuracy before compilation.
 
-`identity.tools` says which tools and versions do it.
+`identity.tools` lists the tools and versions that do it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from gpufn_core.spec.model_spec import Precision, Tolerance
 _STAGE: Final = BuildStage.TRANSFORM
 _HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _BF16_OPSET: Final = 22  # the first with convolutions and poolings in bfloat16
-_CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 takes other shapes, which the converter does not tell
-_INLINE_BYTES: Final = 1 << 30  # of constants; more of them lie in a file of their own, for a protobuf ends at 2 GiB
+_CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 has other shapes, which the converter does not report
+_INLINE_BYTES: Final = (
+    1 << 30
+)  # of constants; larger ones go to a separate file, because a protobuf is limited to 2 GiB
 _WEIGHTS: Final = "weights.bin"
 
 
 @dataclass(frozen=True)
 class TransformedModel:
-    """`path` is for compilers that have every operator in this precision; `cpu_path`, which may be the same, runs in
-    ONNX Runtime on the CPU. External data lie beside both. `found` says in words what was done. `comparison` is with
-    the reference; None where nothing was changed."""
+    """`path` is for compilers that support every operator in this precision. `cpu_path`, which may be the same, runs in
+    ONNX Runtime on the CPU. External data are beside both. `found` describes the conversion. `comparison` is with the
+    reference; None if nothing was changed."""
 
     path: Path
     cpu_path: Path
@@ -55,40 +57,40 @@ def transform(
     tolerance: Tolerance,
     into: Path,
 ) -> TransformedModel:
-    """`model` in `precision`, in the folder `into`. `reference` are the outputs of `cases`.
+    """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`.
 
-    Inputs and outputs keep their types. Raises BuildFailed(stage="transform") that names the worst output when it is
-    not within `tolerance`.
+    Inputs and outputs keep their types. Raises BuildFailed(stage="transform") for the worst output if it is not within
+    `tolerance`.
     """
     if precision in (Precision.FP32, Precision.TF32):
-        return TransformedModel(model.path, model.path, "as it is")
+        return TransformedModel(model.path, model.path, "unchanged")
     too_large: tuple[str, ...] = ()
     if precision is Precision.INT8:
         path = checked = into / "int8.onnx"
-        if not _quantised(model, cases, path):
-            return TransformedModel(model.path, model.path, "as it is: there is nothing to quantise")
-        found = "quantised, with scales from the samples"
+        if not _quantise_model(model, cases, path):
+            return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
+        summary = "quantized, with scales from the samples"
     else:
         path, checked, lowered = _lowered(model, precision, into)
         too_large = lowered.too_large
-        found = f"{lowered.nodes} nodes in {precision}"
+        summary = f"{lowered.nodes} nodes in {precision}"
         if too_large:
-            found += f"; beyond {precision} and left in fp32: {_listed(too_large)}"
+            summary += f"; kept in fp32, as {precision} cannot represent their values: {_listed(too_large)}"
     session = CpuSession(checked, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
     outputs = [session.run(case.inputs) for case in cases]
     try:
         comparison = compare([case.name for case in cases], reference, outputs, _STAGE)
         check(comparison, tolerance, _STAGE)
     except BuildFailed as error:
-        hint = f"; {_listed(too_large)} cannot be held in {precision}" if too_large else ""
+        hint = f"; {_listed(too_large)} cannot be represented in {precision}" if too_large else ""
         raise BuildFailed(f"in {precision} {error.message}{hint}", stage=_STAGE, node=error.node) from error
-    # ONNX Runtime has next to no operator for bfloat16 on the CPU.
-    return TransformedModel(path, checked if precision is Precision.BF16 else path, found, comparison)
+    # ONNX Runtime has almost no bfloat16 operators on the CPU.
+    return TransformedModel(path, checked if precision is Precision.BF16 else path, summary, comparison)
 
 
 def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path, Path, Lowered]:
-    """The lowered model, and its twin to check: of the first, ONNX Runtime on the CPU would compute in float32 and
-    leave out the rounding between nodes."""
+    """Return the lowered model, and an emulation of it for the check. For the lowered model itself, ONNX Runtime on the
+    CPU would compute in float32 without rounding between nodes."""
     half = _HALVES[precision]
     source = onnx.load(model.path)
     if precision is Precision.BF16:
@@ -100,18 +102,18 @@ def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path
 
 
 def _in_opset(model: ModelProto, least: int) -> ModelProto:
-    """`model` in the opset `least`, unless it is in a later one; as it is where the converter does not know the way."""
+    """Return `model` in the opset `least`, unless its opset is newer; unchanged if it cannot be converted."""
     if not _CONVERTIBLE_OPSET <= main_opset(model) < least or ort_capabilities.newest_opset("") < least:
         return model
     try:
         return shape_inference.infer_shapes(version_converter.convert_version(model, least))
-    except (version_converter.ConvertError, RuntimeError, ValueError, EncodeError):  # the last: it is too large
+    except (version_converter.ConvertError, RuntimeError, ValueError, EncodeError):  # EncodeError: it is too large
         return model
 
 
-def _quantised(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
-    """Whether there was something to quantise."""
-    from gpufn_builder.precision.quantise import INT8_OPSET, quantise  # noqa: PLC0415  its tool is a fifth of a build's start
+def _quantise_model(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
+    """Quantize the model into `path`. Return whether there was something to quantize."""
+    from gpufn_builder.precision.quantise import INT8_OPSET, quantise  # noqa: PLC0415  a fifth of a build's import time
 
     source = _in_opset(onnx.load(model.path), INT8_OPSET)
     return quantise(source, cases, path, weights_beside=_is_large(source))

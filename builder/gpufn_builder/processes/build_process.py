@@ -1,4 +1,4 @@
-"""One build, in a process of its own: what it imports and does can neither grow nor kill the service that starts it."""
+"""The process of one build. Its imports and failures affect neither the size nor the life of the service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gpufn_builder.processes.process_messages import BuildRequest
 def main() -> int:
     return serve(
         BuildRequest,
-        lambda request, tell: Pipeline(request, tell, environ=os.environ, clock=time.monotonic, now=time.time).run(),
+        lambda request, report_progress: Pipeline(
+            request, report_progress, environ=os.environ, clock=time.monotonic, now=time.time
+        ).run(),
     )
 
 

@@ -1,4 +1,5 @@
-"""Candidates: each makes an engine of one backend in a process of its own, which may crash, hang or eat all memory."""
+"""Execution of candidates: each compiles an engine of one backend in its own process, which may crash, hang or run out
+of memory."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpufn_builder.processes.process import Work
-from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, Told
+from gpufn_builder.processes.process import ChildProcess
+from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, ProgressUpdate
 
 PROCESS: Final = "gpufn_builder.processes.compile_process"
 
 
 class RunCandidate(Protocol):
-    """What makes the engine of one candidate: `run_candidate`, or what shall take its place."""
+    """The interface of `run_candidate` and its test doubles."""
 
     def __call__(
         self,
@@ -22,7 +23,7 @@ class RunCandidate(Protocol):
         environ: Mapping[str, str],
         *,
         timeout_s: float,
-        on_told: Callable[[Told], None],
+        on_progress: Callable[[ProgressUpdate], None],
     ) -> CandidateResult: ...
 
 
@@ -32,11 +33,11 @@ def run_candidate(
     environ: Mapping[str, str],
     *,
     timeout_s: float,
-    on_told: Callable[[Told], None],
+    on_progress: Callable[[ProgressUpdate], None],
     process: str = PROCESS,
 ) -> CandidateResult:
-    """`folder` takes what the process is told and says. Raises BuildFailed with the stage that it was in, and the last
-    lines of what it said, whatever became of it."""
+    """Run a candidate's process; `folder` is for its request and output. Raises BuildFailed with the stage that it was
+    in and the last lines of its output."""
     name = str(request.identity.backend)
-    work = Work.start(process, request, folder, environ, name=name, leads=False)
-    return work.wait(on_told, CandidateResult, timeout_s)
+    work = ChildProcess.start(process, request, folder, environ, name=name, leads_group=False)
+    return work.wait(on_progress, CandidateResult, timeout_s)

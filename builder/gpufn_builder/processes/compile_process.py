@@ -1,8 +1,9 @@
-"""One candidate, in a process of its own: compile, verify, measure. `candidates` starts it.
+"""The process of one candidate: compile, verify, measure. `candidates` starts it.
 
-1. the compiler makes the engine's files
-2. every case runs on the engine and is compared with the reference; whether calls may share runs is found out (`rows`)
-3. it is measured at the shapes that it is tuned for
+1. The compiler produces the engine's files.
+2. The engine runs every case and is compared with the reference. `row_independence` decides whether calls may share
+   runs.
+3. The engine is measured at the shapes that it is tuned for.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ import msgspec
 from gpufn_builder.checks import golden, row_independence, verify
 from gpufn_builder.checks.measure import measure
 from gpufn_builder.compilers.base import CompileJob, Compiler, compiler_for
-from gpufn_builder.processes.process import Tell, serve
+from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
 from gpufn_builder.report.report import OutputRow
 from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage
 
-# Of a candidate's progress: where each stage begins.
+# Progress of a candidate at the start of each stage.
 _BEGIN = {BuildStage.COMPILE: 0.0, BuildStage.VERIFY: 0.5, BuildStage.MEASURE: 0.6}
 
 
-def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Callable[[], float]) -> CandidateResult:
-    """Raises BuildFailed that names the stage."""
+def make(
+    request: CandidateRequest, compiler: Compiler, report_progress: ReportProgress, clock: Callable[[], float]
+) -> CandidateResult:
+    """Compile, verify and measure. Raises BuildFailed with the stage."""
     cases = {name: golden.load(Path(file), request.inputs, request.outputs) for name, file in request.cases.items()}
     measured, _ = golden.load(Path(request.measured), request.inputs, ())
     seconds: dict[BuildStage, float] = {}
@@ -49,25 +52,31 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
         nonlocal began
         began, seconds[stage] = clock(), clock() - began
 
-    tell(BuildStage.COMPILE, _BEGIN[BuildStage.COMPILE], "")
+    report_progress(BuildStage.COMPILE, _BEGIN[BuildStage.COMPILE], "")
     span = _BEGIN[BuildStage.VERIFY]
-    compiled = compiler.compile(job, lambda progress, detail: tell(BuildStage.COMPILE, progress * span, detail))
+    compiled = compiler.compile(
+        job, lambda progress, detail: report_progress(BuildStage.COMPILE, progress * span, detail)
+    )
     done(BuildStage.COMPILE)
     with compiler.load(job, compiled) as engine:
-        tell(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} case{'s' if len(cases) > 1 else ''}")
-        found = [engine.run(inputs) for inputs, _ in cases.values()]
-        comparison = verify.compare(list(cases), [wanted for _, wanted in cases.values()], found)
+        report_progress(
+            BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
+        )
+        outputs = [engine.run(inputs) for inputs, _ in cases.values()]
+        comparison = verify.compare(list(cases), [expected for _, expected in cases.values()], outputs)
         verify.check(comparison, request.tolerance)
         why_alone = row_independence.NO_ROWS
         if request.batched:
-            given = (inputs for inputs, _ in cases.values())
-            why_alone = row_independence.why_alone(engine.run, given, measured, request.profiles, request.tolerance)
+            case_inputs = (inputs for inputs, _ in cases.values())
+            why_alone = row_independence.why_alone(
+                engine.run, case_inputs, measured, request.profiles, request.tolerance
+            )
         done(BuildStage.VERIFY)
-        tell(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
+        report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
         speed = measure(engine.bind(measured), request.measuring, clock)
         done(BuildStage.MEASURE)
     sample, _ = next(iter(cases.values()))
-    golden.save(job.folder / GOLDEN_FILE, sample, found[0])
+    golden.save(job.folder / GOLDEN_FILE, sample, outputs[0])
     return CandidateResult(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
@@ -87,7 +96,9 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
 def main() -> int:
     return serve(
         CandidateRequest,
-        lambda request, tell: make(request, compiler_for(request.identity.backend), tell, time.perf_counter),
+        lambda request, report_progress: make(
+            request, compiler_for(request.identity.backend), report_progress, time.perf_counter
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a process prints: in a file whose end is kept, however much it prints."""
+"""The output of a process, in a file of bounded size whose end can be read."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 from pathlib import Path
 from typing import BinaryIO, Final
 
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 _LAST_LINES: Final = 30
 _LAST_BYTES: Final = 8192
 
 
-class Printed:
-    """`file` is for the process. It is read here by its descriptor: what is at its path later may be something else."""
+class OutputFile:
+    """`file` is for the process. It is read by its descriptor, because the process may replace the file at its path."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        self.file: BinaryIO = path.open("a+b")  # appended to, so that what comes after `shorten` begins a new file
+        self.file: BinaryIO = path.open("a+b")  # append mode, so that writes after a truncation start at the beginning
 
-    def shorten(self) -> None:
-        """Called now and then while the process runs."""
-        if self._size() > _MOST_BYTES:
+    def truncate(self) -> None:
+        """Empty the file if it is too large. Called periodically while the process runs."""
+        if self._size() > _MAX_BYTES:
             os.ftruncate(self.file.fileno(), 0)
 
     def last_lines(self) -> str:

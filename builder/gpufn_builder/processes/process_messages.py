@@ -1,7 +1,7 @@
-"""What the service, its build process and that one's candidate processes tell each other.
+"""Messages between the service, its build process, and the candidate processes of that.
 
-Down: a request, in a JSON file. Up: a Told or Failed per line on a pipe, in JSON, and when all went well a result, in a
-file beside the request; in msgpack, for JSON has no infinities.
+To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
+success a result in a file beside the request, in msgpack, because JSON has no infinities.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpufn_core.domain.engine import Accuracy, BuildStage, EngineIdentity, Engin
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelSpec, ShapeProfile, TensorSpec, Tolerance
 
-MODEL: Final = "model"  # a folder of a build's: the model's files
-SAMPLES: Final = "samples"  # another: their names are the user's, and may be equal
-PUBLISH_BEGINS: Final = 0.95  # of a build's progress; what comes before is the build process's
+MODEL: Final = "model"  # folder of a build: the model's files
+SAMPLES: Final = "samples"  # separate folder, because users choose the file names, which may collide
+PUBLISH_BEGINS: Final = 0.95  # the build's progress at the end of its process
 
 
 class MeasurePlan(msgspec.Struct, frozen=True):
-    """How long an engine runs before it counts, for how long it counts at least, and how long it may take to settle;
-    before that, how long each setting runs that a compiler chooses by trying."""
+    """Times of a measurement: warm-up, minimum duration, and maximum duration until it settles. `trial_s` is the time
+    for each setting that a compiler chooses by trying."""
 
     warm_up_s: float = 0.2
     least_s: float = 3.0
@@ -31,7 +31,7 @@ class MeasurePlan(msgspec.Struct, frozen=True):
     trial_s: float = 0.25
 
     def scaled(self, least_s: float) -> MeasurePlan:
-        """The same in proportion."""
+        """Return the plan scaled to another `least_s`."""
         factor = least_s / self.least_s
         return MeasurePlan(self.warm_up_s * factor, least_s, self.most_s * factor, self.trial_s * factor)
 
@@ -39,9 +39,9 @@ class MeasurePlan(msgspec.Struct, frozen=True):
 THOROUGH: Final = MeasurePlan()
 
 
-def shortened(error: ErrorInfo) -> ErrorInfo:
-    """As much of it as is read, on one line: it goes through a pipe and into a record, and what a model's nodes are
-    called, a stranger has chosen."""
+def truncate_error(error: ErrorInfo) -> ErrorInfo:
+    """Truncate an error to a single line of bounded size. It is sent through a pipe and stored in a record, and an
+    untrusted model chooses the names of its nodes."""
     return msgspec.structs.replace(
         error,
         message=_one_line(error.message),
@@ -54,8 +54,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:1000]
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
-    """How far it is: `progress` from 0 to 1 of all that the process does."""
+class ProgressUpdate(msgspec.Struct, frozen=True, tag="told"):
+    """Progress of a process: `progress` is from 0 to 1 of all its work."""
 
     stage: BuildStage
     progress: float
@@ -66,17 +66,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorInfo
 
 
-Line = Told | Failed
+Line = ProgressUpdate | Failed
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process of its own is started with. The limit is of its data: what is allocated, not what is mapped."""
+    """The request of a child process. The memory limit applies to allocated data, not to mapped files."""
 
     memory_limit_bytes: int | None = None
 
 
 class BuildRequest(Request, frozen=True, kw_only=True):
-    """`folder` holds MODEL and SAMPLES, and is for all that is made. `candidates` are the best first."""
+    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in order, the best
+    first."""
 
     build: str
     spec: ModelSpec
@@ -88,14 +89,14 @@ class BuildRequest(Request, frozen=True, kw_only=True):
 
 
 class MadeEngine(msgspec.Struct, frozen=True):
-    """An engine that passed, not published yet: `folder` holds the manifest's files."""
+    """An engine that passed but is not published yet: `folder` contains the manifest's files."""
 
     manifest: EngineManifest
     folder: str
 
 
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
-    """With an `error` there are no engines; the rows tell how far it got."""
+    """With an `error` there are no engines; the rows show how far the build got."""
 
     engines: tuple[MadeEngine, ...] = ()  # the best first
     stages: tuple[StageRow, ...] = ()
@@ -104,8 +105,8 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateRequest(Request, frozen=True, kw_only=True):
-    """`cases` are files as `golden` writes them: inputs, and the outputs of the reference; the first becomes the golden
-    sample. `measured` is the one to measure with. `caches` is a folder that outlives the build."""
+    """`cases` are files written by `golden`: inputs and reference outputs; the first becomes the golden sample.
+    `measured` is the file to measure with. `caches` is a folder that outlives the build."""
 
     identity: EngineIdentity
     model: str  # the transformed ONNX file
@@ -113,10 +114,10 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     tolerance: Tolerance
-    batched: bool  # as far as the shapes tell
+    batched: bool  # whether the shapes allow batches
     cases: dict[str, str]  # name → file
     measured: str  # a file
-    folder: str  # where the engine's files go
+    folder: str  # for the engine's files
     caches: str
     measuring: MeasurePlan
 
@@ -126,13 +127,13 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[str, ...]
     settings: dict[str, int | str]
-    why_alone: str  # as an EngineManifest has it
+    why_alone: str  # as in EngineManifest
     accuracy: Accuracy
     outputs: tuple[OutputRow, ...]
     latency: Latency
-    quantiles_s: tuple[float, ...]  # of a run, evenly spaced from the fastest to the slowest
+    quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest
     gpu_nodes: int
     cpu_nodes: int
-    nodes: dict[str, int]  # "operator on provider" → how many
+    nodes: dict[str, int]  # "operator on provider" → count
     notes: tuple[str, ...]
     seconds: dict[BuildStage, float]

@@ -1,6 +1,6 @@
-"""HTML elements, and figures as a page shows them.
+"""HTML elements, and formatting of numbers for a page.
 
-What a page says comes from somebody's model, so `tag` escapes all that is not made here.
+The content of a page comes from an untrusted model, so `tag` escapes everything that is not Html.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import math
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
 
 def tag(element: str, /, *content: str, cls: str = "", **attributes: object) -> Html:
-    """An element. Content that is not Html is escaped, as attributes are; `_` in their names stands for `-`."""
-    given = ({"class": cls} if cls else {}) | {key.replace("_", "-"): value for key, value in attributes.items()}
+    """Build an element. Content that is not Html is escaped, and so are attributes; `_` in their names becomes `-`."""
+    pairs = ({"class": cls} if cls else {}) | {key.replace("_", "-"): value for key, value in attributes.items()}
     inside = "".join(part if isinstance(part, Html) else html.escape(part) for part in content)
-    told = "".join(f' {key}="{html.escape(str(value))}"' for key, value in given.items())
-    return Html(f"<{element}{told}>" if element == "meta" else f"<{element}{told}>{inside}</{element}>")
+    rendered = "".join(f' {key}="{html.escape(str(value))}"' for key, value in pairs.items())
+    return Html(f"<{element}{rendered}>" if element == "meta" else f"<{element}{rendered}>{inside}</{element}>")
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""A BuildReport as one HTML page that needs nothing else: no script, no font, no address of anything outside.
+"""Rendering of a BuildReport as a self-contained HTML page: no scripts, fonts or external links.
 
-Every text of a report comes from somebody's model; `markup.tag` escapes it.
+All texts of a report come from an untrusted model; `markup.tag` escapes them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpufn_core.domain.engine import Backend, BuildState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import TensorSpec, Tolerance
 
-_MOST_OUTPUTS: Final = 24
-_MOST_OPERATORS: Final = 24
+_MAX_OUTPUTS: Final = 24
+_MAX_OPERATORS: Final = 24
 _COLOURS: Final = {Backend.TENSORRT: "var(--c0)", Backend.ORT_CUDA: "var(--c1)", Backend.ORT_CPU: "var(--c2)"}
 
 _STYLE: Final = """
@@ -60,7 +60,7 @@ svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 
 
 def render(report: BuildReport) -> str:
-    """The page, whole."""
+    """Return the complete page."""
     passed = [row for row in report.candidates if row.passed]
     parts = [
         _header(report),
@@ -120,19 +120,19 @@ def _failure(error: ErrorInfo) -> Html:
 
 def _candidates(report: BuildReport) -> Html:
     if not report.candidates:
-        return tag("p", "None was tried.", cls="soft")
+        return tag("p", "No candidates were tried.", cls="soft")
     head = ("", "Median", "90 %", "99 %", "Runs/s", "rel. L2", "Size", "Build")
-    told = report.error.traceback if report.error else None
-    return _table(head, [_candidate(row, told) for row in report.candidates], numbers=range(1, 8))
+    shown_log = report.error.traceback if report.error else None
+    return _table(head, [_candidate(row, shown_log) for row in report.candidates], numbers=range(1, 8))
 
 
-def _candidate(row: CandidateRow, told: str | None) -> Sequence[str]:
-    """`told` is a log that the page has already."""
+def _candidate(row: CandidateRow, shown_log: str | None) -> Sequence[str]:
+    """`shown_log` is a log that the page already shows."""
     if not row.passed:
-        log = [tag("pre", row.log)] if row.log and row.log != told else []
+        log = [tag("pre", row.log)] if row.log and row.log != shown_log else []
         reason = tag("div", row.reason, cls="soft" if "installed" in row.reason else "bad")
         return (Html("".join((_name(row), reason, *log))), *[""] * 7)
-    key = f"{row.key[:16]}{' · built before' if row.found else ''}"
+    key = f"{row.key[:16]}{' · reused' if row.found else ''}"
     if row.latency is not None and not row.latency.settled:
         key += " · its timings did not settle"
     latency = row.latency
@@ -148,8 +148,8 @@ def _candidate(row: CandidateRow, told: str | None) -> Sequence[str]:
 
 def _latency(passed: Sequence[CandidateRow]) -> tuple[Html, Html]:
     legend = (tag("span", _name(row)) for row in passed if row.latency)
-    said = tag("span", "along: how many of all runs took no longer")
-    return plot(passed, _COLOURS), tag("div", *legend, said, cls="legend")
+    caption = tag("span", "x axis: percentile of all runs")
+    return plot(passed, _COLOURS), tag("div", *legend, caption, cls="legend")
 
 
 def _accuracy(report: BuildReport, passed: Sequence[CandidateRow]) -> list[Html]:
@@ -168,12 +168,12 @@ def _accuracy(report: BuildReport, passed: Sequence[CandidateRow]) -> list[Html]
             f"{output.cosine:.6f}",
             f"{output.argmax:.1%}",
         )
-        for row, output in rows[:_MOST_OUTPUTS]
+        for row, output in rows[:_MAX_OUTPUTS]
     ]
     more = len(rows) - len(lines)
-    said = f"Against the model as it came, in fp32 on the CPU. Allowed: {_tolerance(report.tolerance)}."
-    rest = [tag("p", f"{more} more were nearer.", cls="soft")] if more > 0 else []
-    return [_section("Accuracy", tag("p", said, cls="soft"), _table(head, lines, numbers=range(4, 9)), *rest)]
+    caption = f"Against the original model, in fp32 on the CPU. Allowed: {_tolerance(report.tolerance)}."
+    rest = [tag("p", f"{more} more were closer.", cls="soft")] if more > 0 else []
+    return [_section("Accuracy", tag("p", caption, cls="soft"), _table(head, lines, numbers=range(4, 9)), *rest)]
 
 
 def _stages(report: BuildReport) -> Html:
@@ -187,7 +187,7 @@ def _stages(report: BuildReport) -> Html:
         )
         for row in report.stages
     ]
-    return _table(("Stage", "", "Time", "What it found"), lines, numbers=(2,))
+    return _table(("Stage", "", "Time", "Result"), lines, numbers=(2,))
 
 
 def _nodes(passed: Sequence[CandidateRow]) -> list[Html]:
@@ -205,29 +205,29 @@ def _operators(nodes: Mapping[str, int]) -> str:
     """
     operators = sorted(nodes.items(), key=lambda item: (-item[1], item[0]))
     providers: dict[str, list[str]] = {}
-    for name, count in operators[:_MOST_OPERATORS]:
+    for name, count in operators[:_MAX_OPERATORS]:
         operator, _, provider = name.rpartition(" on ")
         providers.setdefault(provider, []).append(f"{count} {operator}")
     listed = "; ".join(f"{provider}: {', '.join(each)}" for provider, each in providers.items())
-    more = len(operators) - _MOST_OPERATORS
+    more = len(operators) - _MAX_OPERATORS
     return listed + (f"; {more} more kinds" if more > 0 else "")
 
 
 def _tensors(report: BuildReport) -> Html:
     if not report.inputs and not report.outputs:
-        return tag("p", "Not known: the build did not get so far.", cls="soft")
+        return tag("p", "Unknown: the build did not get this far.", cls="soft")
     lines = [(tag("b", each.name), "input", _type(each), _ranges(report, each.name)) for each in report.inputs]
     lines += [(tag("b", each.name), "output", _type(each), "") for each in report.outputs]
     rows = (
         f"rows are independent; calls share runs of up to {report.max_batch}"
         if report.batched
-        else f"each call has a run of its own: {report.why_alone or 'rows stay together'}"
+        else f"each call has its own run: {report.why_alone or 'rows stay together'}"
     )
     return Html(_table(("Name", "", "Type", "Shapes"), lines) + tag("p", f"Batches: {rows}.", cls="soft"))
 
 
 def _ranges(report: BuildReport, name: str) -> str:
-    """Of every profile."""
+    """Return the shapes of an input in every profile."""
     return "; ".join(str(each.inputs[name]) for each in report.profiles if name in each.inputs) or "fixed"
 
 
@@ -235,12 +235,12 @@ def _settings(report: BuildReport, passed: Sequence[CandidateRow]) -> Html:
     lines: list[Sequence[str]] = []
     for row in passed:
         name = _name(row)
-        told = {
+        settings = {
             "session": [f"{key} {value}" for key, value in row.settings.items()],
             "compiler": [f"{key} {value}" for key, value in row.flags.items()],
             "versions": row.versions.values(),
         }
-        for what, values in told.items():
+        for what, values in settings.items():
             if values:
                 lines.append((name, what, ", ".join(values)))
                 name = Html("")

@@ -1,7 +1,7 @@
-"""The latency of candidates as an SVG: how long the quickest so many percent of all runs took.
+"""Plot of the latencies of candidates as an SVG: latency over the percentile of runs.
 
-Time goes up from zero, or in powers of ten where the slowest took many times as long as the quickest, for a flat line
-with a cliff at its end would tell nothing. Where only percentiles are known, these are drawn.
+The time axis is linear from zero, or logarithmic if the slowest run took many times as long as the fastest, because a
+linear plot would only show a flat line with a cliff at its end. If only percentiles are known, they are plotted.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpufn_core.domain.engine import Backend
 _WIDTH, _HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 34
 _MARKS: Final = (50, 90, 99)
-_MANY_TIMES: Final = 10.0
+_LOG_SCALE_FROM: Final = 10.0  # ratio of the slowest to the fastest
 
-Height = Callable[[float], float]  # of so many seconds: 0 at the bottom, 1 at the top
+Height = Callable[[float], float]  # from seconds to the height: 0 at the bottom, 1 at the top
 
 
 def plot(rows: Sequence[CandidateRow], colours: Mapping[Backend, str]) -> Html:
     curves = [(row, _curve(row)) for row in rows if row.latency]
-    drawn = [seconds for row, curve in curves for share, seconds in (*curve, *_marked(row)) if share <= _MARKS[-1]]
-    height, ticks = axis(min(drawn), max(drawn))
+    shown = [seconds for row, curve in curves for share, seconds in (*curve, *_marked(row)) if share <= _MARKS[-1]]
+    height, ticks = axis(min(shown), max(shown))
     lines = []
     for tick in ticks:
         y = _y(height(tick))
@@ -47,12 +47,12 @@ def plot(rows: Sequence[CandidateRow], colours: Mapping[Backend, str]) -> Html:
 
 
 def axis(lowest: float, highest: float) -> tuple[Height, list[float]]:
-    """Of times from `lowest` to `highest`, and its ticks.
+    """Return the time axis from `lowest` to `highest`, and its ticks.
 
     >>> axis(1e-3, 1.4e-3)[1], axis(65e-6, 8.8e-3)[1]
     ([0.0, 0.0005, 0.001, 0.0015], [1e-05, 0.0001, 0.001, 0.01])
     """
-    if highest > lowest * _MANY_TIMES > 0:
+    if highest > lowest * _LOG_SCALE_FROM > 0:
         low, high = math.floor(math.log10(lowest)), math.ceil(math.log10(highest))
         decades = max(1, high - low)
         return lambda seconds: max(0.0, math.log10(seconds or 10.0**low) - low) / decades, [
@@ -85,6 +85,6 @@ def _y(height: float) -> float:
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, and no less than `least`."""
+    """Return the least of 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)

@@ -1,6 +1,6 @@
-"""The report of one Build: what each stage found, what became of each candidate, and how good and fast it is.
+"""The report of one build: the result of each stage, and the outcome, accuracy and speed of each candidate.
 
-One struct, stored as JSON; `page` draws it.
+One struct, stored as JSON; `page` renders it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ REPORT_SCHEMA = 1
 class StageRow(msgspec.Struct, frozen=True):
     stage: BuildStage
     seconds: float
-    found: str  # in words
+    found: str  # a description of the result
 
 
 class OutputRow(msgspec.Struct, frozen=True):
-    """One output of one case against the reference; figures as `verify` defines them. In JSON an infinity is null."""
+    """One output of one case against the reference; metrics as in `verify`. In JSON an infinity is null."""
 
     case: str
     name: str
@@ -36,7 +36,7 @@ class OutputRow(msgspec.Struct, frozen=True):
 
 
 class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`found` tells that it was built before. `reason` says why there is no engine."""
+    """`found`: the engine already existed. `reason` is why there is no engine."""
 
     backend: Backend
     key: str = ""
@@ -51,10 +51,10 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: Accuracy | None = None
     outputs: tuple[OutputRow, ...] = ()
     latency: Latency | None = None
-    quantiles_s: tuple[float, ...] = ()  # of a run, evenly spaced from the fastest to the slowest
+    quantiles_s: tuple[float, ...] = ()  # of the run times, evenly spaced from the fastest to the slowest
     gpu_nodes: int = 0
     cpu_nodes: int = 0
-    nodes: dict[str, int] = {}  # "operator on provider" → how many
+    nodes: dict[str, int] = {}  # "operator on provider" → count
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     build: str
-    model: str  # the ONNX file's name
+    model: str  # name of the ONNX file
     files: tuple[ModelFile, ...]
     precision: Precision
     tolerance: Tolerance
@@ -78,7 +78,7 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     profiles: tuple[ShapeProfile, ...] = ()
     batched: bool = False
-    why_alone: str = ""  # when it is not batched
+    why_alone: str = ""  # set if it is not batched
     max_batch: int = 1
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()  # the best first
@@ -86,8 +86,8 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = REPORT_SCHEMA
 
 
-def found_row(manifest: EngineManifest) -> CandidateRow:
-    """Of an engine that was built before."""
+def existing_row(manifest: EngineManifest) -> CandidateRow:
+    """Return the row of an engine that already existed."""
     return CandidateRow(
         backend=manifest.backend,
         key=manifest.key,

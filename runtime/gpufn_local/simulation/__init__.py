@@ -1,4 +1,5 @@
-"""A GPU on paper: what the orders of `gpufn_core.domain.gpu_fair_queue` make of a trace of calls. Pure, and the same for the same seed.
+"""Simulation of a GPU: compares the orders of `gpufn_core.domain.gpu_fair_queue` on a trace of calls. Pure. The result
+depends only on the options and the seed.
 
-`python -m gpufn_local.simulation` is what `gpufn simulate` starts.
+`gpufn simulate` runs `python -m gpufn_local.simulation`.
 """

@@ -1,4 +1,4 @@
-"""For `gpufn simulate`: a Question as JSON in, as the first argument; a Comparison as JSON out."""
+"""Process of `gpufn simulate`: reads a Question as JSON from its argument, writes a Comparison as JSON."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpufn_local.simulation.traces import Load
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`plot` is where the page goes, if it is wanted."""
+    """`plot` is the path of the HTML page; empty for none."""
 
     load: Load
     gpu: Gpu
     plot: str = ""
 
 
-def main(asked: str) -> int:
-    question = msgspec.json.decode(asked, type=Question)
+def main(argument: str) -> int:
+    question = msgspec.json.decode(argument, type=Question)
     try:
-        compared = compare(question.load, question.gpu)
+        comparison = compare(question.load, question.gpu)
     except InvalidInput as error:
         sys.stderr.write(f"{error.field}: {error.message}")
         return 2
     if question.plot:
-        Path(question.plot).write_text(render(compared))
-    sys.stdout.buffer.write(msgspec.json.encode(compared))
+        Path(question.plot).write_text(render(comparison))
+    sys.stdout.buffer.write(msgspec.json.encode(comparison))
     return 0
 
 

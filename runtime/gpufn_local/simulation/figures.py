@@ -1,4 +1,4 @@
-"""What a simulated order did, in figures."""
+"""Metrics of a simulated order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufn_local.simulation.traces import Call
 
 class Ended(msgspec.Struct, frozen=True, eq=False):
     call: Call
-    began: float  # its turn; a cold start is part of it
+    began: float  # start of its turn, which includes a cold start
     at: float
 
     @property
@@ -21,7 +21,7 @@ class Ended(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as on a GPU of its own, warm."""
+        """Latency relative to the service time on a dedicated, warm GPU."""
         return self.latency_s / self.call.service_s
 
 
@@ -35,8 +35,8 @@ class FunctionFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """`jain` and `max_min` compare the part of the GPU that each function had while it had calls: Jain's index, and the
-    least by the largest. Both are 1 when all had the same.
+    """`jain` and `max_min` compare the part of the GPU that each function got while it had calls: Jain's index, and the
+    smallest part divided by the largest. Both are 1 if all parts are equal.
     """
 
     calls: int
@@ -44,24 +44,26 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     p50_s: float
     p99_s: float
     slowdown: float  # the mean over all calls
-    worst_slowdown: float  # the mean of the function that fared worst
+    worst_slowdown: float  # the mean of the function with the largest mean
     jain: float
     max_min: float
     cold_starts: int
     resumes: int
-    busy: float  # the part of the time in which the GPU worked or loaded
+    busy: float  # part of the time in which the GPU computed or loaded
     per_function: tuple[FunctionFigures, ...]
     latencies_s: tuple[float, ...]  # at the percentiles 0, 1, ... 100
 
 
 def figures(ended: Sequence[Ended], *, cold_starts: int, resumes: int, busy_s: float) -> Figures:
-    """Of at least one call."""
+    """Compute the metrics of at least one call."""
     latencies = sorted(each.latency_s for each in ended)
-    of: dict[str, list[Ended]] = {}
+    by_function: dict[str, list[Ended]] = {}
     for each in ended:
-        of.setdefault(each.call.function.name, []).append(each)
-    rows = tuple(_of_function(name, rows) for name, rows in sorted(of.items(), key=lambda item: int(item[0][1:])))
-    parts = [_part(rows) for rows in of.values()]
+        by_function.setdefault(each.call.function.name, []).append(each)
+    rows = tuple(
+        _of_function(name, rows) for name, rows in sorted(by_function.items(), key=lambda item: int(item[0][1:]))
+    )
+    parts = [_part(rows) for rows in by_function.values()]
     return Figures(
         calls=len(ended),
         mean_s=_mean(latencies),
@@ -80,7 +82,7 @@ def figures(ended: Sequence[Ended], *, cold_starts: int, resumes: int, busy_s: f
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least of the sorted `values` that so many are not above.
+    """Return the least of the sorted `values` that at least `percent` percent of them do not exceed.
 
     >>> percentile([1.0, 2.0, 3.0, 4.0], 50), percentile([1.0, 2.0, 3.0, 4.0], 99)
     (2.0, 4.0)
@@ -101,12 +103,12 @@ def _of_function(name: str, rows: Sequence[Ended]) -> FunctionFigures:
 
 
 def _part(rows: Sequence[Ended]) -> float:
-    """Of the time in which a function had a call that had not ended, the part in which one of them had its turn."""
-    asked_s = until = 0.0
+    """Return the part of the time in which the function had its turn, of the time in which it had unfinished calls."""
+    demand_s = until = 0.0
     for row in sorted(rows, key=lambda row: row.call.at):
-        asked_s += max(0.0, row.at - max(until, row.call.at))
+        demand_s += max(0.0, row.at - max(until, row.call.at))
         until = max(until, row.at)
-    return sum(row.at - row.began for row in rows) / asked_s
+    return sum(row.at - row.began for row in rows) / demand_s
 
 
 def _mean(values: Sequence[float]) -> float:

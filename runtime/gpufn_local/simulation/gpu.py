@@ -1,6 +1,7 @@
-"""The workers that a GPU has in memory, by the platform's rules: so many may share it by time, one that is idle for
-long goes, and when there is no room the one goes that was idle the longest. Who goes is parked while the host has
-memory for it, and of the parked ones the controller's `HostMemory` says who ends."""
+"""The workers in the memory of a simulated GPU, by the platform's rules: a limited number shares the GPU, an idle
+worker is stopped after a timeout, and the worker that was idle longest makes room for another. A stopped worker is
+parked
+while the host has memory for it. The controller's `HostMemory` decides which parked worker is evicted."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ _GIB = 1 << 30
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """`turns` calls are on it at a time, and are taken not to slow each other down. `park_gib` of the host's memory are
-    for parked workers."""
+    """Up to `turns` calls run at a time and are assumed not to slow each other down. `park_gib` is host memory for
+    parked workers."""
 
     turns: int = 1
-    overrun_s: float = 10.0  # of fair queueing
+    overrun_s: float = 10.0  # option of fair queueing
     memory_gib: float = 24.0
     park_gib: float = 0.0
-    workers: int = 8  # that may share it
+    workers: int = 8  # limit of workers that share the GPU
     idle_timeout_s: float = 60.0
 
 
@@ -52,7 +53,7 @@ class Residents:
         self.gpu = gpu
         self.cold_starts = self.resumes = 0
         self._busy: list[_Worker] = []
-        self._idle: list[_Worker] = []  # the longest first
+        self._idle: list[_Worker] = []  # in order of idle time, longest first
         self._parked: dict[str, _Worker] = {}
         self._host = HostMemory()
         self._numbers = itertools.count()
@@ -61,19 +62,19 @@ class Residents:
         return any(worker.function.name == function for worker in (*self._busy, *self._idle))
 
     def take(self, function: Function, now: float) -> float:
-        """A worker of `function` gets a call: the seconds until it begins, 0.0 for a warm one."""
+        """Give a call to a worker of `function`; return the seconds until it starts, 0.0 for a warm worker."""
         while self._idle and now - self._idle[0].idle_since >= self.gpu.idle_timeout_s:
-            self._put_away()
+            self._stop_oldest()
         if (warm := _of(function, self._idle)) is not None:
             self._idle.remove(warm)
             self._busy.append(warm)
             return 0.0
-        # What works cannot go: should that not do, there is more on the GPU than it has memory for.
+        # Busy workers cannot be stopped. If that does not suffice, the simulated GPU memory is overcommitted.
         while self._idle and not self._has_room(function):
-            self._put_away()
+            self._stop_oldest()
         parked = _of(function, self._parked.values())
         if parked is not None:
-            self._end(parked)
+            self._unpark(parked)
             parked.resumed += 1
             self.resumes += 1
         else:
@@ -82,7 +83,7 @@ class Residents:
         return function.resume_s if parked is not None else function.cold_start_s
 
     def release(self, function: Function, now: float) -> None:
-        """A call of `function` ended."""
+        """End a call of `function`."""
         worker = _of(function, self._busy)
         assert worker is not None
         self._busy.remove(worker)
@@ -90,25 +91,24 @@ class Residents:
         self._idle.append(worker)
 
     def _has_room(self, function: Function) -> bool:
-        here = (*self._busy, *self._idle)
-        used_gib = sum(worker.function.memory_gib for worker in here)
-        return len(here) < self.gpu.workers and used_gib + function.memory_gib <= self.gpu.memory_gib
+        workers = (*self._busy, *self._idle)
+        used_gib = sum(worker.function.memory_gib for worker in workers)
+        return len(workers) < self.gpu.workers and used_gib + function.memory_gib <= self.gpu.memory_gib
 
-    def _put_away(self) -> None:
-        """Park who has been idle the longest; without memory for it, it ends."""
+    def _stop_oldest(self) -> None:
+        """Park the worker that was idle longest, or stop it if the host has no memory for it."""
         worker = self._idle.pop(0)
-        taken = int(worker.function.memory_gib * _GIB)
+        needed = int(worker.function.memory_gib * _GIB)
         budget = int(self.gpu.park_gib * _GIB)
-        if taken > budget:
+        if needed > budget:
             return
-        for name in self._host.victims(self._host.used + taken - budget):
+        for name in self._host.victims(self._host.used + needed - budget):
             self._host.evict(name)
-            self._end(self._parked[name])
+            self._unpark(self._parked[name])
         self._parked[worker.name] = worker
-        self._host.hold(Parked(worker.name, taken, worker.resumed + 1, worker.function.saved_s))
+        self._host.hold(Parked(worker.name, needed, worker.resumed + 1, worker.function.saved_s))
 
-    def _end(self, parked: _Worker) -> None:
-        """It is parked no longer."""
+    def _unpark(self, parked: _Worker) -> None:
         del self._parked[parked.name]
         self._host.release(parked.name)
 

@@ -1,4 +1,4 @@
-"""A Comparison as one HTML page that needs nothing else: no script, no font, no address of anything outside."""
+"""Rendering of a Comparison as a self-contained HTML page: no scripts, fonts or external links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS: Final = {"fcfs": "var(--c0)", "sjf": "var(--c1)", "mqfq": "var(--c2)"}
 _WIDTH, _HEIGHT = 760, 280  # of a plot
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 32
 _MARKS: Final = (0, 25, 50, 75, 90, 99)
-_MOST_LABELS: Final = 24
+_MAX_LABELS: Final = 24
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #e3e7ec; --page: #f6f7f9; --card: #fff;
   --c0: #2563eb; --c1: #d97706; --c2: #0d9488; }
@@ -39,24 +39,26 @@ span { display: inline-block; margin-right: 20px; }
 """
 
 
-def render(compared: Comparison) -> str:
-    """The page, whole."""
-    load, gpu = compared.load, compared.gpu
-    calls = next(iter(compared.orders.values())).calls
+def render(comparison: Comparison) -> str:
+    """Return the complete page."""
+    load, gpu = comparison.load, comparison.gpu
+    calls = next(iter(comparison.orders.values())).calls
     lead = (
         f"{calls:,} {'bursty' if load.bursty else 'steady'} calls of {load.functions} functions in {load.seconds:g} s, "
-        f"Zipf {load.zipf:g}, seed {load.seed}; {load.busy:.0%} of the GPU if every start were warm. "
-        f"{gpu.memory_gib:g} GiB, {gpu.workers} workers, {gpu.park_gib:g} GiB to park in, turns: {gpu.turns}, "
+        f"Zipf {load.zipf:g}, seed {load.seed}; {load.busy:.0%} of the GPU if all starts were warm. "
+        f"{gpu.memory_gib:g} GiB, {gpu.workers} workers, {gpu.park_gib:g} GiB for parking, turns: {gpu.turns}, "
         f"overrun {gpu.overrun_s:g} s."
     )
-    key = "".join(f"<span><i style='background:{_COLOURS[name]}'></i>{NAMES[name]}</span>" for name in compared.orders)
+    key = "".join(
+        f"<span><i style='background:{_COLOURS[name]}'></i>{NAMES[name]}</span>" for name in comparison.orders
+    )
     parts = [
         f"<h1>One GPU, three orders</h1><p>{lead}</p>",
-        f"<section>{_table(compared.orders)}</section>",
-        f"<section><h2>Latency</h2>{_latencies(compared.orders)}"
-        f"<p>{key}along: how many of all calls took no longer</p></section>",
-        f"<section><h2>How much longer than on a GPU of its own</h2>{_slowdowns(compared.orders)}"
-        f"<p>{key}along: the functions, the most frequent first</p></section>",
+        f"<section>{_table(comparison.orders)}</section>",
+        f"<section><h2>Latency</h2>{_latencies(comparison.orders)}"
+        f"<p>{key}x axis: percentile of all calls</p></section>",
+        f"<section><h2>Slowdown relative to a dedicated GPU</h2>{_slowdowns(comparison.orders)}"
+        f"<p>{key}x axis: functions, the most frequent first</p></section>",
     ]
     head = "<meta charset=utf-8><meta name=viewport content='width=device-width'><title>gpufn simulate</title>"
     body = f"<body><main>{''.join(parts)}</main></body>"
@@ -89,39 +91,39 @@ def _table(orders: dict[str, Figures]) -> str:
 
 
 def _latencies(orders: dict[str, Figures]) -> str:
-    """Seconds over percentiles."""
+    """Plot seconds over percentiles."""
     scale = _Scale([value for each in orders.values() for value in each.latencies_s])
-    drawn = scale.grid(" s")
+    elements = scale.grid(" s")
     for mark in _MARKS:
-        drawn.append(f"<text x={_across(mark / 100):.1f} y={_HEIGHT - 10} text-anchor=middle>{mark} %</text>")
+        elements.append(f"<text x={_x(mark / 100):.1f} y={_HEIGHT - 10} text-anchor=middle>{mark} %</text>")
     for name, each in orders.items():
         points = " ".join(
-            f"{_across(percent / 100):.1f},{scale.y(value):.1f}" for percent, value in enumerate(each.latencies_s)
+            f"{_x(percent / 100):.1f},{scale.y(value):.1f}" for percent, value in enumerate(each.latencies_s)
         )
-        drawn.append(f"<polyline points='{points}' fill=none stroke='{_COLOURS[name]}' stroke-width=2.5 />")
-    return _svg(drawn)
+        elements.append(f"<polyline points='{points}' fill=none stroke='{_COLOURS[name]}' stroke-width=2.5 />")
+    return _svg(elements)
 
 
 def _slowdowns(orders: dict[str, Figures]) -> str:
-    """Means per function."""
+    """Plot the mean slowdown per function."""
     scale = _Scale([row.slowdown for each in orders.values() for row in each.per_function])
-    drawn = scale.grid(" &times;")
+    elements = scale.grid(" &times;")
     count = max(int(row.name[1:]) for each in orders.values() for row in each.per_function)
-    every = math.ceil(count / _MOST_LABELS)
+    every = math.ceil(count / _MAX_LABELS)
     for number in range(1, count + 1, every):
-        x = _across((number - 0.5) / count)
-        drawn.append(f"<text x={x:.1f} y={_HEIGHT - 10} text-anchor=middle>f{number}</text>")
+        x = _x((number - 0.5) / count)
+        elements.append(f"<text x={x:.1f} y={_HEIGHT - 10} text-anchor=middle>f{number}</text>")
     for name, each in orders.items():
         for row in each.per_function:
-            x, y = _across((int(row.name[1:]) - 0.5) / count), scale.y(row.slowdown)
-            told = f"{NAMES[name]}, {row.name}: {row.slowdown:,.3g} times {row.service_s:.2g} s, {row.calls} calls"
+            x, y = _x((int(row.name[1:]) - 0.5) / count), scale.y(row.slowdown)
+            label = f"{NAMES[name]}, {row.name}: {row.slowdown:,.3g} times {row.service_s:.2g} s, {row.calls} calls"
             circle = f"<circle cx={x:.1f} cy={y:.1f} r=4.5 fill='{_COLOURS[name]}' fill-opacity=.85>"
-            drawn.append(f"{circle}<title>{told}</title></circle>")
-    return _svg(drawn)
+            elements.append(f"{circle}<title>{label}</title></circle>")
+    return _svg(elements)
 
 
 class _Scale:
-    """From values above zero to heights in the picture, by their logarithms."""
+    """A logarithmic scale from positive values to heights in the plot."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self._low = math.floor(math.log10(min(values)))
@@ -140,9 +142,9 @@ class _Scale:
         return lines
 
 
-def _across(share: float) -> float:
+def _x(share: float) -> float:
     return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _svg(drawn: Sequence[str]) -> str:
-    return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img>{''.join(drawn)}</svg>"
+def _svg(elements: Sequence[str]) -> str:
+    return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img>{''.join(elements)}</svg>"

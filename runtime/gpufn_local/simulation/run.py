@@ -1,8 +1,8 @@
-"""Plays a trace on a GPU, event by event: `compare(load, gpu) -> Comparison`.
+"""Discrete event simulation of a trace on a GPU: `compare(load, gpu) -> Comparison`.
 
-1. a call comes and waits for its turn
-2. it begins: its worker is warm, or the start of one is part of its turn, for the GPU loads meanwhile
-3. it ends; the next begins, or the turn is held for a function whose call may be on its way
+1. A call arrives and waits for its turn.
+2. The turn starts. If its worker is not warm, the start of the worker is part of the turn, because the GPU is loading.
+3. The turn ends. The next one starts, or the GPU is held for a function whose next call is expected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufn_local.simulation.traces import Call, Load, calls, functions
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What each order, by its name, made of the same calls."""
+    """The metrics of each order on the same calls, by the order's name."""
 
     load: Load
     gpu: Gpu
@@ -30,20 +30,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(load: Load, gpu: Gpu) -> Comparison:
-    """Raises InvalidInput when no call comes, or a function does not fit on the GPU."""
-    rng = random.Random(load.seed)  # noqa: S311  the same again for the same seed
-    called = functions(load, rng)
-    if (largest_gib := max(each.memory_gib for each in called)) > gpu.memory_gib:
-        raise InvalidInput(f"a function takes {largest_gib:.1f} GiB: give the GPU more", field="--memory")
-    trace = calls(called, load, rng)
+    """Simulate all orders. Raises InvalidInput if there are no calls, or a function does not fit on the GPU."""
+    rng = random.Random(load.seed)  # noqa: S311  reproducible for a seed
+    population = functions(load, rng)
+    if (largest_gib := max(each.memory_gib for each in population)) > gpu.memory_gib:
+        raise InvalidInput(f"a function uses {largest_gib:.1f} GiB: give the GPU more memory", field="--memory")
+    trace = calls(population, load, rng)
     if not trace:
-        raise InvalidInput("no call comes in so short a time: simulate longer", field="--seconds")
-    arrivals, shortest, fair = Residents(gpu), Residents(gpu), Residents(gpu)
-    fairly: FairQueueing[Call] = FairQueueing(gpu.turns, overrun_s=gpu.overrun_s, is_warm=fair.__contains__)
+        raise InvalidInput("no call arrives in this time: simulate a longer time", field="--seconds")
+    fcfs_residents, sjf_residents, mqfq_residents = Residents(gpu), Residents(gpu), Residents(gpu)
+    mqfq: FairQueueing[Call] = FairQueueing(gpu.turns, overrun_s=gpu.overrun_s, is_warm=mqfq_residents.__contains__)
     orders = {
-        "fcfs": play(trace, Arrivals(gpu.turns), arrivals),
-        "sjf": play(trace, ShortestFirst(gpu.turns), shortest),
-        "mqfq": play(trace, fairly, fair),
+        "fcfs": play(trace, Arrivals(gpu.turns), fcfs_residents),
+        "sjf": play(trace, ShortestFirst(gpu.turns), sjf_residents),
+        "mqfq": play(trace, mqfq, mqfq_residents),
     }
     return Comparison(load=load, gpu=gpu, orders=orders)
 
@@ -51,28 +51,28 @@ def compare(load: Load, gpu: Gpu) -> Comparison:
 def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures:
     ended: list[Ended] = []
     busy_s = 0.0
-    # An event is a turn that ends, or None: look who is next. Equal times go by their number.
+    # An event is a turn that ends, or None: check which flow is next. Events at equal times keep their order.
     events: list[tuple[float, int, Turn[Call] | None]] = []
     numbers = itertools.count()
-    coming = iter(trace)
-    call = next(coming, None)
+    arriving = iter(trace)
+    call = next(arriving, None)
     while events or call is not None:
         if call is not None and (not events or call.at <= events[0][0]):
             now = call.at
             order.wait(call.function.name, call, now)
-            call = next(coming, None)
+            call = next(arriving, None)
         else:
-            now, _, over = heapq.heappop(events)
-            if over is not None:
-                order.end(over, now)
-                residents.release(over.what.function, now)
-                ended.append(Ended(over.what, over.began, now))
+            now, _, ending = heapq.heappop(events)
+            if ending is not None:
+                order.end(ending, now)
+                residents.release(ending.what.function, now)
+                ended.append(Ended(ending.what, ending.began, now))
         while (turn := order.next(now)) is not None:
             turn_s = residents.take(turn.what.function, now) + turn.what.service_s
             busy_s += turn_s
             heapq.heappush(events, (now + turn_s, next(numbers), turn))
-        if (again := order.ask_again_at(now)) < math.inf:
-            heapq.heappush(events, (again, next(numbers), None))
+        if (check_at := order.ask_again_at(now)) < math.inf:
+            heapq.heappush(events, (check_at, next(numbers), None))
     return figures(
         ended,
         cold_starts=residents.cold_starts,

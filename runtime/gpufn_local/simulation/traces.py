@@ -1,4 +1,4 @@
-"""Calls that come to a GPU: `functions(load, rng)` and when each of them is called, `calls(functions, load, rng)`."""
+"""Generation of a trace: `functions(load, rng)`, and the calls of each, `calls(functions, load, rng)`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import random
 
 import msgspec
 
-_SERVICE_S = (0.05, 2.0)  # of a function's mean call; log-uniform, as is memory
-_SPREAD = 0.25  # of the calls of one function, sigma of the logarithm
+_SERVICE_S = (0.05, 2.0)  # range of the mean service time of a function; log-uniform, like memory
+_SPREAD = 0.25  # of the service times of one function: sigma of the logarithm
 _MEMORY_GIB = (1.0, 12.0)
-_START_S = 0.8  # of a process with its imports
-_LOAD_GIB_PER_S = 2.0  # of weights, from the disk to the GPU
-_RESUME_S = 0.1  # of a parked worker
-_COPY_GIB_PER_S = 10.0  # from the host's memory to the GPU
-_ON_S, _OFF_S = 10.0, 50.0  # means of a bursty function's periods
+_START_S = 0.8  # start of a process with its imports
+_LOAD_GIB_PER_S = 2.0  # weights from disk to the GPU
+_RESUME_S = 0.1  # resume of a parked worker
+_COPY_GIB_PER_S = 10.0  # host memory to the GPU
+_ON_S, _OFF_S = 10.0, 50.0  # mean periods of a bursty function
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the GPU. The functions' calls are as frequent as 1 / rank ** zipf, and all in all keep the GPU
-    busy for `busy` of its time, cold starts apart. When `bursty`, a function is called for 10 s, then not for 50 s.
+    """The load on the GPU. Call rates are proportional to 1 / rank ** zipf. Together the calls keep the GPU busy for
+    `busy` of its time, without cold starts. If `bursty`, a function gets calls for 10 s, then none for 50 s.
     """
 
     functions: int = 24
@@ -46,7 +46,7 @@ class Function(msgspec.Struct, frozen=True):
 
     @property
     def saved_s(self) -> float:
-        """By a resume, against a cold start."""
+        """Seconds that a resume saves compared with a cold start."""
         return self.cold_start_s - self.resume_s
 
 
@@ -57,25 +57,25 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 def functions(load: Load, rng: random.Random) -> list[Function]:
-    """The most frequent first."""
+    """Return the functions, the most frequent first."""
     shares = [1 / rank**load.zipf for rank in range(1, load.functions + 1)]
     services = [_log_uniform(rng, *_SERVICE_S) for _ in shares]
     per_share = load.busy / sum(share * service_s for share, service_s in zip(shares, services, strict=True))
-    made = []
+    result = []
     for number, (share, service_s) in enumerate(zip(shares, services, strict=True), 1):
-        made.append(Function(f"f{number}", share * per_share, service_s, _log_uniform(rng, *_MEMORY_GIB)))
-    return made
+        result.append(Function(f"f{number}", share * per_share, service_s, _log_uniform(rng, *_MEMORY_GIB)))
+    return result
 
 
 def calls(of: list[Function], load: Load, rng: random.Random) -> list[Call]:
-    """In the order in which they come."""
-    found = []
+    """Return the calls in order of arrival."""
+    trace = []
     for function in of:
         times = _bursts(function, load, rng) if load.bursty else _poisson(function.calls_per_s, 0.0, load.seconds, rng)
         for at in times:  # the mean of the lognormal is the function's service time
             factor = rng.lognormvariate(-(_SPREAD**2) / 2, _SPREAD)
-            found.append(Call(function, at, function.service_s * factor))
-    return sorted(found, key=lambda call: call.at)
+            trace.append(Call(function, at, function.service_s * factor))
+    return sorted(trace, key=lambda call: call.at)
 
 
 def _poisson(per_s: float, begin: float, end: float, rng: random.Random) -> list[float]:
@@ -88,7 +88,7 @@ def _poisson(per_s: float, begin: float, end: float, rng: random.Random) -> list
 
 
 def _bursts(function: Function, load: Load, rng: random.Random) -> list[float]:
-    """As many calls as without bursts, on average."""
+    """As many calls on average as without bursts."""
     per_s = function.calls_per_s * (_ON_S + _OFF_S) / _ON_S
     times: list[float] = []
     at = -rng.uniform(0.0, _ON_S + _OFF_S)

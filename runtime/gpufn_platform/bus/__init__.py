@@ -1,13 +1,11 @@
-"""The bus: everything between gpufn's processes goes through this package, the only one that knows NATS.
+"""The message bus. All traffic between gpufn processes goes through this package; no other module knows NATS.
 
-embedded    the nats-server that `gpufn up` starts, and the check of any server
-connection  one Bus per process: publish, subscribe, request, JetStream requests; reconnects for ever
-link, natspy, wire  the connection itself, as lean as the hot path needs it; jetstream: requests and their answers
-streams, feed  the streams for invocations, results and logs; reading one from a place on
-consumer    the pull loop: takes from a queue exactly as many deliveries as credits were granted
-kv, leases  records with compare-and-set, watches; who leads
-objects     blobs named by their digest
-calls       invocations that somebody waits for
-records, queued_calls, queues, dead_letters, checkpoints, maps  submitted ones: kept, found, ended
-doorbells   a call was queued where nobody pulls
+connection      one Bus per process: publish, subscribe, request, JetStream requests, automatic reconnects
+tcp_connection, nats_protocol, nats_py  the connection itself; jetstream: JetStream requests and responses
+typed_handler   subscription handlers that decode their messages
+storage         streams, key-value buckets and the object store
+leader_lease    leader election
+node_claim      one agent, runner and builder per node name
+roles           NATS permissions per role
+server_check    whether gpufn can run on a server
 """

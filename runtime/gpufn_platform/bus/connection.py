@@ -1,14 +1,14 @@
-"""One Bus per process: publish, subscribe, request, and JetStream's requests.
+"""Connection to the message bus, one Bus per process: publish, subscribe, request, and JetStream requests.
 
     bus = await Bus.connect(url, name="gateway")
     subscription = bus.subscribe("gpufn.v1.dmd.*", on_doorbell)
-    answer = await bus.request("gpufn.v1.node.a1", b"...")
+    response = await bus.request("gpufn.v1.node.a1", b"...")
 
-What holds whatever happens to the server:
-- a publish either goes out on a live connection or raises BusUnavailable: nothing is kept for later
-- a request that waits when the connection breaks fails at once
-- the Bus reconnects for ever, subscribes again, then tells `on_reconnect`'s callbacks
-- a callback that raises is logged and hurts nobody else
+Guarantees when the server fails:
+- a publish either goes out on a live connection or raises BusUnavailable; the Bus does not buffer messages
+- pending requests fail at once when the connection breaks
+- the Bus reconnects forever, renews its subscriptions, then calls the `on_reconnect` callbacks
+- an exception in a callback is logged and does not affect other callbacks
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import msgspec
 
 from gpufn_core.errors import BusUnavailable, PayloadTooLarge
 from gpufn_platform.bus import jetstream, nats_protocol
-from gpufn_platform.bus.jetstream import JetStreamError, NoResponders, NotStored, Stored, Unanswered
+from gpufn_platform.bus.jetstream import JetStreamError, NoResponders, NotStored, RequestTimeout, Stored
 from gpufn_platform.bus.nats_protocol import Message
 from gpufn_platform.bus.tcp_connection import Handler, Link, dial
 
-__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "Stored", "Subscription", "Unanswered"]
+__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "RequestTimeout", "Stored", "Subscription"]
 
 log = logging.getLogger(__name__)
 
 _PING_INTERVAL_S = 5.0
 _FIRST_RECONNECT_S = 0.05
-_LONGEST_RECONNECT_S = 0.5  # a loopback or LAN connect costs the server little; waiting costs us calls
+_LONGEST_RECONNECT_S = 0.5  # a loopback or LAN connect costs the server little; waiting delays calls
 _STORE_RETRY_S = 0.1
 _INBOX = "_INBOX."
 
@@ -50,11 +50,11 @@ class Subscription:
         self._sid = sid
 
     def unsubscribe(self) -> None:
-        """Hear nothing more, at once."""
+        """Stop receiving messages at once."""
         self._bus.unsubscribe(self._sid)
 
     def drain(self) -> None:
-        """Hear only what the server had sent before it learned of this."""
+        """Stop receiving messages once those that the server has already sent have arrived."""
         self._bus.drain(self._sid)
 
 
@@ -64,7 +64,7 @@ class Bus:
         self._name = name
         self._ping_interval_s = ping_interval_s
         self._link: Link | None = None
-        self._why_not = "not connected yet"
+        self._disconnect_reason = "not connected yet"
         self._reconnecting: asyncio.Task[None] | None = None
         self._handlers: dict[bytes, Handler] = {}
         self._subscriptions: dict[bytes, Subscription] = {}
@@ -79,31 +79,32 @@ class Bus:
     async def connect(
         cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, patience_s: float = 0.0
     ) -> Bus:
-        """`url`: one server or several, separated by commas, each with its credentials.
+        """Connect to `url`: one server or several, separated by commas, each with its credentials.
 
-        Raises BusUnavailable when no server answers for `patience_s`; later losses are mended in the background.
+        Raises BusUnavailable if no server accepts the connection within `patience_s`. Later disconnects are repaired
+        in the background.
         """
         bus = cls(url, name, ping_interval_s)
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + patience_s
-        said = ""
+        deadline = loop.time() + patience_s
+        last_reason = ""
         while True:
             try:
                 await bus._dial()
                 break
             except BusUnavailable as error:
-                if loop.time() >= give_up:
+                if loop.time() >= deadline:
                     raise
-                if said != error.message:
-                    said = error.message
-                    log.info("waiting for the bus: %s", said)
+                if last_reason != error.message:
+                    last_reason = error.message
+                    log.info("waiting for the bus: %s", last_reason)
             await asyncio.sleep(_jittered(_LONGEST_RECONNECT_S))
-        bus.subscribe(f"{bus._inbox}.r.*", bus._on_answer)
+        bus.subscribe(f"{bus._inbox}.r.*", bus._on_response)
         return bus
 
     async def close(self) -> None:
-        """Send what was published, then close. Waiting requests fail."""
-        self._why_not = "the bus was closed"
+        """Send everything that was published, then close. Pending requests fail."""
+        self._disconnect_reason = "the bus was closed"
         link, self._link = self._link, None
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -111,7 +112,7 @@ class Bus:
                 await self._reconnecting
         if link is not None:
             link.close()
-            await asyncio.sleep(0)  # the transport reports its end in the loop's next turn
+            await asyncio.sleep(0)  # the transport reports its end in the loop's next iteration
         self._fail_waiting()
 
     @property
@@ -120,27 +121,27 @@ class Bus:
 
     @property
     def server_info(self) -> Mapping[str, Any]:
-        """What the server said about itself: version, max_payload, cluster ..."""
+        """The server's INFO: version, max_payload, cluster, ..."""
         return self._live().info
 
     def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send soon, together with whatever else is published in this turn of the loop.
+        """Queue a message; all messages of one loop iteration are sent in one write.
 
         Raises BusUnavailable when not connected, PayloadTooLarge above the server's limit.
         """
         link = self._live()
         if len(payload) > link.info.get("max_payload", 1 << 20):
-            raise PayloadTooLarge(f"{subject}: {len(payload):,} bytes are more than the message bus takes.")
+            raise PayloadTooLarge(f"{subject}: {len(payload):,} bytes exceed the message size limit of the bus.")
         if link.congested:
-            raise BusUnavailable("The message bus has stopped reading what is sent to it.")
+            raise BusUnavailable("The message bus has stopped reading from the connection.")
         link.write(nats_protocol.pub(subject, reply, payload, headers))
 
     def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
-        """Call `handler(message)` on the loop for each message; in the same order as they were published.
+        """Call `handler(message)` on the event loop for each message, in publish order.
 
-        It must be quick. Holds across reconnects; may be called while disconnected.
+        The handler must be quick. The subscription survives reconnects and may be made while disconnected.
         """
         sid = b"%d" % next(self._count)
         command = nats_protocol.sub(subject, queue, sid)
@@ -159,37 +160,37 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
     ) -> Message:
-        """Publish and await one answer.
+        """Publish a request and await one response.
 
-        Raises NoResponders at once when nobody listens, Unanswered on timeout, BusUnavailable when the connection
-        breaks.
+        Raises NoResponders at once if the subject has no subscriber, RequestTimeout on timeout, BusUnavailable when the
+        connection breaks.
         """
         reply = f"{self._inbox}.r.{next(self._count)}"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message] = loop.create_future()
 
-        def give_up() -> None:
+        def on_timeout() -> None:
             if not future.done():
-                future.set_exception(Unanswered(f"{subject} did not answer within {timeout_s:g} s."))
+                future.set_exception(RequestTimeout(f"{subject} did not answer within {timeout_s:g} s."))
 
         self.publish(subject, payload, reply=reply, headers=headers)
         self._waiting[reply] = future
-        timer = loop.call_later(timeout_s, give_up)  # half of what `asyncio.timeout` costs
+        timer = loop.call_later(timeout_s, on_timeout)  # half the cost of `asyncio.timeout`
         try:
             message = await future
         finally:
             timer.cancel()
             del self._waiting[reply]
         if message.status == 503:
-            raise NoResponders(f"Nobody listens on {subject}.")
+            raise NoResponders(f"No subscriber on {subject}.")
         return message
 
     def new_inbox(self) -> str:
-        """A subject nobody else listens on; `<it>.*` is ours as well."""
+        """Return a unique subject for responses; `<inbox>.*` is reserved for this Bus as well."""
         return f"{self._inbox}.{next(self._count)}"
 
     async def flush(self, timeout_s: float = 5.0) -> None:
-        """Return once the server has processed all that was published and subscribed before."""
+        """Return once the server has processed all earlier publishes and subscriptions."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._live().ping()
@@ -197,7 +198,7 @@ class Bus:
             raise BusUnavailable(f"The message bus did not answer within {timeout_s:g} s.") from None
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback()` after each reconnect, subscriptions already renewed. Returns what un-registers it."""
+        """Call `callback()` after each reconnect, once subscriptions are renewed. Returns an unregister function."""
         key = object()
         self._on_reconnect[key] = callback
 
@@ -209,10 +210,10 @@ class Bus:
     async def js(
         self, verb: str, body: dict[str, Any] | bytes | None = None, *, timeout_s: float = 5.0
     ) -> dict[str, Any]:
-        """A request to JetStream's API, such as `js("STREAM.INFO.ORDERS")`. Raises JetStreamError when refused."""
+        """Send a JetStream API request such as `js("STREAM.INFO.ORDERS")`. Raises JetStreamError if it is refused."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
-        answer = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
-        return jetstream.read_answer(answer.payload, verb)
+        response = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
+        return jetstream.read_answer(response.payload, verb)
 
     async def publish_stored(
         self,
@@ -225,63 +226,65 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
     ) -> Stored:
-        """Publish to a stream and await its word that the message is stored. See `jetstream.store_headers`.
+        """Publish to a stream and wait for the acknowledgement that the message is stored. See
+        `jetstream.store_headers`.
 
-        Until `timeout_s` it tries again while no stream answers (a leader election, a restart); after an attempt whose
-        fate is unknown (sent, then the connection broke) only with a `msg_id`, which keeps the second from counting.
+        Retries until `timeout_s` while no stream responds (a leader election, a restart). After an attempt with an
+        unknown outcome (sent, then the connection broke) it retries only with a `msg_id`, which deduplicates.
         Raises QueueFull, Conflict, NotStored, BusUnavailable.
         """
         store = jetstream.store_headers(msg_id=msg_id, expected_last=expected_last, ttl_s=ttl_s)
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + timeout_s
+        deadline = loop.time() + timeout_s
         while True:
             was_sent = self.connected
-            left_s = max(0.05, give_up - loop.time())
+            remaining_s = max(0.05, deadline - loop.time())
             try:
-                return await self._store(subject, payload, {**(headers or {}), **store}, left_s)
+                return await self._store(subject, payload, {**(headers or {}), **store}, remaining_s)
             except BusUnavailable as error:
                 is_safe = msg_id is not None or isinstance(error, NoResponders) or not was_sent
-                if not is_safe or loop.time() + _STORE_RETRY_S >= give_up:
+                if not is_safe or loop.time() + _STORE_RETRY_S >= deadline:
                     raise
             await asyncio.sleep(_jittered(_STORE_RETRY_S))
 
     async def publish_batch(
         self, messages: Sequence[tuple[str, bytes]], *, expected_last: int, timeout_s: float = 10.0
     ) -> Stored:
-        """Publish up to 1,000 messages to one stream, which stores all, one after the other, or none; returns where the
-        last is. `expected_last` is of the last message's subject, see `store_headers`.
+        """Publish up to 1,000 messages to one stream as an atomic batch; returns where the last message is stored.
 
-        Tried once: who does not learn its fate finds it by the last message. Raises as `publish_stored`.
+        The stream stores all messages consecutively, or none. `expected_last` applies to the last message's subject,
+        see `store_headers`. There is no retry: if the outcome is unknown, look for the last message. Raises like
+        `publish_stored`.
         """
         batch = f"{self._inbox[-16:]}.{next(self._count)}"
         count = len(messages)
-        for place, (subject, payload) in enumerate(messages, 1):
-            if place < count:
-                self.publish(subject, payload, headers=jetstream.batch_headers(batch, place))
+        for position, (subject, payload) in enumerate(messages, 1):
+            if position < count:
+                self.publish(subject, payload, headers=jetstream.batch_headers(batch, position))
         headers = jetstream.batch_headers(batch, count) | jetstream.commit_headers(expected_last)
         return await self._store(subject, payload, headers, timeout_s)
 
-    # inside
+    # internal
 
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float) -> Stored:
         try:
-            answer = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
-        except Unanswered as error:
+            response = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
+        except RequestTimeout as error:
             raise NotStored(f"{error.message.rstrip('.')}: the disk of the message bus may be full.") from error
-        return jetstream.read_pub_ack(answer.payload, subject)
+        return jetstream.read_pub_ack(response.payload, subject)
 
     def _live(self) -> Link:
         if self._link is None:
-            raise BusUnavailable(f"Not connected to the message bus: {self._why_not}.")
+            raise BusUnavailable(f"Not connected to the message bus: {self._disconnect_reason}.")
         return self._link
 
-    def _on_answer(self, message: Message) -> None:
+    def _on_response(self, message: Message) -> None:
         future = self._waiting.get(message.subject)
         if future is not None and not future.done():
             future.set_result(message)
 
     def unsubscribe(self, sid: bytes) -> None:
-        """For its Subscription, as `drain`: nobody else has its number."""
+        """Called by the Subscription, like `drain`."""
         if self._subscriptions.pop(sid, None) is not None and self._link is not None:
             self._link.write(nats_protocol.unsub(sid))
         self._handlers.pop(sid, None)
@@ -309,18 +312,18 @@ class Bus:
             ping_interval_s=self._ping_interval_s,
         )
         if link.is_lost:
-            raise BusUnavailable("The message bus hung up at once.")
+            raise BusUnavailable("The message bus closed the connection at once.")
         self._link = link
         for sid, subscription in self._subscriptions.items():
             link.write(nats_protocol.sub(subscription.subject, subscription.queue, sid))
 
-    def _on_lost(self, link: Link, why: str) -> None:
+    def _on_lost(self, link: Link, reason: str) -> None:
         if link is not self._link:
             return
-        log.warning("lost the message bus: %s", why)
+        log.warning("lost the message bus: %s", reason)
         self._link = None
-        self._why_not = why
-        # A cluster's server names its peers; they are as good as the configured ones.
+        self._disconnect_reason = reason
+        # A server in a cluster lists its peers; they are as good as the configured ones.
         peers = [f"nats://{peer}" for peer in link.info.get("connect_urls") or []]
         self._servers += [peer for peer in peers if peer not in self._servers]
         self._fail_waiting()
@@ -329,7 +332,9 @@ class Bus:
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(BusUnavailable(f"The connection to the message bus was lost: {self._why_not}."))
+                future.set_exception(
+                    BusUnavailable(f"The connection to the message bus was lost: {self._disconnect_reason}.")
+                )
 
     async def _reconnect(self) -> None:
         delay_s = _FIRST_RECONNECT_S
@@ -339,7 +344,7 @@ class Bus:
                 await self._dial()
                 break
             except BusUnavailable as error:
-                self._why_not = error.message.rstrip(".")
+                self._disconnect_reason = error.message.rstrip(".")
             delay_s = min(_LONGEST_RECONNECT_S, delay_s * 1.5)
         log.info("connected to the message bus again")
         for callback in list(self._on_reconnect.values()):
@@ -350,10 +355,10 @@ class Bus:
 
 
 def is_inbox(subject: str) -> bool:
-    """Whether an answer to `subject` reaches a process of ours, and no stream."""
+    """Return whether `subject` is an inbox of a Bus and not part of a stream."""
     return subject.startswith(_INBOX)
 
 
 def _jittered(delay_s: float) -> float:
-    """Many processes lose the same server at the same instant; they should not all come back at one."""
+    """Spread out reconnects: many processes lose the same server at the same instant."""
     return delay_s * random.uniform(0.5, 1.5)  # noqa: S311

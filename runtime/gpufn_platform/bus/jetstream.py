@@ -1,4 +1,4 @@
-"""JetStream's requests and answers, as far as they are pure: headers out, acknowledgements and errors in."""
+"""JetStream request headers, acknowledgements and errors. Pure."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FAILED = 10077
 STREAM_NAME_IN_USE = 10058
 NO_MESSAGE = 10037
-NO_SEQUENCE = 10043  # what a stream in memory says of a message that is gone
+NO_SEQUENCE = 10043  # a memory stream's code for a deleted message
 NOT_FOUND = (10014, NO_MESSAGE, NO_SEQUENCE, 10059)  # consumer, message, sequence, stream
 DELETE_FAILED = 10057
-NO_PEERS = 10005  # a cluster has not as many nodes as a stream is to have
+NO_PEERS = 10005  # the cluster has fewer nodes than the stream's replicas
 
 
 class NoResponders(BusUnavailable):
-    """Nobody listens on this subject."""
+    """The subject has no subscriber."""
 
 
-class Unanswered(BusUnavailable):
-    """Whoever listens on this subject was asked, and said nothing in time."""
+class RequestTimeout(BusUnavailable):
+    """No subscriber of the subject responded within the timeout."""
 
 
 class NotStored(BusUnavailable):
-    """The server has what was published, and does not say that it is stored: one whose disk is full says nothing."""
+    """The server received a message and did not acknowledge it; a server with a full disk sends no acknowledgement."""
 
 
 class JetStreamError(PlatformError):
-    """JetStream refused a request; `err_code` is NATS's own."""
+    """JetStream refused a request. `err_code` is the NATS error code."""
 
     def __init__(self, message: str | None = None, *, err_code: int = 0, status: int = 0) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class JetStreamError(PlatformError):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Where a published message was stored; `duplicate` when its id was known already."""
+    """Where a published message is stored. `duplicate`: the stream already had a message with its id."""
 
     stream: str
     seq: int
@@ -70,10 +70,11 @@ _any = msgspec.json.Decoder(dict[str, Any])
 def store_headers(
     *, msg_id: str | None = None, expected_last: int | None = None, ttl_s: float | None = None
 ) -> dict[str, str]:
-    """Headers for a message that a stream shall store.
+    """Headers for a message to a stream.
 
-    `msg_id`: stored once within the stream's window. `expected_last`: only if this is the subject's newest sequence
-    (0: there is none). `ttl_s`: removed after so long; the server counts whole seconds, so it is rounded up.
+    `msg_id`: the stream stores it once within its duplicate window. `expected_last`: store only if this is the
+    subject's last sequence (0: the subject is empty). `ttl_s`: expires after this time, rounded up to whole seconds for
+    the server.
     """
     headers = {}
     if msg_id is not None:
@@ -85,28 +86,28 @@ def store_headers(
     return headers
 
 
-def batch_headers(batch: str, place: int) -> dict[str, str]:
-    """Headers of the message at `place`, from 1, in a batch that is stored whole or not at all."""
-    return {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
+def batch_headers(batch: str, position: int) -> dict[str, str]:
+    """Headers of the message at `position`, from 1, in an atomic batch."""
+    return {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(position)}
 
 
 def commit_headers(expected_last: int) -> dict[str, str]:
-    """What the last message of a batch has beside them; see `store_headers`."""
+    """Additional headers of a batch's last message; see `store_headers`."""
     return {"Nats-Batch-Commit": "1", **store_headers(expected_last=expected_last)}
 
 
 def pub_ack(stored: Stored) -> bytes:
-    """What a server says of a stored message, to tell it to somebody else."""
+    """Encode the server's acknowledgement of a stored message, for forwarding to another process."""
     return msgspec.json.encode({"stream": stored.stream, "seq": stored.seq})
 
 
 def read_pub_ack(payload: bytes, subject: str) -> Stored:
-    """Raises QueueFull, Conflict, or another error of ours when the message was not stored."""
+    """Decode a publish acknowledgement. Raises QueueFull, Conflict or another PlatformError if nothing was stored."""
     ack = _pub_ack.decode(payload)
     if (error := ack.error) is None:
         return Stored(ack.stream, ack.seq, ack.duplicate)
     if error.err_code in WRONG_LAST_SEQUENCE:
-        raise Conflict(f"{subject} was changed by somebody else: {error.description}.")
+        raise Conflict(f"{subject} was changed concurrently: {error.description}.")
     if error.err_code == STORE_FAILED and "maximum" in error.description:
         raise QueueFull(f"{subject} is full: {error.description}.")
     if error.code == 503:
@@ -115,11 +116,11 @@ def read_pub_ack(payload: bytes, subject: str) -> Stored:
 
 
 def read_answer(payload: bytes, verb: str) -> dict[str, Any]:
-    """Raises JetStreamError, or BusUnavailable when nobody can decide it now."""
-    answer = _any.decode(payload)
-    if error := answer.get("error"):
-        said = f"{verb}: {error.get('description', 'failed')}"
+    """Decode an API response. Raises JetStreamError, or BusUnavailable if the server cannot decide now."""
+    response = _any.decode(payload)
+    if error := response.get("error"):
+        detail = f"{verb}: {error.get('description', 'failed')}"
         if error.get("code") == 503:
-            raise BusUnavailable(f"The message bus cannot answer {said}.")
-        raise JetStreamError(said, err_code=error.get("err_code", 0), status=error.get("code", 0))
-    return answer
+            raise BusUnavailable(f"The message bus cannot answer {detail}.")
+        raise JetStreamError(detail, err_code=error.get("err_code", 0), status=error.get("code", 0))
+    return response

@@ -1,14 +1,14 @@
-"""Who leads: a record that its holder renews and that the server removes when the holder does not.
+"""Leader election: a record that its holder renews and that the server expires otherwise.
 
     kv = await KeyValue.open(bus, subjects.LEASES)   # on disk: epochs must not start again after a restart
     lease = Lease(kv, "controller", holder="gateway-a1")
     if await lease.try_acquire(time.monotonic()): ...act, and send `lease.epoch` with every order...
 
-The record carries its own time to live (`Nats-TTL`), so that acquiring and renewing are one compare-and-set publish
-each. A lease that is released leaves a marker for a second. `holder` names this process and no other, or two of them
-would think themselves one. The epoch is the revision at which this term began: a later holder's is always greater, so
-whoever takes orders refuses those with a smaller epoch than it knows of; of reports, `Fence` says which count. The
-bucket leaves no markers behind expired records.
+The record carries its own time to live (`Nats-TTL`), so acquiring and renewing are one compare-and-set publish each.
+A released lease leaves a marker for one second. `holder` must be unique to this process, or two processes would both
+believe they hold the lease. The epoch is the revision at which this term began, so a later holder's epoch is always
+greater: receivers of orders reject epochs smaller than the greatest known one. For reports, `Fence` decides. The bucket
+leaves no markers for expired records.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Final
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
 from gpufn_platform.bus.storage.key_value import KeyValue
 
-_MARKED_S: Final = 1.0  # the server's shortest
-_TTL_S: Final = 5.0  # so long nobody hears of a holder that is gone
+_MARKED_S: Final = 1.0  # the server's minimum
+_TTL_S: Final = 5.0  # how long the system is without a leader after the holder died
 
 
 class Fence:
-    """Who hears a holder's reports lets in those of the newest term that was heard of lately.
+    """Filter for a leader's reports: accepts those of the newest term seen recently.
 
-    Lately, for the bus may begin anew and count from one: a holder that leads no more has found that out by then.
-
+    An older term is accepted again after `ttl_s`, because the bus may start afresh and count revisions from one. By
+    then a former leader knows that it no longer leads.
     >>> fence = Fence()
     >>> [fence.lets_in(epoch, now) for epoch, now in ((7, 0.0), (6, 5.0), (7, 6.0), (2, 12.0), (1, 13.0))]
     [True, False, True, True, False]
@@ -37,12 +37,13 @@ class Fence:
     def __init__(self, ttl_s: float = _TTL_S) -> None:
         self._ttl_s = ttl_s
         self._epoch = 0
-        self._heard_at = 0.0
+        self._seen_at = 0.0
 
     def lets_in(self, epoch: int, now: float) -> bool:
-        if epoch < self._epoch and now - self._heard_at <= self._ttl_s:
+        """Return whether to accept a report of term `epoch`."""
+        if epoch < self._epoch and now - self._seen_at <= self._ttl_s:
             return False
-        self._epoch, self._heard_at = epoch, now
+        self._epoch, self._seen_at = epoch, now
         return True
 
 
@@ -54,17 +55,17 @@ class Lease:
         self._ttl_s = ttl_s
         self._revision = 0  # of our last successful publish; 0: none
         self._held_until = 0.0
-        self._writing: asyncio.Future[int] | None = None  # our last publish, which goes out though we are cancelled
+        self._writing: asyncio.Future[int] | None = None  # our last publish; it goes out even if we are cancelled
         self.epoch = 0
 
     def is_held(self, now: float) -> bool:
-        """Certain, also without asking the server: its clock for this term started after ours."""
+        """Return whether this process certainly holds the lease, without asking the server: our clock started first."""
         return self._revision > 0 and now < self._held_until
 
     async def try_acquire(self, now: float) -> bool:
-        """Acquire or renew; call it a few times per `ttl_s` with a monotonic `now`. False: another holds it.
+        """Acquire or renew; call it a few times per `ttl_s` with a monotonic `now`. False: another process holds it.
 
-        While the bus is away a term that runs is kept to its end.
+        While the bus is unavailable, a running term continues to its end.
         """
         try:
             if not self._revision:
@@ -82,9 +83,9 @@ class Lease:
         return True
 
     async def release(self) -> None:
-        """End the term now, so that a successor need not wait. Touches nobody else's term.
+        """End the term now, so that a successor need not wait. Does not affect another holder's term.
 
-        Who was cancelled in the middle of acquiring or renewing it holds it all the same: that answer is waited for.
+        If `try_acquire` was cancelled in the middle, its publish may still succeed, so wait for that response.
         """
         revision, self._revision = self._revision, 0
         if self._writing is not None:
@@ -98,7 +99,7 @@ class Lease:
         try:
             self._revision = await self._write(0)
         except Conflict:
-            # Ours, when the answer to an earlier attempt was lost.
+            # Our own record, if the response to an earlier attempt was lost.
             if not await self._adopt():
                 self._revision = await self._write(await self._kv.deleted_at(self._name))
         self.epoch = self._revision
@@ -111,7 +112,7 @@ class Lease:
         return True
 
     async def _write(self, revision: int) -> int:
-        """As often as it must be renewed, so long may one attempt take."""
+        """Publish the record; one attempt may take up to the renewal interval."""
         timeout_s = self._ttl_s / 3 if self._kv.bus.connected else 0
         self._writing = asyncio.ensure_future(
             self._kv.update(self._name, self._holder, revision, ttl_s=self._ttl_s, timeout_s=timeout_s)
@@ -119,7 +120,7 @@ class Lease:
         return await asyncio.shield(self._writing)
 
     async def _adopt(self) -> bool:
-        """Go on from the record as it is, if we wrote it."""
+        """Continue from the current record if this process wrote it."""
         entry = await self._kv.get(self._name)
         if entry is None or entry.value != self._holder:
             return False

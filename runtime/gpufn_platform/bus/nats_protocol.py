@@ -1,4 +1,4 @@
-"""NATS's text protocol, as far as it is pure: commands out, headers in. Used by `link.py`."""
+"""The NATS text protocol: encode commands, parse headers. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PONG = b"PONG\r\n"
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """What a subscription hands over.
+    """A received message.
 
-    `status` is set on the server's notices only (100 heartbeat, 404, 408, 409, 503 no responders).
+    `status` is set only on notices of the server (100 heartbeat, 404, 408, 409, 503 no responders).
     """
 
     subject: str
@@ -25,19 +25,19 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def pub(subject: str, reply: str, payload: bytes, headers: Mapping[str, str] | None) -> bytes:
-    """A PUB or HPUB command.
+    """Encode a PUB or HPUB command.
 
-    Raises ValueError for a subject or header that could smuggle a second command in.
+    Raises ValueError for a subject or header that could inject a second command.
     """
     target = f"{subject} {reply}" if reply else subject
-    # One space belongs to us; any further white space came with a subject.
+    # One space separates subject and reply; any other white space came with a subject.
     if not subject or not target.isprintable() or target.count(" ") != bool(reply):
         raise ValueError(f"not a subject: {subject!r}, reply {reply!r}")
     if not headers:
         return b"PUB %b %d\r\n%b\r\n" % (target.encode(), len(payload), payload)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-        raise ValueError(f"a header holds a line break: {headers!r}")
+        raise ValueError(f"a header contains a line break: {headers!r}")
     block = f"NATS/1.0\r\n{lines}\r\n".encode()
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (target.encode(), len(block), len(block) + len(payload), block, payload)
 
@@ -67,7 +67,7 @@ def parse_headers(block: bytes) -> tuple[dict[str, str] | None, int, str]:
 
 
 def ack_tokens(reply: str) -> tuple[int, int, int, float, int]:
-    """Delivered count, stream sequence, consumer sequence, time stored and pending count of a delivery's reply subject.
+    """Delivery count, stream sequence, consumer sequence, store time and pending count from a delivery's reply subject.
 
     `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<consumer seq>.<ns>.<pending>`; the newer form has domain and account
     before the stream.

@@ -1,7 +1,7 @@
-"""nats-py, without the websockets that it has where aiohttp is installed.
+"""nats-py without its websocket transport, which it enables when aiohttp is installed.
 
-They cannot be used here (docs/decisions/0001-nats-client.md), and to import aiohttp costs each process of the platform
-0.2 s and 11 MB.
+gpufn does not support websockets (docs/decisions/0001-nats-client.md), and importing aiohttp costs each process 0.2 s
+and 11 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Whoever imports it meanwhile finds that it is not installed. One that is imported already stays."""
+    """Make `module` look uninstalled to imports inside the block. An already imported module is left alone."""
     if module in sys.modules:
         yield
         return

@@ -1,6 +1,7 @@
-"""One agent, one runner and one builder per node's name on the whole bus: two of a kind would do each thing twice.
+"""One agent, runner and builder per node name on the whole bus: two of a kind would do everything twice.
 
-Each answers where it runs. One that starts asks first; where nobody listens the bus says so at once.
+Each process answers on a subject of its node. A starting process sends a request there first; if no process is
+subscribed, the bus responds at once.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from gpufn_core.home import Home
 from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus, Message
 
-_ANSWER_S = 0.5  # a process whose host has gone may still be listed, and says nothing
+_TIMEOUT_S = 0.5  # the server may still list a process whose host is gone, and which does not respond
 
 
 async def claim_node(bus: Bus, role: str, node: str, home: Home) -> None:
-    """`role`: agent, runner or builder. Raises Conflict, which says where the other one is."""
+    """Claim `node` for `role` (agent, runner or builder). Raises Conflict, which says where the other process runs."""
     subject = subjects.on_node(role, node)
-    with contextlib.suppress(BusUnavailable):  # also when nobody listens
-        answer = await bus.request(subject, timeout_s=_ANSWER_S)
-        other = answer.payload.decode(errors="replace")
-        raise Conflict(f"Another {role} runs as node {node}, {other}: stop it, or give this one its own GPUFN_NODE.")
-    own = f"on {platform.node()} with GPUFN_HOME={home.root}, process {os.getpid()}".encode()
+    with contextlib.suppress(BusUnavailable):  # also if no process is subscribed
+        response = await bus.request(subject, timeout_s=_TIMEOUT_S)
+        location = response.payload.decode(errors="replace")
+        raise Conflict(f"Another {role} runs as node {node}, {location}: stop it, or set a different GPUFN_NODE here.")
+    own_location = f"on {platform.node()} with GPUFN_HOME={home.root}, process {os.getpid()}".encode()
 
-    def answer_where(message: Message) -> None:
+    def report_location(message: Message) -> None:
         with contextlib.suppress(BusUnavailable):
-            bus.publish(message.reply, own)
+            bus.publish(message.reply, own_location)
 
-    bus.subscribe(subject, answer_where)
+    bus.subscribe(subject, report_location)

@@ -1,22 +1,23 @@
-"""Permissions on the bus: one user per role, each with the exact subjects that it may publish and subscribe to.
+"""NATS permissions: one user per role, with the exact subjects that it may publish and subscribe to.
 
 | role | may |
 |---|---|
-| `admin` | everything: `gpufn keys` and tests |
-| `gateway` | create and change the platform's streams and buckets, and read and write what is in them |
+| `admin` | do everything: `gpufn keys` and tests |
+| `gateway` | create and change the platform's streams and buckets, and read and write their contents |
 | `agent` | read records and files, report, delete an Assignment whose process has ended |
 | `runner` | take calls from their queues, store their results, call other functions |
 | `builder` | take builds, store engines and its build records |
 
-A node's roles (`agent`, `runner`, `builder`) create, change, purge and delete no stream: the gateway does. A stream
-with `republish`, `sources`, a mirror or a subject transform would read and write every bucket for its creator. A
-consumer's filter is part of the subject of its request, so a role creates consumers only of what it may read.
+The roles of a node (`agent`, `runner`, `builder`) cannot create, change, purge or delete streams: the gateway does
+that. A stream with `republish`, `sources`, a mirror or a subject transform would read and write every bucket for its
+creator. A consumer's filter is part of the subject of its create request, so a role can create consumers only for
+subjects that it may read.
 
-The permissions are a second line of defence. Workers, which run users' code, have no connection to the bus.
+These permissions are a second line of defense. Workers, which run users' code, have no connection to the bus.
 
-The server checks the subject of a request and not its reply subject, so a role can have the server publish an answer
-anywhere (docs/decisions/0031). A bucket therefore refuses a message that replaces a record without
-saying so, and `gpufn_platform.bus.storage.key_value` reads no message that the server has copied.
+The server checks the subject of a request but not its reply subject, so a role can make the server publish a response
+to any subject (docs/decisions/0031-bus-permissions-per-role.md). Therefore a bucket refuses messages that replace a
+record without the `Nats-Rollup` header, and `gpufn_platform.bus.storage.key_value` ignores messages that the server copied.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class Permissions(NamedTuple):
 
 
 def _api(stream: str, *verbs: str) -> list[str]:
-    """Requests about a stream, such as `STREAM.INFO`."""
+    """API requests for a stream, such as `STREAM.INFO`."""
     return [f"{_API}{verb}.{stream}" for verb in verbs]
 
 
 def _follow(stream: str, subject: str) -> list[str]:
-    """Read the messages of `subject` in order, by a consumer of one's own, and look at single ones."""
+    """Read the messages of `subject` in order with an own consumer, and read single messages."""
     return [
         *_api(stream, "STREAM.INFO", "STREAM.MSG.GET"),
         f"{_API}CONSUMER.CREATE.{stream}.*.{subject}",
@@ -90,7 +91,7 @@ def _read_store(store: str) -> list[str]:
 
 
 def _take(stream: str, subject: str) -> list[str]:
-    """Take messages of `subject` from a queue, and settle them."""
+    """Take messages of `subject` from a queue and settle them."""
     return [
         f"{_API}CONSUMER.CREATE.{stream}.*.{subject}",
         *(f"{_API}CONSUMER.{verb}.{stream}.*" for verb in ("MSG.NEXT", "INFO")),
@@ -155,7 +156,7 @@ _PERMISSIONS = {
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             f"{_P}.rep.>",
-            *_inboxes("admin", "gateway", "runner"),  # to who asks which runner has a call
+            *_inboxes("admin", "gateway", "runner"),  # responses to 'which runner has this call?'
             subjects.SYNC_FILTER,
             subjects.ASYNC_FILTER,
             subjects.RESULTS_FILTER,
@@ -164,7 +165,7 @@ _PERMISSIONS = {
             subjects.WEBHOOKS_FILTER,
             f"$KV.{subjects.USAGE}.>",
             f"$O.{subjects.RESULT_FILES}.>",
-            f"$O.{subjects.ARGUMENT_FILES}.>",  # of calls that functions make, and to remove those that were used
+            f"$O.{subjects.ARGUMENT_FILES}.>",  # arguments of nested calls, and removal of used ones
             *_take(subjects.SYNC, subjects.SYNC_FILTER),
             *_take(subjects.ASYNC, subjects.ASYNC_FILTER),
             *_api(subjects.SYNC, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE"),
@@ -195,7 +196,7 @@ _PERMISSIONS = {
     "builder": Permissions(
         publish=[
             subjects.on_node("builder", "*"),
-            *_inboxes("gateway"),  # to who asks whether there are builders for a device
+            *_inboxes("gateway"),  # responses to 'are there builders for this device?'
             *_inboxes("builder"),  # to a builder that starts under the same node's name
             f"$KV.{subjects.BUILDS}.>",
             f"$KV.{subjects.ENGINES}.>",
@@ -207,9 +208,9 @@ _PERMISSIONS = {
             *_read_bucket(subjects.ENGINES),
             *_api(f"KV_{subjects.LEASES}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_read_store(subjects.MODEL_FILES),
-            *_api(f"OBJ_{subjects.MODEL_FILES}", "STREAM.MSG.DELETE"),  # of a file that is damaged
+            *_api(f"OBJ_{subjects.MODEL_FILES}", "STREAM.MSG.DELETE"),  # damaged files
             *_read_store(subjects.ENGINE_FILES),
-            *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # of an engine that could not be published
+            *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # engines that could not be published
         ],
         subscribe=[
             *_inboxes("builder"),
@@ -222,7 +223,7 @@ _PERMISSIONS = {
 
 
 def users_config(passwords: dict[str, str]) -> str:
-    """The `users` of a nats-server configuration."""
+    """Return the `users` block of a nats-server configuration."""
     lines = []
     for role in ROLES:
         user: dict[str, object] = {"user": role, "password": passwords[role]}

@@ -1,12 +1,12 @@
-"""One TCP connection to one server, from the finished handshake to its loss.
+"""One TCP connection to one server, from the completed handshake until the connection is lost.
 
-nats-py opens the connection (`dial`): addresses, TLS and authentication are its work. Then this protocol takes the
-socket over, because a queue, a task and a future per message cost more than the message
+nats-py opens the connection (`dial`) and handles addresses, TLS and authentication. Then this protocol takes over the
+socket, because nats-py's queue, task and future per message cost more than the message itself
 (docs/decisions/0001-nats-client.md has the figures):
 
-1. bytes arrive; each complete message goes straight to its subscription's handler, on the loop
-2. what is written meanwhile, by handlers or by others in the same turn of the loop, leaves in one write
-3. a ping every `ping_interval_s`; with two unanswered, or on any error, the link is lost: `on_lost(why)`, once
+1. bytes arrive; each complete message goes straight to its subscription's handler, on the event loop
+2. all commands written in one loop iteration, by handlers or other code, leave in one write
+3. a ping every `ping_interval_s`; after two unanswered pings or any error the link is lost: `on_lost(reason)`, once
 
 A lost link is never repaired: the Bus dials a new one.
 """
@@ -33,7 +33,7 @@ Handler = Callable[[Message], None]
 
 _CONNECT_TIMEOUT_S = 2
 _MAX_PINGS_OUT = 2
-# Above this much unsent, publishers are refused: the server has stopped reading.
+# With more unsent bytes than this, publishers are refused: the server has stopped reading.
 _MAX_UNSENT_BYTES = 64 << 20
 _M, _H, _P, _I, _O, _PLUS, _MINUS = b"MHPIO+-"
 
@@ -49,7 +49,7 @@ class Link(asyncio.Protocol):
     ) -> None:
         self.info = info
         self.congested = False
-        self.opener: Client | None = None  # kept, for its StreamWriter closes the socket when it is collected
+        self.opener: Client | None = None  # keeps the client alive: its StreamWriter closes the socket when collected
         self._transport = transport
         self._handlers = handlers
         self._on_lost: Callable[[Link, str], None] | None = on_lost
@@ -57,8 +57,8 @@ class Link(asyncio.Protocol):
         self._out: list[bytes] = []
         self._flush_is_due = False
         self._rest = bytearray()  # an incomplete message
-        self._needed = 0  # its length, when known
-        self._pings: list[asyncio.Future[None] | None] = []  # None: the timer's own
+        self._needed = 0  # length of the incomplete message, if known
+        self._pings: list[asyncio.Future[None] | None] = []  # None: a ping of the timer
         self._error = ""
         self._interval_s = ping_interval_s
         self._timer = self._loop.call_later(ping_interval_s, self._ping_on_timer)
@@ -75,28 +75,28 @@ class Link(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def ping(self) -> asyncio.Future[None]:
-        """Done once the server has processed all that was written before."""
+        """Return a future that completes once the server has processed everything written before."""
         future = self._loop.create_future()
         self._pings.append(future)
         self.write(nats_protocol.PING)
         return future
 
     def close(self) -> None:
-        """Send what is written, then close; `on_lost` is not called."""
+        """Send pending writes, then close; `on_lost` is not called."""
         self._on_lost = None
         self._flush()
-        self._ended("closed")
+        self._on_ended("closed")
         self._transport.close()
 
-    def lose(self, why: str) -> None:
-        """Give the connection up at once."""
+    def lose(self, reason: str) -> None:
+        """Abort the connection at once."""
         self._transport.abort()
-        self._ended(why)
+        self._on_ended(reason)
 
-    # asyncio's side
+    # asyncio.Protocol
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended(self._error or (str(exc) if exc else "the server closed the connection"))
+        self._on_ended(self._error or (str(exc) if exc else "the server closed the connection"))
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -111,38 +111,38 @@ class Link(asyncio.Protocol):
                 return
             data = bytes(self._rest)
             self._rest.clear()
-        self._flush_is_due = True  # what the handlers write leaves in one piece, below
+        self._flush_is_due = True  # so that the handlers' writes leave in one piece, below
         try:
-            read = self._dispatch(data)
+            consumed = self._dispatch(data)
         except (ValueError, IndexError) as error:
             self.lose(f"cannot read what the server sent: {error}")
             return
         finally:
             self._flush()
-        if read < len(data):
-            self._rest += data[read:]
+        if consumed < len(data):
+            self._rest += data[consumed:]
 
     def _dispatch(self, data: bytes) -> int:
-        """Handle each complete message of `data`; returns how many bytes that were."""
-        at, end, self._needed = 0, len(data), 0
+        """Handle each complete message in `data`; returns the number of bytes consumed."""
+        position, end, self._needed = 0, len(data), 0
         handlers = self._handlers
-        while (line_end := data.find(b"\r\n", at)) >= 0:
-            op = data[at]
+        while (line_end := data.find(b"\r\n", position)) >= 0:
+            op = data[position]
             if op not in (_M, _H):
-                self._control(data[at:line_end])
-                at = line_end + 2
+                self._control(data[position:line_end])
+                position = line_end + 2
                 continue
             # MSG subject sid [reply] size    HMSG subject sid [reply] header-size size
-            words = data[at:line_end].split()
+            words = data[position:line_end].split()
             has_headers = words[0] == b"HMSG"
             if not has_headers and words[0] != b"MSG":
                 raise ValueError(f"unknown command {words[0]!r}")
             start = line_end + 2
             stop = start + int(words[-1])
             if stop + 2 > end:
-                self._needed = stop + 2 - at
+                self._needed = stop + 2 - position
                 break
-            at = stop + 2
+            position = stop + 2
             handler = handlers.get(words[2])
             if handler is None:
                 continue
@@ -157,7 +157,7 @@ class Link(asyncio.Protocol):
                     handler(Message(words[1].decode(), reply, data[body:stop], headers, status, description))
             except Exception:
                 log.exception("a handler of %s failed", words[1].decode())
-        return at
+        return position
 
     def _control(self, line: bytes) -> None:
         op = line[0]
@@ -169,8 +169,8 @@ class Link(asyncio.Protocol):
                 waiter.set_result(None)
         elif op == _MINUS:
             self._error = line[4:].strip().strip(b"'").decode()
-            # A permissions violation concerns one command; after any other error the server hangs up.
-            log.warning("the bus refused: %s", self._error)
+            # A permissions violation concerns one command; after any other error the server closes the connection.
+            log.warning("the bus reported an error: %s", self._error)
         elif op == _I:
             self.info |= json.loads(line[5:])
         elif op != _PLUS:
@@ -191,15 +191,15 @@ class Link(asyncio.Protocol):
         self.write(nats_protocol.PING)
         self._timer = self._loop.call_later(self._interval_s, self._ping_on_timer)
 
-    def _ended(self, why: str) -> None:
+    def _on_ended(self, reason: str) -> None:
         self._timer.cancel()
         for waiter in self._pings:
             if waiter is not None and not waiter.done():
-                waiter.set_exception(BusUnavailable(f"The connection to the message bus was lost: {why}."))
+                waiter.set_exception(BusUnavailable(f"The connection to the message bus was lost: {reason}."))
         self._pings.clear()
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
-            on_lost(self, why)
+            on_lost(self, reason)
 
 
 async def dial(
@@ -210,13 +210,13 @@ async def dial(
     on_lost: Callable[[Link, str], None],
     ping_interval_s: float,
 ) -> Link:
-    """Connect to the first of `servers` that takes us.
+    """Connect to the first of `servers` that accepts us.
 
     Raises BusUnavailable with the last server's reason.
     """
     reasons: list[Exception] = []
 
-    async def note(error: Exception) -> None:
+    async def record_error(error: Exception) -> None:
         reasons.append(error)
 
     url = urlsplit(servers[0])
@@ -227,7 +227,7 @@ async def dial(
             name=name,
             user=unquote(url.username) if url.username else None,
             password=unquote(url.password) if url.password else None,
-            error_cb=note,
+            error_cb=record_error,
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
@@ -246,7 +246,8 @@ async def dial(
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return "the server hung up during the handshake (wrong user or password?)"  # its word was overtaken
+        # The reset overtook the server's error message.
+        return "the server closed the connection during the handshake (wrong user or password?)"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
     return str(error).removeprefix("nats: ").strip("'") or "no answer"
@@ -258,17 +259,17 @@ def _take_over(
     on_lost: Callable[[Link, str], None],
     ping_interval_s: float,
 ) -> Link:
-    """Move nats-py's connected socket to a Link. There is no await in here, so no byte goes astray.
+    """Move nats-py's connected socket to a Link. There is no await in here, so no bytes are lost.
 
-    These are the only private names of nats-py that gpufn touches; tests/platform/bus/test_tcp_connection.py notices if they move.
+    gpufn touches no other private names of nats-py; tests/platform/bus/test_tcp_connection.py detects changes to them.
     """
-    opened = cast("Any", client)
-    transport: asyncio.Transport = opened._transport._io_writer.transport
-    link = Link(transport, dict(opened._server_info), handlers, on_lost, ping_interval_s)
+    internals = cast("Any", client)
+    transport: asyncio.Transport = internals._transport._io_writer.transport
+    link = Link(transport, dict(internals._server_info), handlers, on_lost, ping_interval_s)
     transport.set_protocol(link)
-    for task in (opened._reading_task, opened._ping_interval_task, opened._flusher_task):
+    for task in (internals._reading_task, internals._ping_interval_task, internals._flusher_task):
         task.cancel()
     link.opener = client
-    if unread := bytes(opened._transport._io_reader._buffer):
+    if unread := bytes(internals._transport._io_reader._buffer):
         link.data_received(unread)
     return link

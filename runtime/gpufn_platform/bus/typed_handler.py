@@ -1,4 +1,4 @@
-"""A handler for messages of one type: what cannot be read is logged, and costs nobody else anything."""
+"""Subscription handlers for one message type. A message that cannot be decoded is logged and skipped."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], take: Callable[[T], None]) -> Callable[[Message], None]:
-    """For `Bus.subscribe`: `take` gets the decoded payload."""
+def decoded(decoder: msgspec.msgpack.Decoder[T], handle: Callable[[T], None]) -> Callable[[Message], None]:
+    """Return a handler for `Bus.subscribe` that decodes the payload and calls `handle` with it."""
 
     def on_message(message: Message) -> None:
         try:
-            told = decoder.decode(message.payload)
+            value = decoder.decode(message.payload)
         except msgspec.DecodeError as error:
-            log.warning("cannot read what came on %s: %s", message.subject, error)
+            log.warning("cannot decode a message on %s: %s", message.subject, error)
             return
-        take(told)
+        handle(value)
 
     return on_message

@@ -1,4 +1,4 @@
-"""Time as an argument. Loops take a Clock; pure code takes `now`."""
+"""Clocks as arguments: loops take a Clock, pure code takes `now`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds that never jump: durations and windows."""
+        """Monotonic seconds, for durations and windows."""
         ...
 
     def time(self) -> float:
-        """Unix seconds: deadlines and records that travel between processes."""
+        """Unix seconds, for deadlines and for records that travel between processes."""
         ...
 
 

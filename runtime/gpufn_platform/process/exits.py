@@ -1,7 +1,7 @@
-"""How a process of the platform ends."""
+"""Exit codes of the platform's processes."""
 
 from __future__ import annotations
 
 from typing import Final
 
-EXIT_CONFIGURATION: Final = 78  # sysexits' EX_CONFIG: another start with the same settings fails the same way
+EXIT_CONFIGURATION: Final = 78  # EX_CONFIG of sysexits.h: another start with the same settings fails the same way

@@ -1,7 +1,7 @@
-"""How many files a process may have open, connections among them.
+"""The process's limit of open file descriptors, which include connections.
 
-What a shell or a service manager allows at first is often 1024, for the sake of programs that use select(2), and far
-more to who asks. A gateway at its limit hangs up on who comes next, without a word.
+Shells and service managers often set a soft limit of 1024, for programs that use select(2); the hard limit is far
+higher. A gateway that reaches its limit silently drops new connections.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import resource
 
 
 def allow_all() -> int:
-    """As many as this process may have; how many it was allowed at first."""
-    first, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system that has another limit beside this one
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return first
+    """Raise the soft limit to the hard limit; returns the previous soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # on a system with an additional limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def allow(count: int) -> None:
-    """So many, until this process asks for more: for code that may use select(2)."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
+    """Set the soft limit to `count`, for code that may use select(2). It can be raised again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -1,7 +1,7 @@
-"""How the processes of one GPUFN_HOME stop together: for how long calls may finish, and how many still run.
+"""Shared state of a stop of one GPUFN_HOME: how long calls may take to finish, and how many still run.
 
-`gpufn down --grace` leaves its number in a file, for the processes read their settings when they start. The agent
-writes the number of calls that run into another one, for who shows progress.
+`gpufn down --grace` writes its value to a file, because processes read their settings only at startup. The agent writes
+the number of running calls to another file, for progress output.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ GRACE_S: Final = 30.0
 
 
 def set_grace(home: Home, grace_s: float) -> None:
-    """For the stop that follows. Raises OSError."""
+    """Set the grace period of the stop that follows. Raises OSError."""
     _grace_file(home).write_text(repr(grace_s))
 
 
 def grace_s(home: Home, default: float) -> float:
-    """For this stop: as `gpufn down` said, else `default`."""
+    """Return the grace period that `gpufn down` set for this stop, else `default`."""
     try:
         return max(0.0, float(_grace_file(home).read_text()))
     except (OSError, ValueError):
@@ -31,12 +31,13 @@ def grace_s(home: Home, default: float) -> float:
 
 
 def set_running(home: Home, calls: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk keeps no platform from stopping
+    """Report the number of calls that still run."""
+    with contextlib.suppress(OSError):  # a full disk must not keep the platform from stopping
         _running_file(home).write_text(str(calls))
 
 
 def running(home: Home) -> int | None:
-    """How many calls still run on this node, while it stops; None: nobody has said so yet."""
+    """Return how many calls still run on this node while it stops, or None if that is not reported yet."""
     try:
         return int(_running_file(home).read_text())
     except (OSError, ValueError):
@@ -44,7 +45,8 @@ def running(home: Home) -> int | None:
 
 
 def still_running(calls: int | None) -> str:
-    """
+    """Return the number of running calls as text; "" if it is unknown or zero.
+
     >>> still_running(1), still_running(2000), still_running(0), still_running(None)
     ('1 call still runs', '2,000 calls still run', '', '')
     """
@@ -54,12 +56,12 @@ def still_running(calls: int | None) -> str:
 
 
 def is_under_way(home: Home) -> bool:
-    """Whether the agent of this home lives and says that it stops."""
+    """Return whether the agent of this home is alive and has reported that it is stopping."""
     return has_agent(home) and running(home) is not None
 
 
 def has_agent(home: Home) -> bool:
-    """Whether an agent holds its lock."""
+    """Return whether an agent of this home is running, by its lock."""
     try:
         lock = os.open(home.agent_lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -74,13 +76,13 @@ def has_agent(home: Home) -> bool:
 
 
 def forget_grace(home: Home) -> None:
-    """The stop that it was for is over."""
+    """Remove the grace period after the stop."""
     with contextlib.suppress(OSError):
         _grace_file(home).unlink(missing_ok=True)
 
 
 def forget_running(home: Home) -> None:
-    """The agent has stopped, or starts."""
+    """Remove the number of running calls: the agent has stopped, or is starting."""
     with contextlib.suppress(OSError):
         _running_file(home).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""A process that a node has one of and that works until it is told to end: its runner, its builder."""
+"""Main function of a process that runs once per node until it is signaled: the runner, the builder."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ S = TypeVar("S", bound=Settings)
 
 
 def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
-    """Serve with what `read` makes of the environment; the process's exit code."""
+    """Run `serve` with the settings that `read` parses from the environment; returns the process's exit code."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr)
     try:
         settings = read(os.environ)
         hide_environment("GPUFN_NATS_URL")
         fd_limit.allow_all()
         settings.home.ensure()
-        uvloop.run(_watched(serve(settings)))
+        uvloop.run(_run_with_watchdog(serve(settings)))
     except GpufnError as error:
-        print(error, file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
+        print(error, file=sys.stderr)  # noqa: T201  the supervisor shows the last line of a process's output
         return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
     return 0
 
 
-async def _watched(work: Coroutine[Any, Any, None]) -> None:
+async def _run_with_watchdog(work: Coroutine[Any, Any, None]) -> None:
     tell_watchdog()
     await work
 
@@ -52,20 +52,20 @@ async def _watched(work: Coroutine[Any, Any, None]) -> None:
 async def until_told(
     work: Coroutine[Any, Any, None], name: str, may_end: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> None:
-    """SIGTERM and SIGINT cancel it, when `may_end()` has returned; a second one cancels it at once."""
+    """Run `work` until SIGTERM or SIGINT. The signal cancels it after `may_end()`, a second signal at once."""
     task = asyncio.create_task(work, name=name)
-    waits: set[asyncio.Task[None]] = set()
+    shutdown_tasks: set[asyncio.Task[None]] = set()
 
-    def end() -> None:
-        if may_end is None or waits:
+    def on_signal() -> None:
+        if may_end is None or shutdown_tasks:
             task.cancel()
         else:
-            waits.add(asyncio.create_task(may_end(), name=f"{name} may end"))
-            next(iter(waits)).add_done_callback(lambda _: task.cancel())
+            shutdown_tasks.add(asyncio.create_task(may_end(), name=f"{name} may end"))
+            next(iter(shutdown_tasks)).add_done_callback(lambda _: task.cancel())
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, end)
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal)
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    for waiting in waits:
-        waiting.cancel()
+    for shutdown in shutdown_tasks:
+        shutdown.cancel()

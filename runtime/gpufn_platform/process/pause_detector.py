@@ -1,8 +1,8 @@
-"""The beats of what is looked at now and then, and the pauses in which we ourselves stood still. Pure.
+"""Detect pauses of this process in a periodic check. Pure.
 
-A machine is suspended, a process is stopped and goes on, a loop is held up. Time has passed then for everybody, but
-what others sent meanwhile has not been read: the first look would find them all silent. (A loop runs its timers before
-it reads, uvloop's as well as asyncio's.)
+A machine is suspended, a process is stopped and resumed, an event loop is blocked. Time passes, but messages that
+arrived meanwhile are unread: the first check after the pause would consider every peer silent. (An event loop runs its
+timers before it reads sockets, in uvloop and in asyncio.)
 
 >>> beats = Beats(now=0.0)
 >>> beats.next(0.1), beats.next(0.2), beats.next(60.0), beats.next(60.1)
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_PAUSE_S: Final = 2.0  # less than whatever anybody may be silent for
+_PAUSE_S: Final = 2.0  # shorter than every silence timeout
 
 
 class Beats:
@@ -23,8 +23,9 @@ class Beats:
         self._was_pause = False
 
     def next(self, now: float) -> int | None:
-        """Its number, from 1; None for one that is left out, because it is the first after a pause. Never two in a row:
-        where every beat comes late, it is the machine that is slow."""
+        """Return the number of this beat, from 1. None for the first beat after a pause, which the caller must skip.
+
+        Never None twice in a row: if every beat is late, the machine is just slow."""
         self._was_pause = now - self._at > _PAUSE_S and not self._was_pause
         self._at = now
         if self._was_pause:

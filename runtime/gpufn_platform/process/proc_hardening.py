@@ -1,6 +1,6 @@
-"""Keep what a process of the platform was started with, credentials first of all, from the processes beside it.
+"""Hide the environment of platform processes, above all credentials, from other processes of the same user.
 
-Workers run user code as the platform's own user, and any process of a user can read `/proc/<pid>/environ` of another.
+Workers run user code as the platform's own user, and a process can read `/proc/<pid>/environ` of its user's processes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ _PR_SET_DUMPABLE = 4
 
 
 def hide_environment(*names: str) -> None:
-    """Make this process opaque to others of its user; `os.environ` stays as it is.
+    """Make this process undumpable, which hides its `/proc` entries; `os.environ` does not change.
 
-    Root sees through that, so the values of `names` are overwritten as well where the kernel shows them from. A process
-    that we start without an `env` of its own then finds them empty.
+    Root can read them anyway, so the values of `names` are also overwritten in the memory that the kernel shows. Child
+    processes that are started without an explicit `env` then see empty values.
     """
-    import ctypes  # noqa: PLC0415  5 ms that only processes of the platform need to spend
+    import ctypes  # noqa: PLC0415  takes 5 ms, which only platform processes need to spend
 
-    with contextlib.suppress(OSError, AttributeError):  # no Linux: there is no /proc either
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: no /proc either
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         libc.getenv.restype = ctypes.c_void_p

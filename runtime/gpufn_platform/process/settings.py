@@ -1,4 +1,4 @@
-"""What every process of a node is told by its environment. Each has its own settings beside these."""
+"""Settings common to all processes of a node, from environment variables. Each process adds its own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _INTERVAL: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _SHORTEST_SYNC_S: Final = 0.1
 _LONGEST_SYNC_S: Final = 600.0
-# What no 202 waits for, results among it, is synced every two seconds; `never` leaves nats-server its own two minutes.
+# Writes that no 202 waits for, such as results, are synced every 2 s; `never` keeps nats-server's default of 2 min.
 _NAMED_SYNCS: Final = {"always": 2.0, "never": 120.0}
 _YES: Final = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 
 class InvalidSetting(GpufnError):
-    """An environment variable has a value that cannot be used."""
+    """An environment variable has an invalid value."""
 
     code = "invalid_setting"
 
 
 class Sync(msgspec.Struct, frozen=True):
-    """When an accepted call is on the disk. `waits`: before its 202; else nats-server syncs once per interval."""
+    """When accepted calls are synced to disk. `waits`: before the 202; otherwise once per interval."""
 
     text: str
     waits: bool
@@ -42,7 +42,7 @@ class Sync(msgspec.Struct, frozen=True):
 
 
 def sync_of(text: str) -> Sync:
-    """Of GPUFN_SYNC. Raises ValueError.
+    """Parse GPUFN_SYNC. Raises ValueError.
 
     >>> sync_of("always").waits, sync_of("500ms").interval_s, sync_of("never").interval_s
     (True, 0.5, 120.0)
@@ -56,11 +56,11 @@ def sync_of(text: str) -> Sync:
     return Sync(text, waits=False, interval_s=seconds)
 
 
-SYNC: Final = sync_of("2s")  # the default: at half the rate, `always` costs more than most calls are worth
+SYNC: Final = sync_of("2s")  # the default; `always` halves the call rate, which most calls do not justify
 
 
 def sync_setting(environ: Mapping[str, str]) -> Sync:
-    """GPUFN_SYNC. Raises InvalidSetting."""
+    """Read GPUFN_SYNC. Raises InvalidSetting."""
     text = environ.get("GPUFN_SYNC", "").strip()
     try:
         return sync_of(text) if text else SYNC
@@ -69,9 +69,9 @@ def sync_setting(environ: Mapping[str, str]) -> Sync:
 
 
 def bus_url(environ: Mapping[str, str]) -> str:
-    """GPUFN_NATS_URL: the bus, with credentials. Raises InvalidSetting where it is not set, or no address."""
+    """Read GPUFN_NATS_URL: the bus's URL with credentials. Raises InvalidSetting if it is missing or not a URL."""
     if not (url := environ.get("GPUFN_NATS_URL", "")):
-        raise InvalidSetting("GPUFN_NATS_URL is not set: give the bus's address, such as nats://agent:...@host:4222.")
+        raise InvalidSetting("GPUFN_NATS_URL is not set: set the bus's URL, such as nats://agent:...@host:4222.")
     try:
         check_bus(url)
     except InvalidInput as error:
@@ -80,11 +80,11 @@ def bus_url(environ: Mapping[str, str]) -> str:
 
 
 def node_name(environ: Mapping[str, str]) -> str:
-    """GPUFN_NODE: this node's name, one token of a subject; the host's when not given. Raises InvalidSetting."""
+    """Read GPUFN_NODE: this node's name, one token of a subject; default: the host name. Raises InvalidSetting."""
     if name := environ.get("GPUFN_NODE", ""):
         if _NODE.fullmatch(name) is None:
             raise InvalidSetting(
-                f"GPUFN_NODE={name!r} is not a node's name: use 1 to {_LONGEST_NODE} of a to z, 0 to 9 and hyphens."
+                f"GPUFN_NODE={name!r} is not a valid node name: use 1 to {_LONGEST_NODE} of a to z, 0 to 9 and hyphens."
             )
         return name
     host = socket.gethostname().partition(".")[0].lower()
@@ -92,7 +92,7 @@ def node_name(environ: Mapping[str, str]) -> str:
 
 
 def size(variable: str, text: str) -> int:
-    """Parse a size of memory in bytes. Raises InvalidSetting.
+    """Parse a memory size in bytes. Raises InvalidSetting.
 
     >>> size("GPUFN_MAX_BODY_BYTES", "64Mi")
     67108864
@@ -104,12 +104,12 @@ def size(variable: str, text: str) -> int:
 
 
 def process_memory(variable: str, text: str, needed_by: str) -> int:
-    """Parse a size of memory that has to hold a Python process. Raises InvalidSetting.
+    """Parse the size of memory that must hold a Python process. Raises InvalidSetting.
 
     >>> process_memory("GPUFN_BUILD_MEMORY", "512", "a process that compiles")
     Traceback (most recent call last):
-    gpufn_platform.process.settings.InvalidSetting: GPUFN_BUILD_MEMORY is 512 bytes, and a process that compiles needs at least 16 MiB: \
-write GPUFN_BUILD_MEMORY='512Mi'.
+    gpufn_platform.process.settings.InvalidSetting: GPUFN_BUILD_MEMORY is 512 bytes, \
+and a process that compiles needs at least 16 MiB: write GPUFN_BUILD_MEMORY='512Mi'.
     """
     amount = size(variable, text)
     try:
@@ -120,7 +120,7 @@ write GPUFN_BUILD_MEMORY='512Mi'.
 
 
 def whole_number(variable: str, text: str, low: int, high: int) -> int:
-    """Raises InvalidSetting, of 2.9 too.
+    """Parse an integer from `low` to `high`. Raises InvalidSetting, also for values like 2.9.
 
     >>> whole_number("GPUFN_TEMPLATES", "2", 0, 1000)
     2
@@ -131,23 +131,23 @@ def whole_number(variable: str, text: str, low: int, high: int) -> int:
 
 
 def yes_or_no(variable: str, text: str) -> bool:
-    """Raises InvalidSetting.
+    """Parse a boolean. Raises InvalidSetting.
 
     >>> yes_or_no("GPUFN_MPS_EXCLUSIVE", "Yes")
     True
     """
-    meant = _YES.get(text.strip().lower())
-    if meant is None:
+    value = _YES.get(text.strip().lower())
+    if value is None:
         raise InvalidSetting(f"{variable}={text!r}: write yes or no.")
-    return meant
+    return value
 
 
 def number(name: str, text: str) -> float:
-    """Zero or more. Raises InvalidSetting."""
+    """Parse a number, zero or more. Raises InvalidSetting."""
     try:
         value = float(text)
     except ValueError:
-        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
+        raise InvalidSetting(f"{name} must be a number, not {text!r}.") from None
     if not 0 <= value < float("inf"):
-        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
+        raise InvalidSetting(f"{name} must be zero or more, not {text!r}.")
     return value

@@ -1,7 +1,7 @@
-"""How workers end with `gpufn up`, though an agent or a template is their parent and they outlive both.
+"""End workers with `gpufn up`, although their parent is an agent or a template process and they outlive both.
 
 The supervisor holds a FIFO open for writing. A worker opens it for reading and has the kernel send it SIGKILL when the
-last writer is gone (F_SETSIG). So the kernel ends the worker as well when its user code holds the interpreter.
+last writer closes it (F_SETSIG). So the kernel ends a worker even while user code blocks the interpreter.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_F_SETSIG: Final = 10  # of Linux; the module `fcntl` does not name it
+_F_SETSIG: Final = 10  # Linux; the `fcntl` module has no name for it
 
 
 @contextlib.contextmanager
 def held_open(path: Path) -> Iterator[None]:
-    """Make the FIFO, and hold it open for writing: by this process alone, for children close it at exec."""
+    """Create the FIFO and hold it open for writing. Only this process holds it: children close it at exec."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
-    writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # for reading too: without a reader, open would wait for one
+    writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # O_RDWR, because O_WRONLY would block until there is a reader
     try:
         yield
     finally:
@@ -31,9 +31,9 @@ def held_open(path: Path) -> Iterator[None]:
 
 
 def end_with_supervisor(path: str) -> bool:
-    """End this process, and the group that it leads, when the supervisor ends. False when it has ended already."""
+    """Kill this process, and the process group it leads, when the supervisor ends. False if it has already ended."""
     try:
-        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # stays open as long as we live
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # stays open for the process's lifetime
     except FileNotFoundError:
         return False
     pid = os.getpid()
@@ -42,6 +42,6 @@ def end_with_supervisor(path: str) -> bool:
     fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
     try:
         os.read(reader, 1)
-    except BlockingIOError:  # nobody ever writes; there is a writer
+    except BlockingIOError:  # no data, because nothing is ever written; but there is a writer
         return True
     return False

@@ -1,4 +1,4 @@
-"""Work that goes on beside whoever began it."""
+"""Background tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """What was started and has not ended; `name` is that of each that has none of its own. A failure is logged, and
-    nobody else's."""
+    """A set of running tasks. `name` is the default name of a task. Exceptions are logged."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -24,10 +23,10 @@ class Tasks:
     def start(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
         task = asyncio.get_running_loop().create_task(work, name=name or self._name)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_done)
 
     async def done(self) -> None:
-        """Until none is left, later ones among them."""
+        """Wait until no task is left, including tasks started meanwhile."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -36,11 +35,11 @@ class Tasks:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel them, and wait until they have ended."""
+        """Cancel all tasks and wait until they have ended."""
         self.cancel()
         await self.done()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)

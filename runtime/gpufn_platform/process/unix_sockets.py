@@ -1,4 +1,4 @@
-"""Unix sockets between our processes: who is at the other end, and how to write little and often."""
+"""Unix sockets between platform processes: peer credentials, and batching of small writes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
 def peer_uid(transport: asyncio.BaseTransport) -> int:
-    """The user id of the process that connected, or listened, as the kernel knows it (SO_PEERCRED)."""
-    ours: socket.socket = transport.get_extra_info("socket")
-    uid: int = _CREDENTIALS.unpack(ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    """Return the user id of the peer process as the kernel knows it (SO_PEERCRED)."""
+    sock: socket.socket = transport.get_extra_info("socket")
+    uid: int = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return uid
 
 
 class Outbox:
-    """Joins what is written in one turn of the loop: each write is a system call and wakes the process that reads.
-    What is written in the turn that closes the socket is dropped."""
+    """Joins all writes of one event loop iteration: each write is a system call and wakes the reading process.
+
+    Data written in the iteration that closes the socket is dropped."""
 
     __slots__ = ("_loop", "_parts", "_transport")
 

@@ -1,13 +1,13 @@
-"""Submitted Invocations: the queue on disk, and the record of each one's end.
+"""Submitted invocations: the queue on disk, and the record of each invocation's end.
 
-submit   the invocation is stored in ASYNC. One that comes with an id is stored under it (a repeat is the same message),
-         then its CallRecord is created; a repeat is known by its digest: another call under the same id is refused. The
-         others have no record while they wait for the first time (`queued_calls`)
-retry    the record names the attempts that failed, and where the next one waits
-end      the record is created, or replaced by compare-and-set while it has not ended: the first end wins; `keep_s`
-         later it is removed. Before it, the job of its webhook is stored
-recent   reads headers only, where a summary of each record is: a result may be megabytes
-wait     reads the record at each sign of a change
+submit   store the invocation in ASYNC. An invocation with a given id is stored under that id (a repeat is the same
+         message), then its CallRecord is created. A repeat is recognized by its digest: another call under the same id
+         is refused. Other invocations have no record until their first attempt (`queued_calls`)
+retry    the record lists the failed attempts, and where the next one is queued
+end      create the record, or replace it by compare-and-set while it has not ended: the first end wins. The record
+         expires after `keep_s`. The job of its webhook is stored first
+recent   read only headers, which have a summary of each record: a result may be megabytes
+wait     read the record again at each sign of a change
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpufn_platform.queue.call_request import CallRequest
 
 log = logging.getLogger(__name__)
 
-# A runner that has it answers within a millisecond; the others say nothing.
+# The runner that has the call responds within a millisecond; the others do not respond.
 _WHERE_TIMEOUT_S = 0.1
 
 _summary = summary_of(CallRecord)
@@ -45,8 +45,7 @@ _held_by = msgspec.msgpack.Decoder(HeldBy)
 
 
 def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
-    """The record of a call's end at `now`, with all that the message has for it; when and for how long it ran is for
-    whoever ran it to add."""
+    """Return the record of a call that ended at `now`, from its message. A runner adds when and for how long it ran."""
     return msgspec.structs.replace(
         queued_calls.record(message, 0),
         state=state_after(outcome.kind),
@@ -65,17 +64,17 @@ async def submit(
     webhook: Webhook | None = None,
     ringer: wakeups.Ringer | None = None,
 ) -> CallRecord:
-    """Queue an invocation for later; `now` in unix seconds. Its end is told to `webhook`, else to the function's.
-    Who submits many has a `ringer` for all of them.
+    """Queue an invocation for later; `now` in unix seconds.
 
-    An id that is known already is the same invocation: its record is returned and nothing is queued. Without one
-    the call is new.
-    Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
+    Its end is reported to `webhook`, default: the function's. Pass a shared `ringer` to submit many invocations.
+    An id that is already known is the same invocation: its record is returned and nothing is queued. Without an id the
+    call is new. Raises IdempotencyMismatch if the id is known for another function, method or body; QueueFull,
+    BusUnavailable.
     """
     revision, body = request.revision, request.body
     digest = request_digest(revision.function, request.method, body, request.reference)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
-        return _checked(known[0], digest)
+        return _check_digest(known[0], digest)
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
     message = InvocationMessage(
@@ -109,75 +108,75 @@ async def submit(
 async def _create(bus: Bus, record: CallRecord) -> CallRecord:
     try:
         await _store_record(bus, record, expected_last=0)
-    except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
+    except Conflict:  # it has already ended, or another client submitted the same id concurrently
         known = await record_of(bus, record.id)
-        return record if known is None else _checked(known[0], record.digest)
+        return record if known is None else _check_digest(known[0], record.digest)
     return record
 
 
 def request_digest(function: str, method: str, body: bytes, reference: BodyReference | None = None) -> str:
-    """What makes two submissions under one id the same call."""
+    """Return the digest that identifies a call: submissions under one id must have the same one."""
     digest = hashlib.sha256(f"{function}\0{method}\0".encode())
     digest.update(body if reference is None else reference.digest.encode())
     return digest.hexdigest()
 
 
 async def _store_new(bus: Bus, message: InvocationMessage, body: bytes) -> Stored:
-    """Without an id that the server would have to keep in memory; so what may be stored is not sent again."""
+    """Store without a message id, which the server would keep in memory; so after an unknown outcome do not retry."""
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
     try:
         return await bus.publish_stored(queue, pack(message, body))
     except BusUnavailable as error:
-        what = "the call may have been accepted all the same; with an Idempotency-Key it could be sent again safely"
-        raise type(error)(f"{error.message.rstrip('.')}: {what}") from error
+        hint = "the call may have been accepted; with an Idempotency-Key it could be sent again safely"
+        raise type(error)(f"{error.message.rstrip('.')}: {hint}") from error
 
 
 async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Stored, InvocationMessage]:
-    """Where it is stored, and what is stored there: the first of those that were submitted under one id."""
+    """Store the call under its id; returns where, and the stored message: the first one submitted under that id."""
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
     payload, msg_id = pack(message, body), message.id
     while True:
         stored = await bus.publish_stored(queue, payload, msg_id=msg_id)
         if not stored.duplicate:
             return stored, message
-        found = await streams.message_at(bus, subjects.ASYNC, stored.seq)
-        if found is not None:
-            first, _ = unpack_invocation(found.payload)
+        existing = await streams.message_at(bus, subjects.ASYNC, stored.seq)
+        if existing is not None:
+            first, _ = unpack_invocation(existing.payload)
             if first.digest != message.digest:
                 raise IdempotencyMismatch
             return stored, first
         if await read(bus, message.id) is not None:
             return stored, message
-        # It ended and its retention is over while the queue still remembers the id: this is a new call, or the next.
+        # The call ended and its retention is over, but the stream still remembers the id: this is a new call.
         msg_id = f"{message.id}@{stored.seq}"
 
 
-def _checked(known: CallRecord, digest: str) -> CallRecord:
+def _check_digest(known: CallRecord, digest: str) -> CallRecord:
     if known.digest and known.digest != digest:
         raise IdempotencyMismatch
     return known
 
 
 async def record_of(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
-    """As `read`, but None as well of a call that has no record while it waits."""
+    """Like `read`, but also None for a queued call that has no record yet."""
     message = await streams.last_message(bus, subjects.RESULTS, subjects.any_result(invocation))
     return None if message is None else unpack_record(message.payload)
 
 
 async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
-    """The record of a submitted invocation and, once it succeeded, its result."""
-    if (told := await record_of(bus, invocation)) is not None:
-        return told
+    """Return the record of a submitted invocation and its result, which is empty unless it succeeded."""
+    if (result := await record_of(bus, invocation)) is not None:
+        return result
     if (queued := await queued_calls.find(bus, invocation)) is not None:
         return queued, b""
-    return await record_of(bus, invocation)  # it may have ended between the two looks
+    return await record_of(bus, invocation)  # it may have ended between the two reads
 
 
 async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: int) -> None:
-    """Note that the invocation waits for its next attempt, which is `message`, stored in ASYNC at `queue_seq`.
+    """Record that the invocation waits for its next attempt, `message`, which is stored in ASYNC at `queue_seq`.
 
-    One that has ended meanwhile is taken out of the queue again, and its dead letter is kept: who ended it may have
-    died before that.
+    If the invocation has ended meanwhile, it is removed from the queue and its dead letter is stored: the process that
+    ended it may have died before that.
     """
     record = queued_calls.record(message, queue_seq)
     while True:
@@ -194,7 +193,7 @@ async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: in
 
 
 async def blob(bus: Bus, record: CallRecord) -> bytes:
-    """A result that is too large to be beside its record. Raises ArtifactUnavailable."""
+    """Return a result that is too large to be stored with its record. Raises ArtifactUnavailable."""
     async with contextlib.aclosing(blob_parts(bus, record)) as parts:
         return b"".join([part async for part in parts])
 
@@ -204,14 +203,14 @@ def blob_parts(bus: Bus, record: CallRecord) -> AsyncGenerator[bytes, None]:
 
 
 async def end(bus: Bus, record: CallRecord, body: bytes = b"") -> bool:
-    """Store how an invocation ended. False when it had ended already: then nothing is changed."""
+    """Store how an invocation ended. Returns False, and changes nothing, if it had already ended."""
     return await _end(bus, record, body) is not None
 
 
 async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | None:
-    """The record as stored; None when it had ended already."""
-    # Then a look costs more than to be refused; but a webhook's job must not be stored for an end that is.
-    is_first = queued_calls.may_have_no_record(record) and record.webhook is None
+    """Return the record as stored, or None if the invocation had already ended."""
+    # Without a record, a lookup costs more than a Conflict. But a webhook job must not be stored for a refused end.
+    is_first = queued_calls.may_lack_record(record) and record.webhook is None
     while True:
         last = None
         if not is_first:
@@ -229,9 +228,9 @@ async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | 
                 keep_s=known.keep_s,
                 attempts=record.attempts or known.attempts,
             )
-        if record.webhook is not None:  # before the end itself, so that nobody who dies in between leaves it untold
-            job, which_end = subjects.webhook(record.function), f"{record.id}.{record.ended_at}"
-            await bus.publish_stored(job, record.id.encode(), msg_id=which_end)
+        if record.webhook is not None:  # before the end itself: a crash in between must not lose the webhook
+            job, msg_id = subjects.webhook(record.function), f"{record.id}.{record.ended_at}"
+            await bus.publish_stored(job, record.id.encode(), msg_id=msg_id)
         try:
             await _store_record(bus, record, body, expected_last=last.seq if last else 0, ttl_s=record.keep_s)
         except Conflict:
@@ -247,17 +246,17 @@ async def _store_record(
 
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
-    """The record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
+    """Return the record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
     async with Signs(bus, subjects.any_result(invocation)) as signs:
         try:
             async with asyncio.timeout(timeout_s):
-                while (found := await read(bus, invocation)) is not None and not found[0].state.ended:
+                while (result := await read(bus, invocation)) is not None and not result[0].state.ended:
                     await signs.next()
         except TimeoutError:
-            found = await read(bus, invocation)
-    if found is None:
+            result = await read(bus, invocation)
+    if result is None:
         raise InvocationNotFound(f"there is no invocation {invocation}")
-    return found
+    return result
 
 
 async def recent(
@@ -269,26 +268,30 @@ async def recent(
     since: float = 0.0,
     ended_only: bool = False,
 ) -> list[CallRecord]:
-    """The submitted invocations of a function (``*``: of all) that match and changed last, by their submission, the
-    newest first; their errors without traceback. Of those that were submitted at `since`, in unix seconds, or later;
-    `ended_only`: `matches` has no use for others, which are not looked for then."""
-    looked_at: set[str] = set()
+    """Return the submitted invocations of a function (``*``: of all) that match and changed last, newest submission
+    first; errors without traceback.
 
-    def is_asked_for(record: CallRecord) -> bool:
+    Only those submitted at `since` (unix seconds) or later. `ended_only`: skip the queues, because `matches` accepts
+    only ended calls."""
+    seen: set[str] = set()
+
+    def is_match(record: CallRecord) -> bool:
         return record.submitted_at >= since and matches(record)
 
-    def is_told(record: CallRecord) -> bool:
-        looked_at.add(record.id)
-        return is_asked_for(record)
+    def is_recorded_match(record: CallRecord) -> bool:
+        seen.add(record.id)
+        return is_match(record)
 
     queued: list[CallRecord] = []
     if not ended_only:
-        queued = await queued_calls.recent(bus, function, limit, is_asked_for, since=since)
+        queued = await queued_calls.recent(bus, function, limit, is_match, since=since)
     results = subjects.result(function, "*")
-    stored_since = since - queued_calls.CLOCKS_AGREE_S
-    found = await newest(bus, subjects.RESULTS, results, _summary, limit=limit, matches=is_told, since=stored_since)
-    found += (call for call in queued if call.id not in looked_at)  # what has just ended is still in its queue
-    changed_last = sorted(found, key=_changed_at, reverse=True)[:limit]
+    stored_since = since - queued_calls.MAX_CLOCK_SKEW_S
+    records = await newest(
+        bus, subjects.RESULTS, results, _summary, limit=limit, matches=is_recorded_match, since=stored_since
+    )
+    records += (call for call in queued if call.id not in seen)  # a call that has just ended is still in its queue
+    changed_last = sorted(records, key=_changed_at, reverse=True)[:limit]
     return sorted(changed_last, key=lambda record: record.submitted_at, reverse=True)
 
 
@@ -297,48 +300,51 @@ def _changed_at(record: CallRecord) -> float:
 
 
 async def waiting_of_map(bus: Bus, function: str, map_id: str, *, limit: int = MOST_LOOKED_AT) -> list[CallRecord]:
-    """The items of a map that have failed and are to be tried again, as far as its last 100,000 records tell."""
-    found = subjects.map_results(function, map_id)
-    return await newest(bus, subjects.RESULTS, found, _summary, limit=limit, matches=lambda each: not each.state.ended)
+    """Return the items of a map that failed and will be retried, from its last 100,000 records."""
+    results = subjects.map_results(function, map_id)
+    return await newest(
+        bus, subjects.RESULTS, results, _summary, limit=limit, matches=lambda record: not record.state.ended
+    )
 
 
 async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> HeldBy | None:
-    """Which worker runs an invocation right now; None when no runner says so within that time: it may be busy."""
+    """Return which worker runs an invocation now. None if no runner responds in time: a runner may be busy."""
     try:
-        answer = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=within_s)
+        response = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=within_s)
     except NoResponders:
         return None
     except BusUnavailable:
         if not bus.connected:
             raise
         return None
-    return _held_by.decode(answer.payload)
+    return _held_by.decode(response.payload)
 
 
 async def held(bus: Bus) -> dict[str, HeldBy]:
-    """Every submitted invocation that runs right now, by id."""
-    found: dict[str, HeldBy] = {}
+    """Return every submitted invocation that runs now, by id."""
+    holders: dict[str, HeldBy] = {}
 
-    def on_answer(message: Message) -> None:
+    def on_response(message: Message) -> None:
         if not message.status:
-            each = _held_by.decode(message.payload)
-            found[each.invocation] = each
+            holder = _held_by.decode(message.payload)
+            holders[holder.invocation] = holder
 
     inbox = bus.new_inbox()
-    subscription = bus.subscribe(inbox, on_answer)
+    subscription = bus.subscribe(inbox, on_response)
     try:
         bus.publish(subjects.WHEREABOUTS, encode(WhereIs("")), reply=inbox)
         await asyncio.sleep(_WHERE_TIMEOUT_S)
     finally:
         subscription.unsubscribe()
-    return found
+    return holders
 
 
 async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
-    """End a submitted invocation as cancelled. False when it had ended already. One that was cancelled is taken out of
-    its queue, and its runner told, all the same: who cancelled it may have lost the bus before that.
+    """End a submitted invocation as cancelled. Returns False if it had already ended.
 
-    Raises BusUnavailable when the runner may not have been told.
+    A call that is already cancelled is still removed from its queue and cancelled at its runner: the process that
+    cancelled it may have lost the bus before that. Raises BusUnavailable if the runner may not have received the
+    cancellation.
     """
     cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
     if cancelled is None and record.state is not InvocationState.CANCELLED:
@@ -353,6 +359,6 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
 
 
 async def tell_cancelled(bus: Bus, invocation: str) -> None:
-    """Have runners end it; of a map's id, all of its items. Raises BusUnavailable when they may not have been told."""
+    """Cancel an invocation, or all items of a map, at their runners. Raises BusUnavailable if that may have failed."""
     bus.publish(subjects.CANCELS, encode(Cancel(invocation)))
     await bus.flush()

@@ -1,4 +1,4 @@
-"""What somebody asks for who calls a function: to wait for it (`calls`), or to have it done (`records`)."""
+"""A request to call a function: either to wait for the result (`caller`), or to submit it (`call_records`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpufn_core.spec.priority import Priority
 
 
 class CallRequest(NamedTuple):
-    """`deadline` is in unix seconds, 0 for none; `parent` the invocation that asks; `trace` a traceparent.
+    """`deadline` is in unix seconds, 0 for none; `parent` the calling invocation; `trace` a traceparent.
 
-    `parcel` names the body in the caller's folder (`gpufn_platform.shared_bodies.bodies`), when somebody waits and `body` is not it.
-    `reference` is where the body is when it is too large for a message. `owner` is the id of the API key that asks.
+    `parcel` names the shared body in the caller's folder (`gpufn_platform.shared_bodies.bodies`) if a caller waits and
+    `body` is empty. `reference` locates a body that is too large for a message. `owner` is the id of the API key.
     """
 
     revision: Revision
@@ -26,11 +26,11 @@ class CallRequest(NamedTuple):
     parent: str = ""
     trace: str = ""
     parcel: str = ""
-    priority: Priority | None = None  # its class; None: the function's
+    priority: Priority | None = None  # None: the function's
     owner: str = subjects.PLATFORM
     reference: BodyReference | None = None
 
     @property
     def queued_as(self) -> Priority:
-        """The class of the queue that it goes to."""
+        """The priority of the queue that the call goes to."""
         return self.revision.spec.priority if self.priority is None else self.priority

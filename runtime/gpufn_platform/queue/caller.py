@@ -1,16 +1,16 @@
-"""Invocations that somebody waits for: publish one, await its reply. The gateway and the runner each own a Caller.
+"""Caller: publish invocations and await their replies. The gateway and each runner own one Caller.
 
-1. `invoke` offers the call to the lane, if there is one and it has room. Else, and when the lane refuses it, it is
-   published to the function's sync queue.
-2. The stream's PubAck and the reply come to one subject, which ends in the invocation's id; a PubAck is JSON and starts
-   with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
-   where the message is stored. A runner that queues the next attempt says so in the same words.
+1. `invoke` offers the call to the fast path, if there is one and it has room. Otherwise, or if the fast path refuses
+   it, the call is published to the function's sync queue.
+2. The stream's PubAck and the reply arrive on the same subject, which ends in the invocation's id. A PubAck is JSON and
+   starts with a brace, which a reply never does. A PubAck with an error ends the call at once (QueueFull); otherwise it
+   reports where the message is stored. A runner that queues the next attempt reports it in the same format.
    While the stream has no leader (an election, a restart), the server reports that it stored nothing. `tick` then
-   publishes the message again, for `_STORED_WITHIN_S` at most.
-3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
-4. Runners ask now and then whether the calls that they run are waited for still: what was said of one that was
-   abandoned, a connection that broke may have taken along.
-5. `tick` ends calls whose deadline has passed, and those that have waited for as long as they may (`searches`).
+   publishes the message again, for `_STORE_TIMEOUT_S` at most.
+3. The runner's ResultReply ends the call, whatever the outcome; the caller reads its kind.
+4. Runners periodically ask whether a caller still waits for the calls that they run, because a cancellation may have
+   been lost with a broken connection.
+5. `tick` ends calls whose deadline has passed, and calls whose queue timeout has passed (`lost_call_lookup`).
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from gpufn_platform.bus.connection import Bus, Message, is_inbox
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.call_request import CallRequest
-from gpufn_platform.queue.lost_call_lookup import Searches
+from gpufn_platform.queue.lost_call_lookup import LostCallLookup
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 
 C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
-_STORED_WITHIN_S = 10.0  # an election takes about five seconds
+_STORE_TIMEOUT_S = 10.0  # an election takes about five seconds
 _waited_for = msgspec.msgpack.Decoder(WaitedFor)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
 class Lane(Protocol):
-    """A way to a runner past the queue (`gpufn_gateway.calls.fast_path`)."""
+    """A direct path to a runner that bypasses the queue (`gpufn_gateway.calls.fast_path`)."""
 
     def offer(self, revision: Revision, message: InvocationMessage, body: bytes) -> bool:
-        """Whether the call is on its way; its end or its refusal is told to the Caller."""
+        """Return whether the call was sent. Its end or refusal is reported to the Caller."""
         ...
 
     def withdraw(self, invocation: str) -> None: ...
 
 
 class Caller:
-    """Publishes invocations and matches replies to them. `name` is unique among the bus's callers."""
+    """Publishes invocations and matches replies to them. `name` must be unique among the bus's callers."""
 
     def __init__(self, bus: Bus, *, name: str, clock: Clock) -> None:
         self._bus = bus
@@ -76,13 +76,15 @@ class Caller:
         self._parcels = ""
         self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
-        self._abandoned: dict[str, float] = {}  # id → when it expires, of calls given up before their PubAck came
+        self._abandoned: dict[str, float] = {}  # id → expiry, of calls abandoned before their PubAck arrived
         self._loop = asyncio.get_running_loop()
-        self._searches = Searches(bus, clock, self._pending, self.abandon)
+        self._lookup = LostCallLookup(bus, clock, self._pending, self.abandon)
 
     def start(self, lane: Lane | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None) -> None:
-        """`parcels` is our folder in Home.parcels, if results may come as parcels; `drop` removes one that came for a
-        call that had ended."""
+        """Start receiving replies.
+
+        `parcels`: our folder in Home.parcels, if results may be shared bodies. `drop`: removes a shared body that
+        arrived for a call that had ended."""
         self._lane = lane
         self._parcels = parcels
         self._drop = drop
@@ -94,10 +96,10 @@ class Caller:
         return len(self._pending)
 
     def invoke(self, request: CallRequest) -> PendingCall:
-        """Have it run, for its result. Raises BusUnavailable at once."""
+        """Run the call for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
         call = self._call(PendingCall, request, message)
-        lane = self._lane if request.reference is None else None  # a call whose body is fetched is not short
+        lane = self._lane if request.reference is None else None  # fetching a large body takes time: not a short call
         if lane is not None and lane.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
@@ -106,7 +108,7 @@ class Caller:
         return call
 
     def open_stream(self, request: CallRequest) -> PendingStream:
-        """Have it run, for its items. Raises BusUnavailable at once."""
+        """Run the call for its items. Raises BusUnavailable at once."""
         message = self._message(request, stream=True)
         call = self._call(PendingStream, request, message)
         self._publish(call, message, request.body)
@@ -120,33 +122,34 @@ class Caller:
                 call.fail(error)
 
     def fail_unless_begun(self, error: GpufnError) -> None:
-        """End the calls that no runner has begun: they are taken out of their queues."""
-        self._searches.end_unless_begun(list(self._pending.values()), error)
+        """End all calls that no runner has started, and remove them from their queues."""
+        self._lookup.end_unless_begun(list(self._pending.values()), error)
 
     def fail_all(self, error: GpufnError) -> None:
-        """End every call, and what runs for it."""
+        """End all calls, and cancel those that run."""
         for call in list(self._pending.values()):
             self.abandon(call)
             call.fail(error)
 
     def tick(self, now: float) -> None:
-        """End the calls whose deadline is over, or that have waited for too long. `now` is monotonic; call it a few
-        times a second."""
+        """End calls whose deadline or queue timeout has passed. `now` is monotonic; call this a few times a second."""
         late = [call for call in self._pending.values() if now > call.expires_at + WORD_WITHIN_S]
         waiting = [call for call in self._pending.values() if now > call.starts_by]
         if self._abandoned:
-            self._abandoned = {token: until for token, until in self._abandoned.items() if now < until}
+            self._abandoned = {
+                invocation: expires_at for invocation, expires_at in self._abandoned.items() if now < expires_at
+            }
         for call in late:
             self.abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
         for call in self._pending.values():
             call.tick(now)
-        for call in [each for each in self._pending.values() if each.is_refused]:
+        for call in [call for call in self._pending.values() if call.is_refused]:
             self._publish_again(call, now)
         if waiting:
-            self._searches.end_unless_begun(waiting)
+            self._lookup.end_unless_begun(waiting)
 
-    # --- what the lane tells ------------------------------------------------------------------------------------------
+    # --- reports of the fast path -------------------------------------------------------------------------------------
 
     def on_end(self, reply: ResultReply, body: bytes) -> None:
         call = self._pending.get(reply.invocation)
@@ -156,7 +159,7 @@ class Caller:
             self._drop_parcel(reply)
 
     def on_refused(self, invocation: str) -> None:
-        """An offered call has to be queued after all."""
+        """The fast path refused an offered call: queue it."""
         call = self._pending.get(invocation)
         if call is None or call.offered is None:
             return
@@ -167,7 +170,7 @@ class Caller:
             call.fail(error)
 
     def on_lost(self, invocation: str) -> None:
-        """Who had this offered call is gone. It may have begun there: so it has to be queued, and has not waited."""
+        """The runner of an offered call is gone. The call may have started there; queue it, without queue timeout."""
         call = self._pending.get(invocation)
         if call is not None and call.offered is not None:
             message, body = call.offered
@@ -182,13 +185,13 @@ class Caller:
             call.offered = None
             call.starts_by = math.inf
 
-    # --- what a call tells --------------------------------------------------------------------------------------------
+    # --- for PendingCall ----------------------------------------------------------------------------------------------
 
     def forget(self, invocation: str) -> None:
         self._pending.pop(invocation, None)
 
     def abandon(self, call: PendingCall) -> None:
-        """Take it out of the queue, at once or as soon as its PubAck tells where it is; or have its runner end it."""
+        """Remove a call from the queue, now or once its PubAck reports where it is, or cancel it at its runner."""
         self.forget(call.id)
         if call.offered is not None and self._lane is not None:
             self._lane.withdraw(call.id)
@@ -201,11 +204,13 @@ class Caller:
             self._bus.publish(subjects.CANCELS, encode(Cancel(call.id)))
 
     def give_credit(self, to: str, credit: StreamCredit) -> None:
-        """Raises BusUnavailable. `to` is from a message: a runner must not make a gateway publish elsewhere."""
+        """Send credit to a stream's runner. Raises BusUnavailable.
+
+        `to` comes from a message: a runner must not make a gateway publish to arbitrary subjects."""
         if subjects.is_runner_inbox(to):
             self._bus.publish(to, encode(credit))
 
-    # --- to the bus and back -----------------------------------------------------------------------------------------
+    # --- publishing and replies ---------------------------------------------------------------------------------------
 
     def _call(self, kind: type[C], request: CallRequest, message: InvocationMessage) -> C:
         call = kind(self, message, self._loop.create_future(), self._clock)
@@ -243,30 +248,30 @@ class Caller:
         self._pending[call.id] = call
 
     def _publish_again(self, call: PendingCall, now: float) -> None:
-        """Publish a call that the server did not store, or end it when it has waited too long. `now` is monotonic."""
-        if now > min(call.expires_at, call.since + _STORED_WITHIN_S):
+        """Publish a call again that the server did not store, or end it after too long. `now` is monotonic."""
+        if now > min(call.expires_at, call.since + _STORE_TIMEOUT_S):
             call.fail(BusUnavailable("the message bus has no queue for this call right now: call again"))
             return
-        with contextlib.suppress(GpufnError):  # the next tick comes back here
+        with contextlib.suppress(GpufnError):  # the next tick retries
             self._send(call, call.unstored, subjects.reply(call.function, self._name, call.id))
             call.is_refused = False
 
     def _send(self, call: PendingCall, packed: bytes, reply: str) -> None:
         self._bus.publish(subjects.sync_queue(call.function, call.revision, call.priority), packed, reply=reply)
-        if call.priority is not Priority.NORMAL:  # those are polled
+        if call.priority is not Priority.NORMAL:  # runners poll the other queues
             wakeups.ring(self._bus, call.function, QueueKind(call.priority, is_sync=True))
 
     def _delete(self, queue_seq: int) -> None:
         self._bus.publish(_DELETE_SYNC, b'{"seq":%d,"no_erase":true}' % queue_seq)
 
     def _on_reply(self, message: Message) -> None:
-        token = message.subject.rpartition(".")[2]
+        name = message.subject.rpartition(".")[2]
         payload = message.payload
-        call = self._pending.get(token)
-        if call is None:  # it ended before: the first end wins
-            if token == subjects.ASKED:
-                self._tell_waited_for(message)
-            elif self._abandoned.pop(token, None) is not None and payload and payload[0] == _BRACE:
+        call = self._pending.get(name)
+        if call is None:  # it has already ended: the first end wins
+            if name == subjects.ASKED:
+                self._answer_waited_for(message)
+            elif self._abandoned.pop(name, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
             elif self._parcels and payload and payload[0] != _BRACE:
@@ -293,20 +298,22 @@ class Caller:
         except GpufnError as error:
             call.fail(error)
 
-    def _tell_waited_for(self, message: Message) -> None:
-        if message.payload and is_inbox(message.reply):  # an older runner only asks who is here
-            asked = _waited_for.decode(message.payload)
-            if asked.anew:
-                for call in [self._pending[each] for each in asked.invocations if each in self._pending]:
-                    call.begins_anew()
-            waited_for = tuple(each for each in asked.invocations if each in self._pending)
+    def _answer_waited_for(self, message: Message) -> None:
+        if message.payload and is_inbox(message.reply):  # an older runner only asks which callers exist
+            query = _waited_for.decode(message.payload)
+            if query.anew:
+                for call in [
+                    self._pending[invocation] for invocation in query.invocations if invocation in self._pending
+                ]:
+                    call.on_restart()
+            waited_for = tuple(invocation for invocation in query.invocations if invocation in self._pending)
             self._bus.publish(message.reply, encode(WaitedFor(waited_for)))
 
     def _on_reconnect(self) -> None:
-        self._searches.after_reconnect()
+        self._lookup.after_reconnect()
         for call in list(self._pending.values()):
             call.on_reconnect()
 
     def _drop_parcel(self, reply: Reply) -> None:
         if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:
-            self._loop.call_soon(self._drop, reply.parcel)  # told twice, it may be about to be taken
+            self._loop.call_soon(self._drop, reply.parcel)  # later: after a duplicate reply, its first may be in use

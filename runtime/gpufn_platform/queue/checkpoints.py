@@ -1,4 +1,4 @@
-"""The last checkpoint of each call that made one: on disk, until the call has ended or two weeks have passed."""
+"""The latest checkpoint of each call that made one, on disk until the call has ended or for two weeks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufn_platform.bus.storage import streams
 
 
 class Kept(NamedTuple):
-    """`seq` is where it is stored, to `forget` it."""
+    """A stored checkpoint. Pass `seq` to `forget`."""
 
     checkpoint: Checkpoint
     body: bytes
@@ -20,7 +20,7 @@ class Kept(NamedTuple):
 
 
 async def keep(bus: Bus, invocation: str, checkpoint: Checkpoint, body: bytes) -> int:
-    """In place of the one before; returns where. Raises BusUnavailable, PayloadTooLarge."""
+    """Store a checkpoint in place of the previous one; returns its sequence. Raises BusUnavailable, PayloadTooLarge."""
     return (await bus.publish_stored(subjects.checkpoint(invocation), pack(checkpoint, body))).seq
 
 
@@ -30,11 +30,12 @@ async def last(bus: Bus, invocation: str) -> Kept | None:
 
 
 async def forget(bus: Bus, seq: int) -> None:
-    """Absent is fine."""
+    """Remove the checkpoint stored at `seq`. An absent one is no error."""
     await streams.delete_message(bus, subjects.CHECKPOINTS, seq)
 
 
 async def drop(bus: Bus, invocation: str) -> None:
-    """Of a call that ended where nobody runs it: whoever has its id next must not go on from there. Absent is fine."""
+    """Remove a call's checkpoint when it ended without a runner: a later call with this id must not resume from it. An
+    absent one is no error."""
     if (kept := await last(bus, invocation)) is not None:
         await forget(bus, kept.seq)

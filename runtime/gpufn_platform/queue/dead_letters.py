@@ -1,4 +1,4 @@
-"""Submitted Invocations that ended without a result, with their payload: to be looked at, run again, or dropped."""
+"""Dead letters: submitted invocations that ended without a result, with their payload, to inspect, replay or drop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ log = logging.getLogger(__name__)
 
 
 async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
-    """Keep the payload of a call whose `record` ended so, in place of one that had its id before; nothing else than
-    before when it is kept already, and nothing of one that the bus does not take with its error."""
+    """Store the dead letter of a call that ended as in `record`, replacing an earlier call with its id.
+
+    Does nothing if this end is already stored, or if the state leaves no dead letter. If the bus refuses the payload as
+    too large, the dead letter is dropped with a warning."""
     if not record.state.leaves_dead_letter:
         return
     letter = DeadLetter(
@@ -38,39 +40,39 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         webhook=invocation.webhook,
         reference=invocation.reference,
     )
-    subject, packed, last = subjects.dead_letter(letter.function, letter.id), pack(letter, payload), 0
+    subject, packed, last_seq = subjects.dead_letter(letter.function, letter.id), pack(letter, payload), 0
     while True:
         try:
-            await bus.publish_stored(subject, packed, expected_last=last, headers=summary(letter))
+            await bus.publish_stored(subject, packed, expected_last=last_seq, headers=summary(letter))
         except Conflict:
-            kept = await streams.last_message(bus, subjects.DEAD_LETTERS, subject)
-            if kept is not None and unpack_letter(kept.payload)[0].died_at == letter.died_at:
+            existing = await streams.last_message(bus, subjects.DEAD_LETTERS, subject)
+            if existing is not None and unpack_letter(existing.payload)[0].died_at == letter.died_at:
                 return
-            last = 0 if kept is None else kept.seq
+            last_seq = 0 if existing is None else existing.seq
         except PayloadTooLarge as error:
-            log.warning("no dead letter is kept of %s: %s", record.id, error)
+            log.warning("invocation %s: no dead letter is stored: %s", record.id, error)
             return
         else:
             return
 
 
 async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, bytes] | None:
-    """The letter and its payload."""
+    """Return the dead letter and its payload."""
     message = await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, invocation))
     return None if message is None else unpack_letter(message.payload)
 
 
 async def is_kept(bus: Bus, invocation: str) -> bool:
-    """Whether there is a letter of this call, whichever function it called."""
+    """Return whether this call has a dead letter, for any function."""
     return await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter("*", invocation)) is not None
 
 
 async def recent(bus: Bus, function: str, limit: int) -> list[DeadLetter]:
-    """The last letters of a function (``*``: of all), newest first; their errors without traceback."""
+    """Return the last dead letters of a function (``*``: of all), newest first; errors without traceback."""
     letters = summary_of(DeadLetter)
     return await newest(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, "*"), letters, limit=limit)
 
 
 async def drop(bus: Bus, function: str, invocation: str = "*") -> int:
-    """Remove a letter, or all of a function; returns how many there were."""
+    """Remove a dead letter, or all of a function; returns how many were removed."""
     return await streams.purge(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, invocation))

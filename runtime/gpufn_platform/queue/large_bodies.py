@@ -1,13 +1,13 @@
-"""Bodies of calls that are too large for a message: blobs in the bus's object store, and references to them.
+"""Bodies that are too large for a message: blobs in the bus's object store, and references to them.
 
-store     Before the message with the reference, so that every reader of the message finds the body. The arguments of a
-          call that a client waits for expire soon after the call's deadline.
-read      Part by part. Digest and size are checked at the end.
-remove    When the call has ended. The runner or the caller removes the arguments, the caller a result that it has read.
-          A kept result expires with its record. Bodies that were left expire, or the leader collects them
+store     Before the message with the reference, so that every reader of the message finds the body. Arguments of a call
+          with a waiting client expire soon after the call's deadline.
+read      Part by part. Digest and size are verified at the end.
+remove    When the call has ended. The runner or the caller removes the arguments, the caller removes a result that it
+          has read. A kept result expires with its record. Remaining bodies expire, or the leader collects them
           (`gpufn_gateway.garbage_collection.argument_files`).
 
-Arguments are in ARGUMENT_FILES, results in RESULT_FILES. Each invocation owns its body: a blob that two calls shared
+Arguments are in ARGUMENT_FILES, results in RESULT_FILES. Each invocation owns its body: a blob shared by two calls
 would be removed at the first end.
 """
 
@@ -25,10 +25,10 @@ from gpufn_core.protocol.records import BodyReference
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
-MAX_ARGUMENT_BYTES: Final = 16 << 30  # of all calls that wait, as the queue of submitted calls may have
-EXPIRES_LATER_S: Final = 60.0  # than its call's deadline
+MAX_ARGUMENT_BYTES: Final = 16 << 30  # of all waiting calls; the same limit as the queue of submitted calls
+EXPIRES_LATER_S: Final = 60.0  # after the call's deadline
 RESULT_EXPIRES_S: Final = 600.0  # the caller reads it at once
-_WAITED = "waited-"  # no invocation id begins so
+_EXPIRING_PREFIX = "waited-"  # no invocation id starts with this
 _FULL_RETRY_S: Final = 5.0
 
 
@@ -38,17 +38,18 @@ async def ensure_buckets(bus: Bus) -> None:
 
 
 def waited_owner() -> str:
-    """Owns a body of a call that somebody waits for: it expires by itself."""
-    return f"{_WAITED}{new_ulid()}"
+    """Return a new owner for a body of a call with a waiting client: such a body expires by itself."""
+    return f"{_EXPIRING_PREFIX}{new_ulid()}"
 
 
 def expires_by_itself(owner: str) -> bool:
-    return owner.startswith(_WAITED)
+    return owner.startswith(_EXPIRING_PREFIX)
 
 
 async def store_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None = None) -> BodyReference:
-    """Raises CapacityError when the store is full, BusUnavailable; OSError, InvalidInput as `objects.keep_file`."""
-    with _full_store_named():
+    """Store a file. Raises CapacityError when the store is full, BusUnavailable; OSError, InvalidInput like
+    `object_store.keep_file`."""
+    with _translate_full_store():
         digest, size = await object_store.keep_file(bus, bucket, path, owner=owner, ttl_s=ttl_s)
     return BodyReference(owner, digest, size)
 
@@ -56,12 +57,12 @@ async def store_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: fl
 async def store(
     bus: Bus, bucket: str, data: bytes | memoryview, *, owner: str, ttl_s: float | None = None
 ) -> BodyReference:
-    """Raises CapacityError when the store is full, BusUnavailable."""
+    """Store bytes. Raises CapacityError when the store is full, BusUnavailable."""
     return await _store_parts(bus, bucket, object_store.parts_of(data), BodyReference(owner, "", len(data)), ttl_s)
 
 
 async def copy_arguments(bus: Bus, reference: BodyReference, owner: str) -> BodyReference:
-    """The same body for another invocation. Raises ArtifactUnavailable, and as `store`."""
+    """Copy arguments for another invocation. Raises ArtifactUnavailable, and like `store`."""
     async with contextlib.aclosing(read(bus, subjects.ARGUMENT_FILES, reference)) as parts:
         return await _store_parts(bus, subjects.ARGUMENT_FILES, parts, BodyReference(owner, "", reference.size), None)
 
@@ -69,37 +70,37 @@ async def copy_arguments(bus: Bus, reference: BodyReference, owner: str) -> Body
 async def _store_parts(
     bus: Bus, bucket: str, parts: AsyncIterator[bytes], reference: BodyReference, ttl_s: float | None
 ) -> BodyReference:
-    """`reference`, with the digest that is found."""
+    """Store `parts`; returns `reference` with their digest."""
     owner, size = reference.owner, reference.size
-    with _full_store_named():
+    with _translate_full_store():
         digest = await object_store.keep_stream(bus, bucket, size, parts, owner=owner, ttl_s=ttl_s)
     return BodyReference(owner, digest, size)
 
 
 def read(bus: Bus, bucket: str, reference: BodyReference) -> AsyncGenerator[bytes, None]:
-    """Raises ArtifactUnavailable, before the first part or instead of the end; BusUnavailable."""
+    """Iterate over a body. Raises ArtifactUnavailable, before the first part or instead of the end; BusUnavailable."""
     return object_store.read(bus, bucket, reference.digest, owner=reference.owner)
 
 
 async def read_into(bus: Bus, bucket: str, reference: BodyReference, write: Callable[[bytes], object]) -> None:
-    """Raises as `read`, and as `write` does."""
+    """Read a body into `write`. Raises like `read`, and whatever `write` raises."""
     async with contextlib.aclosing(read(bus, bucket, reference)) as parts:
         async for part in parts:
             write(part)
 
 
 async def remove(bus: Bus, bucket: str, reference: BodyReference) -> None:
-    """Absent is fine. What cannot be removed now expires, or is collected."""
+    """Remove a body. An absent one is no error. If removing fails now, the body expires or is collected."""
     with contextlib.suppress(GpufnError):
         await object_store.discard(bus, bucket, reference.digest, owner=reference.owner)
 
 
 @contextlib.contextmanager
-def _full_store_named() -> Iterator[None]:
+def _translate_full_store() -> Iterator[None]:
     try:
         yield
     except QueueFull as error:
         raise CapacityError(
-            "The store for large bodies of calls is full: come back when some of the calls that wait have ended.",
+            "The store for large bodies is full: try again when some of the waiting calls have ended.",
             retry_after_s=_FULL_RETRY_S,
         ) from error

@@ -1,8 +1,9 @@
-"""Where the calls are that somebody waits for, when there is reason to ask.
+"""Find out where pending calls are, when there is reason to doubt it.
 
-After a reconnect: the sync queue is in the server's memory and may be gone, so who still has the older ones? Of a call
-that only a runner has, from time to time: no queue would hand it to another. And of one that has waited for as long as
-its function's queue_timeout allows: runners end those that they are handed, but where all slots are busy none is.
+- After a reconnect: the sync queue is in the server's memory and may be lost, so which runners still have older calls?
+- Periodically for a call that only a runner has: no queue would redeliver it.
+- For a call that has waited for its function's queue_timeout: runners end the calls that they receive, but while all
+  slots are busy they receive none.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ log = logging.getLogger(__name__)
 # A runner reconnects within a second and knows what it runs.
 _LOST_AFTER_S = 2.0
 _LOST_RETRY_S = 0.25
-_HELD_AGAIN_S = 2.0
-_LOOKS_AT_A_TIME = 64
+_RECHECK_S = 2.0
+_MAX_LOOKUPS = 64
 
 
-class Searches:
-    """`pending` are a Caller's calls, by id; `abandon(call)` takes one back from wherever it is."""
+class LostCallLookup:
+    """`pending` are a Caller's calls, by id; `abandon(call)` takes a call back from wherever it is."""
 
     def __init__(
         self, bus: Bus, clock: Clock, pending: Mapping[str, PendingCall], abandon: Callable[[PendingCall], None]
@@ -44,34 +45,34 @@ class Searches:
         self._clock = clock
         self._pending = pending
         self._abandon = abandon
-        self._places = asyncio.Semaphore(_LOOKS_AT_A_TIME)
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._rescue: asyncio.Task[None] | None = None
-        self._tasks = Tasks("calls that wait for too long")
+        self._tasks = Tasks("calls past their queue timeout")
 
-    # --- calls that wait for too long ---------------------------------------------------------------------------------
+    # --- calls past their queue timeout -------------------------------------------------------------------------------
 
     def end_unless_begun(self, calls: Iterable[PendingCall], error: GpufnError | None = None) -> None:
-        """End those that still wait for their first attempt, with `error` or as expired; the others are not asked about
-        again."""
+        """End the calls that still wait for their first attempt, with `error` or as expired. Calls that have started
+        are not checked again."""
         for call in calls:
             call.starts_by = math.inf
             self._tasks.start(self._end_unless_begun(call, error))
 
     async def _end_unless_begun(self, call: PendingCall, error: GpufnError | None) -> None:
         try:
-            async with self._places:
-                waits = await self._waits(call)
-        except GpufnError:  # nobody can tell now
-            call.starts_by = self._clock.monotonic() + _HELD_AGAIN_S
+            async with self._lookups:
+                is_waiting = await self._is_waiting(call)
+        except GpufnError:  # cannot be determined now
+            call.starts_by = self._clock.monotonic() + _RECHECK_S
             return
-        if waits and call.id in self._pending:
+        if is_waiting and call.id in self._pending:
             self._abandon(call)
             waited_s = self._clock.monotonic() - call.since
             call.fail(error or waited_too_long(waited_s))
 
-    async def _waits(self, call: PendingCall) -> bool:
-        """For its first attempt: it is in the queue, or about to be published again, or in line on the lane, and no
-        runner has begun."""
+    async def _is_waiting(self, call: PendingCall) -> bool:
+        """Return whether the call waits for its first attempt: it is queued, about to be published again, or in the
+        fast path's backlog, and no runner has started it."""
         if call.offered is not None:
             return await where(self._bus, call.id, within_s=queue_position.SILENT_S) is None
         if call.is_refused:
@@ -86,47 +87,47 @@ class Searches:
 
     def after_reconnect(self) -> None:
         if self._rescue is not None:
-            self._rescue.cancel()  # it looked for these, or older ones, on the connection before
+            self._rescue.cancel()  # it was looking for these calls, or older ones, on the previous connection
         # No queue has a call that the server did not store: the Caller publishes it again.
         queued = [call for call in self._pending.values() if call.offered is None and not call.is_refused]
-        for call in queued:  # the queue may have been made again, and count anew
-            call.was_at, call.queue_seq = call.queue_seq or call.was_at, 0
+        for call in queued:  # a recreated queue counts from one again
+            call.previous_seq, call.queue_seq = call.queue_seq or call.previous_seq, 0
         if queued:
-            give_up_at = self._clock.monotonic() + _LOST_AFTER_S
-            rescue = self._fail_lost(queued, give_up_at)
+            deadline = self._clock.monotonic() + _LOST_AFTER_S
+            rescue = self._fail_lost(queued, deadline)
             self._rescue = asyncio.get_running_loop().create_task(rescue, name="calls after a reconnect")
 
-    async def _fail_lost(self, calls: list[PendingCall], give_up_at: float) -> None:
-        """End the calls that neither a queue nor a runner has any more."""
-        has_said_why = False
+    async def _fail_lost(self, calls: list[PendingCall], deadline: float) -> None:
+        """End the calls that are neither in a queue nor at a runner."""
+        has_logged = False
 
-        async def look_for(call: PendingCall, give_up_at: float) -> None:
-            nonlocal has_said_why
+        async def look_for(call: PendingCall, deadline: float) -> None:
+            nonlocal has_logged
             while call.id in self._pending:
                 is_held, began_at = False, self._clock.monotonic()
                 try:
-                    async with self._places:
+                    async with self._lookups:
                         if await self._queued(call) is not None:
-                            # It may have ended: the bus has not heard that, and we have not.
+                            # It may have ended, with neither the bus nor us knowing: make its runner check.
                             self._bus.publish(subjects.WHEREABOUTS, encode(WhereIs(call.id)))
                             return
                         is_held = await where(self._bus, call.id) is not None
-                except GpufnError as error:  # nobody knows yet: the stream may be about to be made again
-                    if not has_said_why:
-                        has_said_why = True
-                        log.warning("calls cannot be looked for yet after a reconnect: %s", error)
-                    give_up_at = self._clock.monotonic() + _LOST_AFTER_S
+                except GpufnError as error:  # unknown for now: the stream may be about to be recreated
+                    if not has_logged:
+                        has_logged = True
+                        log.warning("cannot look for calls yet after a reconnect: %s", error)
+                    deadline = self._clock.monotonic() + _LOST_AFTER_S
                 if is_held:
-                    give_up_at = self._clock.monotonic() + _HELD_AGAIN_S + _LOST_AFTER_S
-                elif began_at > give_up_at:  # we may have been stopped during an earlier look
+                    deadline = self._clock.monotonic() + _RECHECK_S + _LOST_AFTER_S
+                elif began_at > deadline:  # checked by the start time, because we may have been suspended meanwhile
                     call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
-                await asyncio.sleep(_HELD_AGAIN_S if is_held else _LOST_RETRY_S)
+                await asyncio.sleep(_RECHECK_S if is_held else _LOST_RETRY_S)
 
-        await asyncio.gather(*(look_for(call, give_up_at) for call in calls))
+        await asyncio.gather(*(look_for(call, deadline) for call in calls))
 
     async def _queued(self, call: PendingCall) -> InvocationMessage | None:
-        """As it is in the queue now, if it is; then its place there is known."""
-        if not (seq := call.queue_seq or call.was_at):
+        """Return the call's message if it is still queued, and update `queue_seq`."""
+        if not (seq := call.queue_seq or call.previous_seq):
             return None
         queue = subjects.sync_queue(call.function, call.revision, call.priority)
         stored = await streams.next_message(self._bus, subjects.SYNC, queue, seq)

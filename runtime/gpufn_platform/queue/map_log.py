@@ -1,12 +1,12 @@
-"""Maps: the calls of one function over many items, stored in Chunks. Each map has a log in ASYNC, its queue's stream.
+"""Maps: calls of one function over many items, stored in chunks. Each map has a log in ASYNC, its queue's stream.
 
-append   a Chunk's entry and its items are one atomic batch, and the entry is stored by compare-and-set on the log: so a
-         Chunk is accepted whole or not at all, and once, however often it comes; nothing else is written for its items
-last     the newest entry says how many items were accepted, and whether there will be more
-places   a batch lies in the stream without gaps, so its entry's sequence tells where each of its items is
+append   a chunk's entry and its items are one atomic batch, and the entry is stored by compare-and-set on the log. So a
+         chunk is accepted completely or not at all, and once, however often it arrives. Its items need no other writes
+last     the newest entry says how many items were accepted, and whether more may follow
+places   a batch is stored without gaps, so its entry's sequence determines the sequence of each of its items
          (`gpufn_platform.queue.queued_calls` looks there)
 
-Of an endless map the oldest entries go: `places` knows the items of the last `_KEPT_CHUNKS` only.
+The oldest entries of an endless map are pruned: `places` knows only the items of the last `_KEPT_CHUNKS`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 from gpufn_platform.queue import wakeups
 
 _KEPT_CHUNKS: Final = 10_000
-_AT_ONCE: Final = 1000  # entries that are read together
+_AT_ONCE: Final = 1000  # entries read together
 _AT_ONCE_BYTES: Final = 4 << 20
-_PRUNE_EACH: Final = 1_000
+_PRUNE_INTERVAL: Final = 1_000
 
 _entry = msgspec.msgpack.Decoder(MapEntry)
 
@@ -48,14 +48,14 @@ class Logged(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a Chunk's items call."""
+    """What the items of a chunk call."""
 
     revision: Revision
     method: str
 
 
 class Items(NamedTuple):
-    """Arguments, an item each, and what holds for all of them, as for a submitted call (`records.submit`)."""
+    """One argument body per item, and options for all of them, as for a submitted call (`call_records.submit`)."""
 
     bodies: Sequence[bytes | memoryview]
     content_type: str
@@ -65,11 +65,11 @@ class Items(NamedTuple):
     webhook: Webhook | None = None
     priority: Priority | None = None
     owner: str = subjects.PLATFORM
-    references: Mapping[int, BodyReference] = {}  # index in `bodies` → where it is, when too large for a message
+    references: Mapping[int, BodyReference] = {}  # index in `bodies` → reference of a body too large for a message
 
     @property
     def digest(self) -> str:
-        """What makes two Chunks the same one."""
+        """Identifies a chunk that is sent again."""
         digest = hashlib.sha256()
         for body in self.bodies:
             digest.update(b"%d:" % len(body))
@@ -78,28 +78,28 @@ class Items(NamedTuple):
 
 
 async def last(bus: Bus, map_id: str) -> Logged | None:
-    """How far a map is; None when nothing was accepted of it."""
+    """Return the map's newest entry, or None if nothing was accepted."""
     message = await streams.last_message(bus, subjects.ASYNC, subjects.map_log("*", map_id))
-    return None if message is None else _logged(message)
+    return None if message is None else _decode_entry(message)
 
 
 async def append(
     bus: Bus, before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
 ) -> Logged:
-    """Accept the items behind those of `before`. Raises Conflict when that is not the last entry any more; QueueFull,
+    """Accept the items after those of `before`. Raises Conflict if that is no longer the last entry; QueueFull,
     BusUnavailable."""
     revision, method = target
-    entry = _entry_behind(before, map_id, target, items, now=now, closes=closes)
+    entry = _entry_after(before, map_id, target, items, now=now, closes=closes)
     webhook = items.webhook
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
     priority = revision.spec.priority if items.priority is None else items.priority
     queue = subjects.async_queue(revision.function, revision.number, priority, items.owner)
     batch: list[tuple[str, bytes]] = []
-    for place, body in enumerate(items.bodies):
-        reference = items.references.get(place)
+    for position, body in enumerate(items.bodies):
+        reference = items.references.get(position)
         message = InvocationMessage(
-            id=item_id(map_id, entry.first + place),
+            id=item_id(map_id, entry.first + position),
             function=revision.function,
             revision=revision.number,
             method=method,
@@ -121,12 +121,12 @@ async def append(
     stored = await bus.publish_batch(batch, expected_last=0 if before is None else before.seq)
     if items.bodies:
         wakeups.ring(bus, revision.function, QueueKind(priority, is_sync=False))
-    if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_EACH:
+    if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_INTERVAL:
         await streams.purge(bus, subjects.ASYNC, log, keep=_KEPT_CHUNKS)
     return Logged(stored.seq, entry)
 
 
-def _entry_behind(
+def _entry_after(
     before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
 ) -> MapEntry:
     revision, method = target
@@ -147,14 +147,14 @@ def _entry_behind(
 
 
 async def cancel(bus: Bus, before: Logged) -> Logged:
-    """Accept nothing more; its items are for the caller to end. Raises Conflict as `append`."""
+    """Accept no further items; the caller must end the accepted ones. Raises Conflict like `append`."""
     entry = msgspec.structs.replace(before.entry, is_cancelled=True)
     log = subjects.map_log(entry.function, entry.id)
     return Logged((await bus.publish_stored(log, encode(entry), expected_last=before.seq)).seq, entry)
 
 
 async def end(bus: Bus, before: Logged) -> None:
-    """Note that all its items have ended, for when their records are gone; unless there is a newer entry."""
+    """Record that all items have ended, for when their records have expired; unless there is a newer entry."""
     entry = msgspec.structs.replace(before.entry, is_ended=True)
     with contextlib.suppress(Conflict):
         log = subjects.map_log(entry.function, entry.id)
@@ -162,18 +162,18 @@ async def end(bus: Bus, before: Logged) -> None:
 
 
 async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
-    """The log of a map, the oldest first."""
-    log, found = subjects.map_log(entry.function, entry.id), list[Logged]()
+    """Return the log of a map, oldest entry first."""
+    log, entries = subjects.map_log(entry.function, entry.id), list[Logged]()
     while True:
-        seq = found[-1].seq + 1 if found else 1
+        seq = entries[-1].seq + 1 if entries else 1
         part = await streams.batch_from(bus, subjects.ASYNC, log, seq, most=_AT_ONCE, max_bytes=_AT_ONCE_BYTES)
-        found += map(_logged, part)
+        entries += map(_decode_entry, part)
         if not part:
-            return found
+            return entries
 
 
 def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
-    """Each item's index and where in ASYNC it was stored, as far as that is known, the last item first."""
+    """Yield each item's index and sequence in ASYNC, as far as known, last item first."""
     for seq, entry in reversed(log):
         if not (entry.is_cancelled or entry.is_ended):
             for index in range(entry.accepted - 1, entry.first - 1, -1):
@@ -181,14 +181,14 @@ def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
 
 
 def stretch(message: StoredMessage) -> range:
-    """Where in ASYNC a Chunk lies, of whose map's log this is a message: its items, and its entry behind them."""
-    seq, entry = _logged(message)
+    """Return the sequences of a chunk in ASYNC from the map log's `message`: its items, then its entry."""
+    seq, entry = _decode_entry(message)
     items = 0 if entry.is_cancelled or entry.is_ended else entry.accepted - entry.first
     return range(seq - items, seq + 1)
 
 
 async def place_of(bus: Bus, invocation: str) -> int:
-    """Where in ASYNC an item was stored, by its id; 0 when that is forgotten, and of what was not accepted as one."""
+    """Return the sequence of an item in ASYNC, by its id; 0 if it is pruned or was not accepted as an item."""
     if (item := item_of(invocation)) is None or (newest := await last(bus, item[0])) is None:
         return 0
     for seq, entry in await entries(bus, newest.entry):
@@ -198,17 +198,17 @@ async def place_of(bus: Bus, invocation: str) -> int:
 
 
 async def recent(bus: Bus, function: str, limit: int) -> list[MapEntry]:
-    """The maps of a function (``*``: of all) as they stand, by their submission, the newest first."""
+    """Return the maps of a function (``*``: of all) in their current state, newest submission first."""
     logs = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.map_log(function, "*"))
-    ids = sorted((log.rpartition(".")[2] for log in logs), reverse=True)  # which begin with the time
-    found = await asyncio.gather(*(last(bus, map_id) for map_id in ids[:limit]))
-    return [logged.entry for logged in found if logged is not None]
+    ids = sorted((log.rpartition(".")[2] for log in logs), reverse=True)  # ids start with the time
+    entries = await asyncio.gather(*(last(bus, map_id) for map_id in ids[:limit]))
+    return [logged.entry for logged in entries if logged is not None]
 
 
 async def count_ended(bus: Bus, entry: MapEntry) -> int:
-    """How many of a map's items have a record: those that have ended, and few that wait for another attempt."""
+    """Count a map's items that have a record: those that have ended, and the few that wait for another attempt."""
     return await streams.count(bus, subjects.RESULTS, subjects.map_results(entry.function, entry.id))
 
 
-def _logged(message: StoredMessage) -> Logged:
+def _decode_entry(message: StoredMessage) -> Logged:
     return Logged(message.seq, _entry.decode(message.payload))

@@ -1,6 +1,6 @@
-"""What somebody holds of an invocation that he waits for: its PendingCall or, for its items, its PendingStream.
+"""Handles for invocations with a waiting caller: PendingCall for a result, PendingStream for items.
 
-The Caller that made it (calls.py) tells it what arrives, and is told when nobody waits any more.
+The Caller that created a handle (`caller.py`) passes incoming replies to it, and learns from it when the wait is over.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gpufn_platform.process.clock import Clock
 _SILENT_S = 2.0  # a stream without an item
 
 
-class Maker(Protocol):
-    """What a call needs of its Caller."""
+class Owner(Protocol):
+    """The Caller's interface for its calls."""
 
     def abandon(self, call: PendingCall) -> None: ...
     def forget(self, invocation: str) -> None: ...
@@ -29,22 +29,22 @@ class Maker(Protocol):
 
 
 class PendingCall:
-    """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes.
+    """One invocation with a waiting caller. Await `future` for the ResultReply and the result's bytes.
 
-    `offered` holds the invocation while it is on the lane, for it may come to be queued. When nobody has begun with it
-    at `starts_by`, it ends. `queue_seq` is its place in the sync queue, 0 while that is not known; `was_at` is where it
-    was before a reconnect, when another call may have that place. `unstored` is the packed message from its publish
+    `offered`: the invocation while it is on the fast path, since it may still have to be queued. `starts_by`: the call
+    ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `previous_seq`:
+    its sequence before a reconnect, which another call may have now. `unstored`: the packed message from its publish
     until the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
     """
 
     __slots__ = (
-        "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "priority", "queue_seq",
-        "revision", "since", "starts_by", "unstored", "was_at",
+        "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "previous_seq",
+        "priority", "queue_seq", "revision", "since", "starts_by", "unstored",
     )  # fmt: skip
 
     def __init__(
         self,
-        caller: Maker,
+        caller: Owner,
         message: InvocationMessage,
         future: asyncio.Future[tuple[ResultReply, bytes]],
         clock: Clock,
@@ -59,33 +59,33 @@ class PendingCall:
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
         self.starts_by = math.inf
         self.queue_seq = 0
-        self.was_at = 0
+        self.previous_seq = 0
         self.unstored = b""
         self.is_refused = False
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
 
     def cancel(self) -> None:
-        """Nobody waits any more: take it out of the queue, or have its runner end it."""
+        """Stop waiting: remove the call from the queue, or cancel it at its runner."""
         self._caller.abandon(self)
         if not self.future.done():
             self.future.set_exception(InvocationCancelled(f"invocation {self.id} was cancelled"))
-            self.future.exception()  # whoever cancelled does not come back for it
+            self.future.exception()  # mark as retrieved: the canceling code does not read it
 
     def on_reconnect(self) -> None:
-        """The bus is back."""
+        """The bus is connected again."""
 
-    def begins_anew(self) -> None:
-        """Who ran it died: it would run once more, from the start."""
+    def on_restart(self) -> None:
+        """Its runner or worker died: it will run again from the start."""
 
     def tick(self, now: float) -> None:
-        """A few times a second."""
+        """Called a few times a second."""
 
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, BegunReply):
             self.starts_by = math.inf
         elif isinstance(reply, ItemReply):
-            self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
+            self.fail(ProtocolMismatch(f"invocation {self.id} returned a stream instead of a result"))
         elif not self.future.done():
             self.future.set_result((reply, body))
             self._caller.forget(self.id)
@@ -97,13 +97,13 @@ class PendingCall:
 
 
 class PendingStream(PendingCall):
-    """An invocation whose items are read as they come. `future` resolves at its end, as for a call."""
+    """An invocation whose items are read as they arrive. `future` resolves at its end, as for a call."""
 
-    __slots__ = ("_credit_to", "_heard_at", "_items", "_taken", "_told")
+    __slots__ = ("_credit_to", "_credited", "_items", "_last_item_at", "_taken")
 
     def __init__(
         self,
-        caller: Maker,
+        caller: Owner,
         message: InvocationMessage,
         future: asyncio.Future[tuple[ResultReply, bytes]],
         clock: Clock,
@@ -111,15 +111,15 @@ class PendingStream(PendingCall):
         super().__init__(caller, message, future, clock)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
-        self._told = 0  # of those taken
-        self._heard_at = self.since
+        self._credited = 0  # items taken as of the last credit
+        self._last_item_at = self.since
         self._credit_to = ""
 
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, ResultReply):
-            expected = self._heard
+            expected = self._received
             if reply.items != expected:
-                lost = f"stream {self.id} broke off: of its {reply.items} items the message bus lost all but {expected}"
+                lost = f"stream {self.id} is incomplete: the message bus delivered {expected} of {reply.items} items"
                 self.fail(BusUnavailable(lost))
                 return
             super().take(reply, body)
@@ -128,16 +128,16 @@ class PendingStream(PendingCall):
         if isinstance(reply, BegunReply):
             super().take(reply, body)
             return
-        if reply.number == 0 and self._heard:
-            self.begins_anew()
+        if reply.number == 0 and self._received:
+            self.on_restart()
             return
-        if reply.number != (expected := self._heard):
+        if reply.number != (expected := self._received):
             self._caller.abandon(self)
-            lost = f"the message bus lost those before number {reply.number}"
-            self.fail(BusUnavailable(f"stream {self.id} broke off after {expected} items: {lost}"))
+            lost = f"the message bus lost the items before number {reply.number}"
+            self.fail(BusUnavailable(f"stream {self.id} was interrupted after {expected} items: {lost}"))
             return
         self._credit_to = reply.credit_to
-        self._heard_at = self._clock.monotonic()
+        self._last_item_at = self._clock.monotonic()
         self._items.put_nowait((reply, body))
 
     def fail(self, error: GpufnError) -> None:
@@ -149,38 +149,38 @@ class PendingStream(PendingCall):
         self._items.put_nowait(None)
 
     async def items(self) -> AsyncIterator[tuple[ItemReply, bytes]]:
-        """Each item, in order, then the end; then `future` holds the ResultReply or the error.
+        """Yield each item in order until the end; then `future` has the ResultReply or the error.
 
-        Reading gives the generator credit for more; a reader that stops leaves it waiting.
+        Reading grants the generator credit for more items; a reader that stops makes it wait.
         """
         while (item := await self._items.get()) is not None:
             self._taken += 1
-            if self._taken - self._told >= STREAM_WINDOW // 2:
+            if self._taken - self._credited >= STREAM_WINDOW // 2:
                 self._give_credit()
             yield item
 
     def on_reconnect(self) -> None:
         self._give_credit()
 
-    def begins_anew(self) -> None:
-        """Nobody can use it, when some of its items were heard."""
-        if self._heard:
+    def on_restart(self) -> None:
+        """Fail if items were already received: the reader cannot use a second run."""
+        if self._received:
             self._caller.abandon(self)
-            self.fail(WorkerLost(f"stream {self.id} broke off after {self._heard} items: who ran it died"))
+            self.fail(WorkerLost(f"stream {self.id} was interrupted after {self._received} items: its worker died"))
 
     @property
-    def _heard(self) -> int:
-        """Items."""
+    def _received(self) -> int:
+        """Number of items received."""
         return self._taken + self._items.qsize()
 
     def tick(self, now: float) -> None:
-        """Credit may have been lost, here or where the items are made, which would wait for it for ever."""
-        if now - self._heard_at >= _SILENT_S:
-            self._heard_at = now
+        """Send the credit again after a silence: it may have been lost, and the generator would wait forever."""
+        if now - self._last_item_at >= _SILENT_S:
+            self._last_item_at = now
             self._give_credit()
 
     def _give_credit(self) -> None:
         if self._credit_to:
-            with contextlib.suppress(BusUnavailable):  # `tick` comes back here
+            with contextlib.suppress(BusUnavailable):  # `tick` retries
                 self._caller.give_credit(self._credit_to, StreamCredit(self.id, self._taken))
-                self._told = self._taken
+                self._credited = self._taken

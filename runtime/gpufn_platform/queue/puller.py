@@ -1,20 +1,20 @@
-"""The pull loop: take from a queue exactly as many deliveries as there are free slots.
+"""The pull loop: receive exactly as many deliveries from a queue as there are free slots.
 
     pull = Pull(bus, stream, consumer, on_delivery)
-    pull.grant(4)            # four slots are free: four deliveries may come, whenever there are some
+    pull.grant(4)            # four slots are free: up to four deliveries may arrive, now or later
     ...                      # on_delivery(delivery) ... delivery.ack() ... pull.grant(1)
 
 How credits become deliveries:
 
-1. `grant` adds credits; those of one turn of the loop leave as one pull request that stands for 30 s
-2. each delivery uses up a credit and goes to the handler at once, on the loop
-3. a request that expires names what it has left, and that is asked for again
-4. a reconnect, a refusal, or 2.2 heartbeats of silence end the *generation*: a new inbox, and one request for all
-   credits. What still arrives for the old inbox is handed back (NAK), so credits are never exceeded
-5. a message that comes again while its first delivery is held is not delivered: that one is settled in its place
+1. `grant` adds credits; the credits of one event loop iteration leave as one pull request, which is valid for 30 s
+2. each delivery uses one credit and goes to the handler at once, on the event loop
+3. an expired request reports its unused credits, which are requested again
+4. a reconnect, a refusal, or silence for 2.2 heartbeats ends the *generation*: a new inbox, and one request for all
+   credits. Messages that still arrive at the old inbox are handed back (NAK), so credits are never exceeded
+5. a message that is redelivered while its first delivery is held goes to no handler; the first one settles it
 
-Deliveries carry the queue's subject, not the request's, so they are counted per generation (its subscription tells
-them apart) and not per request; the server's notices carry the rest.
+Deliveries carry the subject of the queue and not of the request. So they are counted per generation, whose subscription
+identifies them, and not per request; the server's notices carry the rest.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ _HANDLER_FAILED_DELAY_S = 1.0
 
 
 class Pull:
-    """See the module. The owner calls `tick` each second; in `ledger` there may be deliveries that came otherwise.
+    """Pull from one consumer; see the module. The owner calls `tick` each second. `ledger` may also have deliveries
+    that arrived another way.
 
-    `on_empty(unused)`: a poll ended with so many credits unused. `on_missing()`: the consumer does not exist; create
-    it, then call `retry` (`tick` tries again anyway).
+    `on_empty(unused)`: a poll ended with unused credits. `on_missing()`: the consumer does not exist; create it, then
+    call `retry` (`tick` retries anyway).
     """
 
     def __init__(
@@ -62,22 +63,22 @@ class Pull:
         self._on_empty = on_empty
         self._on_missing = on_missing
         self._credits = 0
-        self._owed = 0  # the part of the credits that no request at the server stands for
-        self._polling = 0  # what is left of the one poll in flight; a second would blur whose the deliveries are
+        self._owed = 0  # credits that no request at the server covers
+        self._polling = 0  # unused credits of the poll in flight; with two polls, deliveries could not be attributed
         self._polls_due = 0
-        self._is_blocked = False  # the consumer refused us: wait for `tick` or `retry`
+        self._is_blocked = False  # the consumer refused a request: wait for `tick` or `retry`
         self._is_withdrawn = False
         self._issue_is_due = False
         self._loop = asyncio.get_running_loop()
-        self._heard = True
+        self._is_alive = True
         self._silent_since: float | None = None
         self._generation = self._new_generation()
         self._ledger = ledger or Ledger()
-        self._forget_reconnects = bus.on_reconnect(self._on_reconnect)
+        self._unregister_reconnect = bus.on_reconnect(self._on_reconnect)
 
     @property
     def credits(self) -> int:
-        """Deliveries granted and not yet arrived; polls not counted."""
+        """Credits granted without a delivery yet, polls excluded."""
         return self._credits
 
     def grant(self, credits: int) -> None:  # noqa: A002
@@ -88,45 +89,45 @@ class Pull:
         self._issue_soon()
 
     def poll(self, credits: int = 1) -> None:  # noqa: A002
-        """Up to `credits` deliveries that wait right now; `on_empty` tells what is not used. Polls are run in turn."""
+        """Request up to `credits` messages that are available now; `on_empty` reports unused credits."""
         if self._is_withdrawn:
             return
         self._polls_due += credits
         self._issue_soon()
 
     def retry(self) -> None:
-        """The consumer exists (again)."""
+        """Request again: the consumer exists."""
         self._is_blocked = False
         self._issue_soon()
 
     def limit(self, credits: int) -> None:  # noqa: A002
-        """Have no more than `credits` outstanding: slots are gone. What comes for the rest is handed back."""
+        """Reduce the outstanding credits to `credits`, because slots are gone. Excess deliveries are handed back."""
         if self._credits > credits and not self._is_withdrawn:
             self._credits = credits
             self._renew()
 
     def withdraw(self) -> None:
-        """Take nothing more. What is on its way is handed back."""
+        """Take no more deliveries. Those in flight are handed back."""
         self._is_withdrawn = True
         self._credits = self._owed = self._polling = self._polls_due = 0
-        self._forget_reconnects()
+        self._unregister_reconnect()
         self._generation.abandon()
 
     def tick(self, now: float) -> None:
-        """The watchdog; `now` is any clock that goes on."""
+        """Detect a silent server. `now` is a monotonic clock."""
         if self._is_withdrawn or not self._bus.connected:
             self._silent_since = None
             return
         if self._is_blocked:
             self.retry()
-        waits = self._credits > self._owed or self._polling
-        if self._heard or not waits or self._silent_since is None:
-            self._heard, self._silent_since = False, now
+        is_waiting = self._credits > self._owed or self._polling
+        if self._is_alive or not is_waiting or self._silent_since is None:
+            self._is_alive, self._silent_since = False, now
         elif now - self._silent_since > _SILENCE_S:
-            log.warning("no sign of %s for %.0f s: asking again", self._next, now - self._silent_since)
+            log.warning("no response from %s for %.0f s: requesting again", self._next, now - self._silent_since)
             self._renew()
 
-    # inside
+    # internal
 
     def _new_generation(self) -> _Generation:
         return _Generation(self._bus, self._next, self._on_standing, self._on_poll, self._hand_back)
@@ -142,29 +143,29 @@ class Pull:
             return
         try:
             if self._owed:
-                self._generation.ask(self._owed)
+                self._generation.request(self._owed)
                 self._owed = 0
             if self._polls_due and not self._polling:
                 self._generation.poll(self._polls_due)
                 self._polling, self._polls_due = self._polls_due, 0
         except BusUnavailable:
-            return  # the reconnect renews
+            return  # renewed at the reconnect
 
     def _on_reconnect(self) -> None:
         self._is_blocked = False
         self._renew()
 
     def _renew(self) -> None:
-        """Forget all requests and ask anew."""
+        """Abandon all requests and request all credits again."""
         self._generation.abandon()
         self._generation = self._new_generation()
         self._owed = self._credits
-        self._heard, self._silent_since = True, None
+        self._is_alive, self._silent_since = True, None
         self._poll_ended(self._polling)
         self._issue_soon()
 
     def _on_standing(self, message: Message) -> None:
-        self._heard = True
+        self._is_alive = True
         status = message.status
         if not status:
             if self._credits <= self._owed:
@@ -173,14 +174,14 @@ class Pull:
             if not self._deliver(message):
                 self._owed += 1
                 self._issue_soon()
-        elif status == 408 and (left := _left(message)) is not None:
-            self._owed += left
+        elif status == 408 and (unused := _unused_credits(message)) is not None:
+            self._owed += unused
             self._issue_soon()
         elif status != 100:
-            self._refused(message)
+            self._on_refused(message)
 
     def _on_poll(self, message: Message) -> None:
-        self._heard = True
+        self._is_alive = True
         status = message.status
         if not status:
             if self._polling <= 0:
@@ -192,7 +193,7 @@ class Pull:
             if not self._deliver(message, polled=True) and self._on_empty is not None:
                 self._on_empty(1)
         elif status == 503:
-            self._refused(message)
+            self._on_refused(message)
         elif status != 100:
             self._poll_ended(self._polling)
 
@@ -203,8 +204,8 @@ class Pull:
         if unused and self._on_empty is not None:
             self._on_empty(unused)
 
-    def _refused(self, message: Message) -> None:
-        """No such consumer (503, or 409 once it is deleted), a new leader, a server that shuts down ..."""
+    def _on_refused(self, message: Message) -> None:
+        """Handle an error status: no such consumer (503, or 409 once deleted), a new leader, a server shutdown, ..."""
         is_missing = message.status == 503 or "Consumer Deleted" in message.description
         log.log(
             logging.DEBUG if is_missing else logging.INFO,
@@ -216,7 +217,7 @@ class Pull:
             self._on_missing()
 
     def _deliver(self, message: Message, *, polled: bool = False) -> bool:
-        """False for a repeat, which uses up no credit."""
+        """Pass a message to the handler. Returns False for a repeat, which uses no credit."""
         delivery = Delivery(self._bus, message, self._ledger)
         if delivery.is_repeat():
             return False
@@ -232,7 +233,7 @@ class Pull:
         return True
 
     def _hand_back(self, message: Message) -> None:
-        """There is no credit for it, so to somebody else; but not what runs here."""
+        """Return a message for which there is no credit to the queue, unless it is a repeat of one that runs here."""
         if not message.reply or message.status:
             return
         delivery = Delivery(self._bus, message, self._ledger)
@@ -242,7 +243,7 @@ class Pull:
 
 
 class _Generation:
-    """The requests of one inbox; what comes there once it is abandoned is for `hand_back`."""
+    """The requests of one inbox. Messages that arrive after `abandon` go to `hand_back`."""
 
     def __init__(self, bus: Bus, subject: str, on_standing: Handler, on_poll: Handler, hand_back: Handler) -> None:
         self._bus = bus
@@ -255,7 +256,7 @@ class _Generation:
         self._standing = bus.subscribe(f"{self._inbox}.s", self._take_standing)
         self._polls = bus.subscribe(f"{self._inbox}.p", self._take_poll)
 
-    def ask(self, batch: int) -> None:
+    def request(self, batch: int) -> None:
         body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (batch, _EXPIRES_S * _NANO, _HEARTBEAT_S * _NANO)
         self._bus.publish(self._subject, body, reply=f"{self._inbox}.s")
 
@@ -275,6 +276,6 @@ class _Generation:
         (self._hand_back if self._is_abandoned else self._on_poll)(message)
 
 
-def _left(message: Message) -> int | None:
-    left = (message.headers or {}).get("Nats-Pending-Messages", "")
-    return int(left) if left.isdigit() else None
+def _unused_credits(message: Message) -> int | None:
+    unused = (message.headers or {}).get("Nats-Pending-Messages", "")
+    return int(unused) if unused.isdigit() else None

@@ -1,4 +1,4 @@
-"""Calls that are in a queue and that no runner has: their place there, and their end when nobody will run them."""
+"""Queued calls that no runner has: their position in the queue, and ending those that will not run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gpufn_platform.queue import call_records, checkpoints, dead_letters, queued
 
 log = logging.getLogger(__name__)
 
-_ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
+_BATCH_SIZE = 64  # calls whose runners are looked up concurrently
 _OVERDUE_S = 60.0
-_MOST_READ_BYTES = 4 << 20  # of arguments that are read along, per look
-_COUNTED = 256
-SILENT_S = 2.0  # a runner answers within milliseconds; so long it is silent only while it stands still
+_MAX_READ_BYTES = 4 << 20  # arguments, which are read with the calls, per lookup
+_EXACT_POSITIONS = 256
+SILENT_S = 2.0  # a runner responds within milliseconds; it is silent for this long only while it is suspended
 
 
 class Address(NamedTuple):
-    """Where a queue is on the bus: its stream, the consumer that runners pull from, and the subjects that it takes."""
+    """A queue on the bus: its stream, the consumer that runners pull from, and its subjects."""
 
     stream: str
     consumer: str
@@ -45,65 +45,65 @@ def address(function: str, revision: int, kind: QueueKind) -> Address:
 
 
 async def place(bus: Bus, record: CallRecord) -> int | None:
-    """Its place among the submitted calls of its revision that wait, from 1, with those of higher classes before it;
-    None when a runner has taken it, which may have handed it back.
+    """Return the call's position among the waiting submitted calls of its revision, from 1, after those of higher
+    priority. None if a runner has taken it, even if it was handed back.
 
-    It is exact among the first few hundred. Further back it is estimated where calls of others lie in between, for the
-    server reads what it counts.
+    Exact for the first few hundred. Further back it is estimated if other calls lie in between, because the server
+    would have to read what it counts.
     """
     classes = [priority for priority in Priority if not record.priority.is_above(priority)]
     *above, own = [address(record.function, record.revision, QueueKind(each, is_sync=False)) for each in classes]
-    before, ours = await asyncio.gather(
+    before, own_progress = await asyncio.gather(
         asyncio.gather(*(_consumed(bus, queue) for queue in above)), _consumed(bus, own)
     )
-    if record.queue_seq <= ours.taken:
+    if record.queue_seq <= own_progress.taken:
         return None
-    return sum(queue.waiting for queue in before) + await _place(bus, own, record.queue_seq, ours)
+    return sum(queue.waiting for queue in before) + await _place(bus, own, record.queue_seq, own_progress)
 
 
 async def _consumed(bus: Bus, queue: Address) -> streams.Consumed:
-    found = await streams.consumed(bus, queue.stream, queue.consumer)
-    if found is None:  # no runner has ever asked for them
+    progress = await streams.consumed(bus, queue.stream, queue.consumer)
+    if progress is None:  # no runner has pulled from this queue yet
         stored = await streams.messages_per_subject(bus, queue.stream, queue.subject)
-        found = streams.Consumed(sum(stored.values()), 0)
-    return found
+        progress = streams.Consumed(sum(stored.values()), 0)
+    return progress
 
 
-async def _place(bus: Bus, queue: Address, seq: int, ours: streams.Consumed) -> int:
+async def _place(bus: Bus, queue: Address, seq: int, own_progress: streams.Consumed) -> int:
     last = int((await bus.js(f"STREAM.INFO.{queue.stream}"))["state"]["last_seq"])
-    least, most = bounds(seq, ours, last)
+    least, most = bounds(seq, own_progress, last)
     if least == most:
         return least
     head = await streams.batch_from(
-        bus, queue.stream, queue.subject, ours.taken + 1, most=_COUNTED, max_bytes=_MOST_READ_BYTES
+        bus, queue.stream, queue.subject, own_progress.taken + 1, most=_EXACT_POSITIONS, max_bytes=_MAX_READ_BYTES
     )
     if head and head[-1].seq >= seq:
         return 1 + sum(message.seq < seq for message in head)
-    among = round(ours.waiting * (seq - ours.taken) / max(1, last - ours.taken))
-    return min(max(least, len(head) + 1, among), most)
+    estimate = round(own_progress.waiting * (seq - own_progress.taken) / max(1, last - own_progress.taken))
+    return min(max(least, len(head) + 1, estimate), most)
 
 
-def bounds(seq: int, ours: streams.Consumed, last: int) -> tuple[int, int]:
-    """The first and the last place that a call at `seq` can have in a queue, by the stream's `last` sequence alone.
+def bounds(seq: int, own_progress: streams.Consumed, last: int) -> tuple[int, int]:
+    """Return the first and last possible position of a call at `seq` in a queue, given the stream's `last` sequence.
 
-    >>> bounds(105, streams.Consumed(waiting=10, taken=100), 110)  # nobody else's are in between
+    >>> bounds(105, streams.Consumed(waiting=10, taken=100), 110)  # no other calls in between
     (5, 5)
     >>> bounds(105, streams.Consumed(waiting=7, taken=100), 110)
     (2, 5)
     """
-    least = max(1, ours.waiting - (last - seq))
-    return least, max(least, min(ours.waiting, seq - ours.taken))
+    least = max(1, own_progress.waiting - (last - seq))
+    return least, max(least, min(own_progress.waiting, seq - own_progress.taken))
 
 
 async def stored(bus: Bus, function: str, revision: int) -> Counter[QueueKind]:
-    """How many of a revision's calls are in its queues, waiting or running; those that came by the lane are not."""
+    """Count the calls in a revision's queues, waiting or running; calls on the fast path are not included."""
     sync, asynchronous = await asyncio.gather(
         streams.messages_per_subject(bus, subjects.SYNC, subjects.sync_queue(function, revision, "*")),
         streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queue(function, revision, "*", "*")),
     )
     counts: Counter[QueueKind] = Counter()
-    for is_sync, found in ((True, sync), (False, asynchronous)):
-        for subject, count in found.items():
+    for is_sync, counts_by_subject in ((True, sync), (False, asynchronous)):
+        for subject, count in counts_by_subject.items():
             counts[QueueKind(subjects.queue_class(subject), is_sync)] += count
     return counts
 
@@ -113,7 +113,7 @@ async def end_queued(
 ) -> int:
     """End every call that is still queued for a revision, submitted or waited for; returns how many.
 
-    What a runner holds stays: it is still stored in the queue, but somebody has it and will end it.
+    Calls that a runner holds are still stored in the queue, but stay: the runner will end them.
     """
     outcome = Outcome(kind, error)
     ended = 0
@@ -129,10 +129,10 @@ async def end_queued(
 
 
 async def end_overdue(bus: Bus, now: float) -> int:
-    """End the calls at or near the heads of the sync queues whose deadline was over a minute ago; returns how many.
+    """End calls at or near the heads of the sync queues whose deadline passed over a minute ago; returns how many.
 
-    Whoever waits ends his call himself, and a runner refuses it: these are what a gateway leaves that died, of
-    functions that no worker can run.
+    A waiting caller ends its calls itself, and a runner refuses expired ones. These calls are left by a gateway that
+    died, for functions that have no worker.
     """
     error = InvocationExpired("it was still queued a minute after its deadline").info()
     outcome = Outcome(OutcomeKind.EXPIRED, error)
@@ -140,30 +140,30 @@ async def end_overdue(bus: Bus, now: float) -> int:
     for queue in await streams.messages_per_subject(bus, subjects.SYNC):
         most, seq = 1, 1
         while batch := await queued(bus, subjects.SYNC, queue, seq, most):
-            late = [each for each in batch if each[1].deadline and now - each[1].deadline > _OVERDUE_S]
+            late = [item for item in batch if item[1].deadline and now - item[1].deadline > _OVERDUE_S]
             ended += sum(await asyncio.gather(*(end_unless_held(bus, *each, outcome, now) for each in late)))
             if len(late) < len(batch):
                 break
-            most, seq = _ASK_AT_ONCE, batch[-1][0] + 1
+            most, seq = _BATCH_SIZE, batch[-1][0] + 1
     return ended
 
 
 async def queued(
-    bus: Bus, stream: str, queue: str, seq: int, most: int = _ASK_AT_ONCE
+    bus: Bus, stream: str, queue: str, seq: int, most: int = _BATCH_SIZE
 ) -> list[tuple[int, InvocationMessage]]:
-    """The next calls of a queue from `seq` on, without their arguments: those may be megabytes each, so fewer than
-    `most` are not the last ones."""
-    found: list[tuple[int, InvocationMessage]] = []
-    left = _MOST_READ_BYTES
-    while len(found) < most and left > 0 and (message := await streams.next_message(bus, stream, queue, seq)):
-        found.append((message.seq, queued_calls.unpack(message.payload, message.seq)[0]))
-        seq, left = message.seq + 1, left - len(message.payload)
-    return found
+    """Return the next calls of a queue from `seq` on, without their arguments. Arguments may be megabytes each, so
+    fewer than `most` calls do not imply the end of the queue."""
+    calls: list[tuple[int, InvocationMessage]] = []
+    remaining = _MAX_READ_BYTES
+    while len(calls) < most and remaining > 0 and (message := await streams.next_message(bus, stream, queue, seq)):
+        calls.append((message.seq, queued_calls.unpack(message.payload, message.seq)[0]))
+        seq, remaining = message.seq + 1, remaining - len(message.payload)
+    return calls
 
 
 async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
-    """Whether a runner has the call that is in its queue at `seq`. Of one that was handed over before, silence is
-    believed only when it lasts: whoever has it may be busy, and a call that runs must not end as one that waits."""
+    """Return whether a runner has the call queued at `seq`. If it was delivered before, only a long silence means no:
+    its runner may be busy, and a running call must not end as a waiting one."""
     if await call_records.where(bus, invocation) is not None:
         return True
     if not await was_handed_over(bus, queue, seq):
@@ -172,13 +172,13 @@ async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
 
 
 async def was_handed_over(bus: Bus, queue: Address, seq: int) -> bool:
-    """Whether a runner has, or had, the call that is in its queue at `seq`: it may have begun."""
-    found = await streams.consumed(bus, queue.stream, queue.consumer)
-    return found is not None and seq <= found.taken
+    """Return whether a runner has, or had, the call queued at `seq`: it may have started."""
+    progress = await streams.consumed(bus, queue.stream, queue.consumer)
+    return progress is not None and seq <= progress.taken
 
 
 async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
-    """End a call that is in its queue at `seq`. False when a runner has it, when it had ended, or without the bus."""
+    """End the call queued at `seq`. Returns False if a runner has it, it had ended, or the bus is unavailable."""
     try:
         queue = address(invocation.function, invocation.revision, invocation.queue)
         if await is_held(bus, queue, seq, invocation.id):
@@ -190,18 +190,18 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
         if (is_ended := await streams.delete_message(bus, subjects.SYNC, seq)) and subjects.is_reply(invocation.reply):
             bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
         return is_ended
-    except BusUnavailable as trouble:
-        log.warning("invocation %s of %s is left in its queue: %s", invocation.id, invocation.function, trouble)
+    except BusUnavailable as error:
+        log.warning("invocation %s of %s stays in its queue: %s", invocation.id, invocation.function, error)
         return False
 
 
 async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
-    """Take a submitted call out of its queue, where it is at `seq`, and do what else its end brings with it, if it has
-    ended: whoever ended it may have died before that. False when it has not, or nobody knows."""
-    found = await call_records.record_of(bus, invocation.id)
-    if found is None or not found[0].state.ended:
+    """Remove a submitted call at `seq` from its queue if it has ended, and complete its end: the process that ended it
+    may have died before that. Returns False if it has not ended, or that is unknown."""
+    result = await call_records.record_of(bus, invocation.id)
+    if result is None or not result[0].state.ended:
         return False
-    record, _ = found
+    record, _ = result
     if record.state.leaves_dead_letter and (stored := await streams.message_at(bus, subjects.ASYNC, seq)) is not None:
         await dead_letters.bury(bus, record, *unpack_invocation(stored.payload))
     if record.attempts:

@@ -1,7 +1,7 @@
-"""The last start of each submitted call that runs, or was interrupted: where, when and why its user code was started.
+"""Start notes: where, when and why the user code of a submitted call was last started, while it runs or is interrupted.
 
-It is stored beside the call's checkpoint until the call has ended. A runner that receives the call's message again
-reads it, to number the next start and to record the one before.
+A note is stored beside the call's checkpoint until the call has ended. A runner that receives the call's message again
+reads it, to number the next start and to record the previous one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _note = msgspec.msgpack.Decoder(StartNote)
 
 
 async def keep(bus: Bus, invocation: str, note: StartNote) -> int:
-    """Store it in place of the one before; returns its place. Raises BusUnavailable."""
+    """Store a note in place of the previous one; returns its sequence. Raises BusUnavailable."""
     return (await bus.publish_stored(subjects.start_note(invocation), encode(note))).seq
 
 
@@ -28,12 +28,12 @@ async def last(bus: Bus, invocation: str) -> StartNote | None:
 
 
 async def drop(bus: Bus, invocation: str) -> None:
-    """Remove it. Absent is fine."""
+    """Remove the note. An absent one is no error."""
     message = await streams.last_message(bus, subjects.CHECKPOINTS, subjects.start_note(invocation))
     if message is not None:
         await forget(bus, message.seq)
 
 
 async def forget(bus: Bus, seq: int) -> None:
-    """Remove the one that is stored there. Absent is fine."""
+    """Remove the note stored at `seq`. An absent one is no error."""
     await streams.delete_message(bus, subjects.CHECKPOINTS, seq)

@@ -1,6 +1,7 @@
-"""Doorbells: a call was queued. To the controller, that a Function may need a worker; to runners, where to look.
+"""Wakeups after a call was queued. The controller learns that a function may need a worker, runners learn where to
+poll.
 
-Runners have a standing pull of the sync queue of class normal, so a call in that one rings for the controller only.
+Runners have a standing pull on the sync queue of normal priority, so a call there only wakes the controller.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from gpufn_core.protocol import subjects
 from gpufn_core.spec.priority import QUEUES, QueueKind
 from gpufn_platform.bus.connection import Bus
 
-_WORDS = {kind: f"{'sync' if kind.is_sync else 'async'} {kind.priority}".encode() for kind in QUEUES}
-_APART_S: Final = 0.002  # the controller looks at the whole function at each ring
-_BY_WORD = {word: kind for kind, word in _WORDS.items()}
+_PAYLOADS = {kind: f"{'sync' if kind.is_sync else 'async'} {kind.priority}".encode() for kind in QUEUES}
+_MIN_INTERVAL_S: Final = 0.002  # the controller checks the whole function at each wakeup
+_BY_PAYLOAD = {payload: kind for kind, payload in _PAYLOADS.items()}
 
 
 def ring(bus: Bus, function: str, queue: QueueKind) -> None:
-    """Raises nothing: the call is queued, whoever hears of it, and who is rung for looks by himself as well."""
+    """Send a wakeup. Never raises: the call is queued anyway, and receivers also poll."""
     with contextlib.suppress(BusUnavailable):
-        bus.publish(subjects.doorbell(function), _WORDS[queue])
+        bus.publish(subjects.doorbell(function), _PAYLOADS[queue])
 
 
 class Ringer:
-    """Rings for one of many that submit: at once, but for each queue not twice within 2 ms; who comes meanwhile is rung
-    for at their end."""
+    """Rate-limits wakeups of a process that submits many calls: at most one per queue within 2 ms. Further ones are
+    merged into one at the end of that interval."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._others_came: dict[tuple[str, QueueKind], bool] = {}  # meanwhile, by what was rung for
+        self._pending: dict[tuple[str, QueueKind], bool] = {}  # wakeup during the interval, by function and queue
 
     def ring(self, function: str, queue: QueueKind) -> None:
         key = function, queue
-        if key in self._others_came:
-            self._others_came[key] = True
+        if key in self._pending:
+            self._pending[key] = True
             return
         ring(self._bus, function, queue)
-        self._others_came[key] = False
-        asyncio.get_running_loop().call_later(_APART_S, self._rested, key)
+        self._pending[key] = False
+        asyncio.get_running_loop().call_later(_MIN_INTERVAL_S, self._on_interval_over, key)
 
-    def _rested(self, key: tuple[str, QueueKind]) -> None:
-        if self._others_came.pop(key):
+    def _on_interval_over(self, key: tuple[str, QueueKind]) -> None:
+        if self._pending.pop(key):
             self.ring(*key)
 
 
 def queue_of(payload: bytes) -> QueueKind | None:
-    """Which queue a doorbell rings for; None when it does not say."""
-    return _BY_WORD.get(payload)
+    """Return which queue a wakeup is for, or None if the payload does not say."""
+    return _BY_PAYLOAD.get(payload)

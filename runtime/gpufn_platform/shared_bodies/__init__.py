@@ -1,1 +1,1 @@
-"""Large request and response bodies, shared by reference between processes of one host."""
+"""Large request and response bodies in shared memory, passed by reference between processes of one host."""

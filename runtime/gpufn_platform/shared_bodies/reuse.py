@@ -1,15 +1,15 @@
-"""Files of parcels that nobody needs any more, kept by their writer to be written again.
+"""Reuse of shared-memory files that no process needs any more.
 
-Memory that a file has already is written in a third of the time that new memory takes, and need not be freed
+Writing memory that a file already has takes a third of the time that new memory takes, and saves freeing it
 (docs/decisions/0029).
 
-A function may keep an array that lies in its input, and a client may still be reading an answer. So a file is written
-again only when its writer's own name of it, which nobody was told, is the only one left, and nobody else has it open or
-mapped. The kernel knows: only then does it grant a write lease (fcntl(2), F_SETLEASE). Two things it does not know:
+A function may keep an array that lies in its input, and a client may still be reading a response. So a file is reused
+only if its writer's private name is its last link, and no other process has it open or mapped. The kernel checks this:
+it grants a write lease only then (fcntl(2), F_SETLEASE). Two cases escape that check:
 
-- a descriptor that is a path only (O_PATH) and can be opened later: a file is written again only for readers that had
-  it before
-- a link under way, of a name that was there when it began: whoever links looks again (`Parcels.hand_on`)
+- a path-only descriptor (O_PATH), which can be opened later: so a file is reused only for the same set of readers
+- a concurrent link of a name that existed when the link began: the linking process checks again
+  (`Parcels.hand_on`)
 """
 
 from __future__ import annotations
@@ -23,59 +23,60 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MOST_BYTES: Final = 64 << 20
-_FREE_SHARE: Final = 1 / 4  # of what is free of the memory that they are in
-_TRIES: Final = 8  # files in use are passed over
+_FREE_SHARE: Final = 1 / 4  # of the file system's free memory
+_TRIES: Final = 8  # files to try; those in use are skipped
 
 
 class _NoLeases(Exception):
-    """Files of this kind know none."""
+    """The file system does not support leases."""
 
 
-class _Spare(NamedTuple):
+class _ReusableFile(NamedTuple):
     name: str
     size: int
     readers: str
 
 
-class Spares:
-    """Those that one process has written in `folder`, whether they are in use or not: `most_bytes` of them. Beyond it
-    those go that were not looked at for the longest time. Safe from all threads."""
+class ReusableFiles:
+    """Reusable files in `folder` that one process has written, whether in use or not, up to `most_bytes`. Beyond that
+    the least recently tried files are dropped. Thread-safe."""
 
     def __init__(self, folder: str, most_bytes: int) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
-        self._files: deque[_Spare] = deque()
+        self._files: deque[_ReusableFile] = deque()
         self._bytes = 0
         self._was_added = False
         self._lock = threading.Lock()
 
     @property
     def are_kept(self) -> bool:
-        """Whether there can be any."""
+        """Return whether reuse is enabled."""
         return self._most_bytes > 0
 
     def add(self, name: str, size: int, readers: str) -> None:
-        """A file that was written for `readers`, by the name that nobody was told."""
+        """Add a file that was written for `readers`, by its private name."""
         with self._lock:
             self._was_added = True
             most_bytes = min(self._most_bytes, _free_bytes(self._folder) * _FREE_SHARE)
             if size > most_bytes:
                 self._remove(name)
                 return
-            self._files.append(_Spare(name, size, readers))
+            self._files.append(_ReusableFile(name, size, readers))
             self._bytes += size
             while self._bytes > most_bytes:
                 self._drop_oldest()
 
     def take(self, readers: str) -> tuple[str, int] | None:
-        """The name of a file of theirs that nobody needs, and the file, open for writing; as long as it was."""
+        """Claim an unused file of the same `readers`; returns its name and a descriptor open for writing, or None. The
+        file keeps its old length."""
         with self._lock:
-            theirs = [spare for spare in self._files if spare.readers == readers]
-            for spare in theirs[:_TRIES]:
+            candidates = [spare for spare in self._files if spare.readers == readers]
+            for spare in candidates[:_TRIES]:
                 self._files.remove(spare)
                 self._bytes -= spare.size
                 try:
-                    file = _claimed(os.path.join(self._folder, spare.name))
+                    file = _claim(os.path.join(self._folder, spare.name))
                 except FileNotFoundError:
                     continue
                 except _NoLeases:
@@ -90,14 +91,14 @@ class Spares:
         return None
 
     def drop(self) -> bool:
-        """All of them. Whether there was any."""
+        """Drop all files. Returns whether there were any."""
         with self._lock:
             had_any = bool(self._files)
             self._drop_all()
         return had_any
 
     def drop_unused(self) -> None:
-        """All of them, if none was added since the last time."""
+        """Drop all files if none was added since the previous call."""
         if not self._was_added:
             self.drop()
         self._was_added = False
@@ -118,31 +119,31 @@ class Spares:
 
 def _free_bytes(folder: str) -> int:
     try:
-        found = os.statvfs(folder)
+        info = os.statvfs(folder)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return info.f_bavail * info.f_frsize
 
 
-def _claimed(path: str) -> int | None:
-    """The file, open for writing, when nobody else has it. Raises FileNotFoundError, _NoLeases."""
+def _claim(path: str) -> int | None:
+    """Open a file for writing, or return None if another process has it. Raises FileNotFoundError, _NoLeases."""
     try:
-        # Not to wait, for up to a minute, for a reader that has leased it.
+        # O_NONBLOCK: do not wait, for up to a minute, for a process that has leased the file.
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
-    except OSError:  # leased, or too many files are open
+    except OSError:  # leased, or too many open files
         return None
     is_ours = False
     try:
         if os.fstat(file).st_nlink == 1:
-            # Whoever opens a leased file has its holder sent a signal: SIGIO, which ends a process, unless told else.
+            # Opening a leased file sends its holder a signal, by default SIGIO, which would end this process.
             fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             is_ours = True
     except BlockingIOError:
-        pass  # somebody has it open or mapped
+        pass  # another process has it open or mapped
     except OSError as error:
         raise _NoLeases from error
     finally:

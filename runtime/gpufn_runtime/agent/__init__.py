@@ -1,24 +1,15 @@
-"""One agent per node: the only process that touches devices and processes.
+"""Node agent: the only process on a node that manages its devices and worker processes.
 
-It makes the node's workers match its Assignments.
+The agent makes the node's workers match the node's Assignments.
 
-    loop          watches, steps, and acts on what `reconcile` says
-    inheritance   what an earlier agent left
-    launches      from an Assignment to a process: what it is to be (orders), its folder, its memory group
-    running       the workers whose processes run: signals, output, ends
-    parking       parked workers, until it is proven what they hold (proofs)
-    burials       what ended workers leave is removed
-    reports       what the agent says: reports, events, raw output
-    preparation   what is deployed: its bundles unpacked and its templates asked for, before the first call
-    fleet         what runs here, and what the bus wants to run here
-    reconcile     the difference between the two, as actions (pure)
-    launchers/    how a worker's process comes to be: forked from a standby template, or a cold interpreter
-    standbys      which templates are worth their memory (pure)
-    folders       a worker's folder; what a later agent needs to adopt it
-    processes     pidfds, groups, exit statuses, descendants
-    cgroups       memory limits, and who was killed for them
-    output        a worker's raw output: its tail and its log lines, both bounded
-    bundles, engines, images  what the node keeps of bundles, engines and containers' images
-    devices/      what this node has, and how it is
-    mps/          GPUs that are shared in parts
+    loop          main loop: watches the bus, and applies the actions that `decide` returns
+    decide/       pure decisions: which workers to start, stop and adopt; which templates to keep
+    workers/      worker processes: configuration, start, supervision, output, takeover, cleanup
+    launchers/    how a worker process is created: forked from a template, as a fresh interpreter, or in a container
+    cache/        bundles, engines and container images on this node's disk; prefetch of deployed revisions
+    devices/      this node's devices and their health
+    mps/          GPUs that workers share through NVIDIA MPS
+    reports       node reports, worker events and raw output, sent to the bus
+    clock_check   skew between this node's clock and the NATS server's
+    settings      environment variables
 """

@@ -1,4 +1,4 @@
-"""`python -m gpufn_runtime.agent`: builds the agent from its settings and runs it until SIGTERM or SIGINT."""
+"""`python -m gpufn_runtime.agent`: runs the agent until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from gpufn_runtime.agent.devices.facts import node_facts
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
-from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, Say
+from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.template import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
-from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
@@ -65,52 +65,52 @@ def main() -> int:
     try:
         settings = AgentSettings.from_env()
         hide_environment("GPUFN_NATS_URL")
-        files_at_first = fd_limit.allow_all()
+        open_files = fd_limit.allow_all()
         lock = _lock(settings.home)
     except GpufnError as error:
         sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     code = 0
     try:
-        asyncio.run(_serve(settings, files_at_first))
+        asyncio.run(_serve(settings, open_files))
     except* Conflict as errors:
-        code = _why(errors, EXIT_CONFIGURATION)
-    except* BusUnavailable as errors:  # also of a task
-        code = _why(errors, 1)
+        code = _log_errors(errors, EXIT_CONFIGURATION)
+    except* BusUnavailable as errors:  # may come from a background task
+        code = _log_errors(errors, 1)
     finally:
         os.close(lock)
     return code
 
 
-def _why(errors: ExceptionGroup[GpufnError], code: int) -> int:
+def _log_errors(errors: ExceptionGroup[GpufnError], code: int) -> int:
     for error in errors.exceptions:
         log.error("%s", error)
     return code
 
 
-async def _serve(settings: AgentSettings, files_at_first: int) -> None:
+async def _serve(settings: AgentSettings, open_files: int) -> None:
     tell_watchdog()
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def told() -> None:
+    def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, told)
+        loop.add_signal_handler(signum, on_signal)
     bus = await _connect(settings.nats_url, stop)
     if bus is None:
         return
     try:
         await claim_node(bus, "agent", settings.node, settings.home)
-        if await _there_is_a_gateway(bus, stop):
-            await _work(settings, bus, stop, hurry, files_at_first)
+        if await _wait_for_gateway(bus, stop):
+            await _run_agent(settings, bus, stop, hurry, open_files)
     finally:
         await bus.close()
 
 
-async def _there_is_a_gateway(bus: Bus, stop: asyncio.Event) -> bool:
-    """Wait for the buckets that a gateway creates. False when told to stop first."""
+async def _wait_for_gateway(bus: Bus, stop: asyncio.Event) -> bool:
+    """Wait for the buckets that the gateway creates. Returns False if stopped first."""
     waiting = asyncio.create_task(
         streams.wait_for(bus, (*map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES))), name="buckets"
     )
@@ -124,8 +124,8 @@ async def _there_is_a_gateway(bus: Bus, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _work(
-    settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, files_at_first: int
+async def _run_agent(
+    settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, open_files: int
 ) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await object_store.get(bus, subjects.BUNDLES, digest)
@@ -140,7 +140,7 @@ async def _work(
         return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
 
     home, clock = settings.home, SystemClock()
-    standbys = StandbyLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
+    templates = TemplateLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
     shares = _shares(settings, clock)
     containers = _containers(settings, image_log(bus, clock))
     agent = Agent(
@@ -152,28 +152,28 @@ async def _work(
         revisions=KeyValue(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
-        launcher=LauncherByImage(standbys, containers),
+        launcher=LauncherByImage(templates, containers),
         groups=MemoryGroups.find(),
         devices=_devices(settings, shares),
         shares=shares,
         clock=clock,
         default_image=settings.default_image,
-        open_files=files_at_first,
+        open_files=open_files,
         supervisor_fifo=settings.supervisor_fifo,
         park_bytes=settings.park_bytes,
         grace_s=settings.grace_s,
     )
-    async with asyncio.TaskGroup() as tasks:  # should a task die, so do we: workers live on, to be adopted
-        kept = [tasks.create_task(standbys.run(), name="templates")]
+    async with asyncio.TaskGroup() as tasks:  # if a task fails, the agent ends; workers live on and are adopted
+        background = [tasks.create_task(templates.run(), name="templates")]
         if containers is not None:
-            kept.append(tasks.create_task(containers.run(), name="containers"))
+            background.append(tasks.create_task(containers.run(), name="containers"))
         await agent.run(stop, hurry)
-        for task in kept:
+        for task in background:
             task.cancel()
 
 
-def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:
-    """None where Docker's package is not installed."""
+def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLauncher | None:
+    """Return None if the docker package is not installed."""
     try:
         from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415
     except ImportError:
@@ -188,24 +188,24 @@ def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:
         owner={"gpufn.owner": owner},
         limit=settings.templates,
         packages=worker_packages(),
-        say=say,
+        log_line=log_line,
     )
 
 
 def _worker_needs() -> list[str]:
-    """As requirements: the versions that this node has, for pickles are made by one of them."""
+    """Return the worker's requirements, with this node's versions: workers exchange pickles with this node."""
     return [f"{name}=={importlib.metadata.version(name)}" for name in _WORKER_NEEDS]
 
 
 async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
-    """The bus may start after us. None when told to stop first."""
-    has_said_why = False
+    """Connect, and retry until the bus is up. Returns None if stopped first."""
+    has_warned = False
     while not stop.is_set():
         try:
             return await Bus.connect(url, name="agent")
         except BusUnavailable as error:
-            if not has_said_why:
-                has_said_why = True
+            if not has_warned:
+                has_warned = True
                 log.warning("waiting for the bus: %s", error.message)
         await asyncio.sleep(_CONNECT_PAUSE_S)
     return None
@@ -214,24 +214,24 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
     home = settings.home
-    return MpsDaemons(DaemonMaker(home.mps, Elsewhere(home.mps_elsewhere, home.mps_memory), make), clock)
+    return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.mps_elsewhere, home.mps_memory), make), clock)
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
     pool = cpu_pool(settings.node, memory_bytes=settings.memory_bytes)
     inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
-    return DeviceWatch(inventory, SystemClock(), facts=node_facts, also_ill=shares.trouble)
+    return DeviceWatch(inventory, SystemClock(), facts=node_facts, other_trouble=shares.trouble)
 
 
 def _lock(home: Home) -> int:
-    """One agent per home: two would end each other's workers. Held until we die, however that happens."""
+    """Lock the home, until the process ends. Two agents on one home would end each other's workers."""
     home.ensure()
     descriptor = os.open(home.agent_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise Conflict(f"Another agent runs on {home.root}: stop it, or give this one its own GPUFN_HOME.") from None
+        raise Conflict(f"Another agent runs on {home.root}. Stop it, or set another GPUFN_HOME.") from None
     return descriptor
 
 

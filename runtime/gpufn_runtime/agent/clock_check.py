@@ -1,4 +1,4 @@
-"""The comparison of this node's wall clock with the clock of the message bus's server, repeated once a minute."""
+"""Comparison of this node's clock with the NATS server's clock, once a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _TIMEOUT_S = 2.0
 
 
 class ClockCheck:
-    """`skew_s` is None while it is unknown. `stream` is any stream about which this role may request STREAM.INFO."""
+    """Periodic clock comparison. `skew_s` is None while unknown. `stream` is any stream for which this role may request
+    STREAM.INFO."""
 
     def __init__(self, bus: Bus, stream: str, *, node: str, clock: Clock) -> None:
         self._bus = bus
@@ -28,12 +29,12 @@ class ClockCheck:
         self._node = node
         self._clock = clock
         self._due_at = -math.inf
-        self._is_skewed = False  # as logged last
+        self._is_skewed = False  # as last logged
         self._tasks = Tasks("clock check")
         self.skew_s: float | None = None
 
     def step(self, now: float) -> None:
-        """Begin a comparison when one is due. `now` is monotonic."""
+        """Start a comparison when it is due. `now` is monotonic."""
         if now >= self._due_at and not self._tasks:
             self._tasks.start(self.measure(now))
 
@@ -55,8 +56,8 @@ class ClockCheck:
         if self.skew_s is None or clock_skew.is_skewed(self.skew_s) == self._is_skewed:
             return
         self._is_skewed = not self._is_skewed
-        how = clock_skew.described(self.skew_s)
+        description = clock_skew.described(self.skew_s)
         if self._is_skewed:
-            log.warning("the clock of node %s is %s: %s", self._node, how, clock_skew.REMEDY)
+            log.warning("clock of node %s is %s: %s", self._node, description, clock_skew.REMEDY)
         else:
-            log.info("the clock of node %s is right again: %s", self._node, how)
+            log.info("clock of node %s is correct again: %s", self._node, description)

@@ -1,16 +1,15 @@
-"""The agent: makes this node's workers match its Assignments. The only module here that acts on what others decide.
+"""Node agent: makes this node's workers match its Assignments. Only this module applies the decisions of others.
 
-when an Assignment or a report says so, and each second
-    `reconcile` draws the conclusion; `launches` starts a worker, `running` ends it, `burials` removes what it leaves
-each second
-    NodeReport; the clock's skew, once a minute; workers that are overdue; what could not be sent or removed before;
-    orphans
-at start
-    1. folders that an earlier agent left are read; 2. the watches tell what is assigned; 3. the living are adopted, the
-    dead buried; 4. from then on changes are acted upon as they come
-at the end, in this order
-    1. nothing is launched any more; 2. SIGTERM to all, SIGKILL after the grace; 3. their Assignments are deleted;
-    4. MPS daemons end; 5. templates end; 6. watches and subscriptions end
+When an Assignment or a report changes, and each second:
+    `reconcile` returns an action; `start` starts a worker, `supervise` ends it, `cleanup` removes what it leaves.
+Each second:
+    NodeReport; clock skew (each minute); overdue workers; retries of unsent events and failed removals; orphans.
+At the start:
+    1. read the folders of an earlier agent; 2. wait until the watches have delivered all Assignments; 3. adopt running
+    workers and clean up after dead ones; 4. from then on, apply changes as they arrive.
+At the end, in this order:
+    1. launch nothing more; 2. SIGTERM to all workers, SIGKILL after the grace period; 3. delete their Assignments;
+    4. stop MPS daemons; 5. kill templates; 6. stop watches and subscriptions.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
-from gpufn_runtime.agent.cache.prefetch import Preparation, Preparer
+from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
@@ -48,34 +47,34 @@ from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Readiness, Reports
 from gpufn_runtime.agent.workers import processes, worker_folder
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
-from gpufn_runtime.agent.workers.cleanup import Burials
+from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.parking import Parking
-from gpufn_runtime.agent.workers.running_workers import Living
+from gpufn_runtime.agent.workers.running_workers import RunningWorkers
 from gpufn_runtime.agent.workers.start import Launches, WorkerLauncher
-from gpufn_runtime.agent.workers.supervise import Running
-from gpufn_runtime.agent.workers.takeover import Inheritance
-from gpufn_runtime.agent.workers.worker_config import Orders
+from gpufn_runtime.agent.workers.supervise import Supervisor
+from gpufn_runtime.agent.workers.takeover import Takeover
+from gpufn_runtime.agent.workers.worker_config import WorkerConfigs
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_BURY_TIMEOUT_S = 5.0
-_PARKED_PART = 4  # of the host's memory is for parked workers, unless the operator says how much
+_CLEANUP_TIMEOUT_S = 5.0
+_PARKED_DIVISOR = 4  # default: a quarter of the host's memory is for parked workers
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _kill_order = msgspec.msgpack.Decoder(KillOrder)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
-class Standbys(WorkerLauncher, Preparer, Readiness, Protocol):
-    """Starts workers, and is prepared for what is in use."""
+class AgentLauncher(WorkerLauncher, Preparer, Readiness, Protocol):
+    """Starts workers, and prepares templates and containers for the revisions in use."""
 
     @property
     def pids(self) -> frozenset[int]: ...
 
     def take_over(self, containers: Iterable[str]) -> None: ...
-    def leave_room(self, room_bytes: int) -> None: ...
+    def set_standby_memory(self, limit_bytes: int) -> None: ...
 
 
 class Agent:
@@ -90,7 +89,7 @@ class Agent:
         revisions: KeyValue,
         bundles: BundleCache,
         engines: EngineCache,
-        launcher: Standbys,
+        launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
         shares: GpuShares,
@@ -119,21 +118,21 @@ class Agent:
         self._devices = devices
         self._shares = shares
         self._fleet = Fleet()
-        self._living = Living()
+        self._running_workers = RunningWorkers()
         self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
         self._reports = Reports(
             bus,
             node=node,
             devices=devices,
-            living=self._living,
+            running_workers=self._running_workers,
             readiness=launcher,
             clock=clock,
             clock_check=self._clock_check,
             contains_all=default_image is not None,
-            park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
+            park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
-        orders = Orders(home, devices, default_image, open_files, supervisor_fifo)
-        self._preparation = Preparation(
+        orders = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
+        self._prefetch = Prefetch(
             functions=functions,
             revisions=revisions,
             bundles=bundles,
@@ -144,107 +143,107 @@ class Agent:
             image_of=orders.image,
             limits_of=orders.limits,
         )
-        self._burials = Burials(
+        self._cleanup = Cleanup(
             self._fleet,
             node=node,
             assignments=assignments,
             groups=groups,
-            buried=self._preparation.note_end,
+            on_done=self._prefetch.note_end,
             retry_s=tick_s,
         )
-        self._running = Running(
-            self._living,
+        self._supervisor = Supervisor(
+            self._running_workers,
             containers=launcher,
             shares=shares,
-            burials=self._burials,
+            cleanup=self._cleanup,
             reports=self._reports,
-            doubt=self._preparation.doubt,
+            recheck=self._prefetch.recheck,
             clock=clock,
         )
         self._launches = Launches(
             home=home,
             orders=orders,
-            preparation=self._preparation,
+            prefetch=self._prefetch,
             devices=devices,
             shares=shares,
             groups=groups,
             launcher=launcher,
-            running=self._running,
-            burials=self._burials,
+            supervisor=self._supervisor,
+            cleanup=self._cleanup,
             reports=self._reports,
             clock=clock,
         )
-        self._inheritance = Inheritance(self._fleet, self._running, self._burials, self._reports)
-        self._parking = Parking(devices, self._living, self._running, self._reports)
-        self._told_early: dict[str, Assignment] | None = {}  # until what an earlier agent left is dealt with
+        self._takeover = Takeover(self._fleet, self._supervisor, self._cleanup, self._reports)
+        self._parking = Parking(devices, self._running_workers, self._supervisor, self._reports)
+        self._early_assignments: dict[str, Assignment] | None = {}  # received before the takeover; None afterwards
         self._is_stopping = False
-        self._in_use: dict[str, int] = {}  # slots that calls of the queue are in, by worker
+        self._calls_in_progress: dict[str, int] = {}  # slots that queued calls occupy, by worker
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
-        """Work until `stop` is set, then end every worker: when its calls have finished, the grace period is over or
-        `hurry` is set."""
+        """Work until `stop` is set, then end all workers: when their calls have finished, when the grace period is
+        over, or when `hurry` is set."""
         processes.become_subreaper()
         grace_period.forget_running(self._home)
         self._bundles.sweep()
         self._engines.sweep()
-        left = worker_folder.all_folders(self._home)
+        folders = worker_folder.all_folders(self._home)
         watches = [
-            *await self._preparation.watch(),
+            *await self._prefetch.watch(),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
         ]
         await self._shares.take_over()
-        self._take_over(left)
+        self._take_over(folders)
         subscriptions = [
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
-        self._devices.start(self._reports.send_metrics, self._parking.prove)
-        kept = [
-            asyncio.create_task(self._preparation.run(), name="prepare"),
+        self._devices.start(self._reports.send_metrics, self._parking.verify)
+        tasks = [
+            asyncio.create_task(self._prefetch.run(), name="prepare"),
             asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
         ]
-        log.info("node %s is ready: devices=%s", self._node, ",".join(self._uuids()))
+        log.info("node %s is ready: devices=%s", self._node, ",".join(self._device_uuids()))
         try:
             while not stop.is_set():
                 try:
                     self.step(self._clock.monotonic())
                 except Exception:
-                    log.exception("a step failed; the next one follows in %g s", self._tick_s)
+                    log.exception("a step failed; next step in %g s", self._tick_s)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._tick_s):
                         await stop.wait()
             await self._shut_down(hurry or asyncio.Event())
         finally:
-            # After an error the workers live on, for the next agent to adopt.
-            for task in kept:
+            # After an error the workers live on, and the next agent adopts them.
+            for task in tasks:
                 task.cancel()
             self._devices.stop()
             self._clock_check.cancel()
             self._launches.cancel()
-            self._burials.cancel()
-            self._running.let_go()
+            self._cleanup.cancel()
+            self._supervisor.release()
             for watch in watches:
                 watch.stop()
             for subscription in subscriptions:
                 subscription.unsubscribe()
 
     def step(self, now: float) -> None:
-        """What is done each second."""
+        """Do the work of one tick."""
         self._clock_check.step(now)
         self._reports.send()
         self._leave_failed_devices(now)
-        self._leave_room()
+        self._update_standby_memory()
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
-        self._running.step(now)
+        self._supervisor.step(now)
         self._reports.send_unsent()
-        self._burials.step()
-        self._reap_strangers()
+        self._cleanup.step()
+        self._reap_unknown_children()
 
-    def _leave_room(self) -> None:
-        """What no worker has a lease on is for standbys."""
+    def _update_standby_memory(self) -> None:
+        """Give standby containers the memory that no worker leases."""
         shares = [record.assignment.share for record in self._fleet.records.values() if record.assignment is not None]
-        self._launcher.leave_room(self._devices.pool.memory_bytes - sum(share.memory_bytes for share in shares))
+        self._launcher.set_standby_memory(self._devices.pool.memory_bytes - sum(share.memory_bytes for share in shares))
 
     def _leave_failed_devices(self, now: float) -> None:
         for device in self._devices.devices(now):
@@ -259,16 +258,16 @@ class Agent:
             record.device_fault = reason
             self._act(Kill(worker, reason))
 
-    # --- what the bus says --------------------------------------------------------------------------------------------
+    # --- messages from the bus ----------------------------------------------------------------------------------------
 
     def _on_assignment(self, key: str, entry: Entry | None) -> None:
         worker = key.rpartition(".")[2]
         assignment = _assignment.decode(entry.value) if entry else None
-        if self._told_early is not None:
+        if self._early_assignments is not None:
             if assignment is None:
-                self._told_early.pop(worker, None)
+                self._early_assignments.pop(worker, None)
             else:
-                self._told_early[worker] = assignment
+                self._early_assignments[worker] = assignment
             return
         if not self._is_stopping:
             self._consider(worker, assignment)
@@ -289,7 +288,7 @@ class Agent:
 
     def _on_runner_report(self, message: Message) -> None:
         report = _runner_report.decode(message.payload)
-        self._in_use = {worker.worker: max(0, worker.in_use - worker.left_over) for worker in report.workers}
+        self._calls_in_progress = {worker.worker: max(0, worker.in_use - worker.left_over) for worker in report.workers}
         for worker in report.workers:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
@@ -300,52 +299,54 @@ class Agent:
                     record.given_up_at = None
                 elif record.given_up_at is None:
                     record.given_up_at = self._clock.monotonic()
-            self._preparation.learn_modules((worker.function, worker.revision), worker.modules)
+            self._prefetch.learn_modules((worker.function, worker.revision), worker.modules)
 
-    # --- acting -------------------------------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------------------------------
 
     def _act(self, action: reconcile.Action | None) -> None:
         match action:
             case Launch(assignment):
                 record = self._fleet.add(assignment)
-                self._leave_room()
+                self._update_standby_memory()
                 self._launches.start(record, assignment)
             case Drain(assignment):
                 record = self._fleet.records[assignment.worker]
                 if record.drain_by is None:
-                    timeout_s = self._preparation.timeout_s(record.key)
+                    timeout_s = self._prefetch.timeout_s(record.key)
                     record.drain_by = self._clock.monotonic() + timeout_s + self._drain_grace_s
             case Stop(worker, reason):
-                self._running.end(self._fleet.records[worker], signal.SIGTERM, reason)
+                self._supervisor.end(self._fleet.records[worker], signal.SIGTERM, reason)
             case Kill(worker, reason):
-                self._running.end(self._fleet.records[worker], signal.SIGKILL, reason)
+                self._supervisor.end(self._fleet.records[worker], signal.SIGKILL, reason)
             case Forget(assignment, reason):
-                log.info("%s is forgotten: %s", assignment.worker, reason)
-                self._burials.delete(assignment.worker)
+                log.info("assignment of worker %s is deleted: %s", assignment.worker, reason)
+                self._cleanup.delete(assignment.worker)
             case Refuse(assignment, newest):
-                log.warning("%s is refused: epoch %d is older than %d", assignment.worker, assignment.epoch, newest)
+                log.warning(
+                    "assignment of worker %s is refused: epoch %d < %d", assignment.worker, assignment.epoch, newest
+                )
                 if assignment.worker not in self._fleet.records:
-                    self._burials.delete(assignment.worker)
+                    self._cleanup.delete(assignment.worker)
             case None:
                 pass
 
-    def _reap_strangers(self) -> None:
-        """Templates that have ended, and what workers left to us by dying. While a launch is under way, an unknown
-        child may be the worker that is about to be known."""
-        if self._launches or self._shares.is_asking:
+    def _reap_unknown_children(self) -> None:
+        """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
+        may be the new worker."""
+        if self._launches or self._shares.has_child_processes:
             return
-        known = {worker.process.pid for worker in self._living} | self._launcher.pids | self._shares.pids
+        known = {worker.process.pid for worker in self._running_workers} | self._launcher.pids | self._shares.pids
         for pid in processes.children():
             if pid not in known:
                 processes.reap(pid)
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
-    def _take_over(self, left: list[WorkerFolder]) -> None:
-        """What an earlier agent left, then everything that is assigned."""
-        assigned, self._told_early = self._told_early or {}, None
-        self._inheritance.take_over(left, assigned)
-        self._launcher.take_over(worker.container for worker in self._living if worker.container)
+    def _take_over(self, folders: list[WorkerFolder]) -> None:
+        """Take over the workers of an earlier agent, then apply all Assignments."""
+        assigned, self._early_assignments = self._early_assignments or {}, None
+        self._takeover.take_over(folders, assigned)
+        self._launcher.take_over(worker.container for worker in self._running_workers if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
@@ -357,56 +358,56 @@ class Agent:
         self._is_stopping = True
         grace_period.set_running(self._home, self._calls_running())
         grace_s = grace_period.grace_s(self._home, self._grace_s)
-        log.info("stopping: %d workers have %g s to finish their calls", len(self._living), grace_s)
-        self._devices.rest("its node stops")
-        self._reports.send()  # the controller places nothing here from now on
+        log.info("stopping: %d workers have %g s to finish their calls", len(self._running_workers), grace_s)
+        self._devices.pause_placements("its node stops")
+        self._reports.send()  # from now on the controller places no workers here
         for record in self._fleet.records.values():
             if record.phase is not Phase.GONE:
                 record.stopping = True
-                self._running.end(record, signal.SIGTERM, "the agent stops")
-        await self._calls_finish(grace_s, hurry)
+                self._supervisor.end(record, signal.SIGTERM, "the agent stops")
+        await self._wait_for_calls(grace_s, hurry)
         self._launches.cancel()
-        too_late = f"its node stops, and its calls did not finish within {grace_s:g} s"
-        for worker in self._living:
-            self._running.end(worker.record, signal.SIGKILL, too_late)
+        reason = f"its node stops, and its calls did not finish within {grace_s:g} s"
+        for worker in self._running_workers:
+            self._supervisor.end(worker.record, signal.SIGKILL, reason)
         try:
-            async with asyncio.timeout(_BURY_TIMEOUT_S):
-                await self._running.none_left()
-                await self._running.all_told()
-                await self._burials.done()
+            async with asyncio.timeout(_CLEANUP_TIMEOUT_S):
+                await self._supervisor.all_ended()
+                await self._supervisor.ends_reported()
+                await self._cleanup.done()
         except TimeoutError:
-            log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
+            log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup))
         await self._shares.stop()
         grace_period.forget_running(self._home)
 
-    async def _calls_finish(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Until no worker is left, or the time is over. Meanwhile the node reports, or it would be taken for dead and
-        its calls would start elsewhere while they run here."""
-        until = self._clock.monotonic() + grace_s
-        gone = [asyncio.create_task(each) for each in (self._none_left(), hurry.wait())]
+    async def _wait_for_calls(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Wait until all workers have ended or the grace period is over. The node must report meanwhile: otherwise it
+        would be considered dead, and its calls would start elsewhere while they still run here."""
+        deadline = self._clock.monotonic() + grace_s
+        waiters = [asyncio.create_task(awaitable) for awaitable in (self._all_ended(), hurry.wait())]
         try:
-            while (left_s := until - self._clock.monotonic()) > 0:
+            while (remaining_s := deadline - self._clock.monotonic()) > 0:
                 grace_period.set_running(self._home, self._calls_running())
-                done, _ = await asyncio.wait(
-                    gone, timeout=min(left_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
+                finished, _ = await asyncio.wait(
+                    waiters, timeout=min(remaining_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
                 )
-                if done:
+                if finished:
                     return
-                self._devices.rest("its node stops")
-                self._running.step(self._clock.monotonic())
+                self._devices.pause_placements("its node stops")
+                self._supervisor.step(self._clock.monotonic())
                 self._reports.send()
                 self._reports.send_unsent()
         finally:
-            for task in gone:
+            for task in waiters:
                 task.cancel()
 
-    async def _none_left(self) -> None:
+    async def _all_ended(self) -> None:
         await self._launches.done()
-        await self._running.none_left()
+        await self._supervisor.all_ended()
 
     def _calls_running(self) -> int:
-        """On this node, as its runner reported last."""
-        return sum(self._in_use.get(worker.record.worker, 0) for worker in self._living)
+        """Number of running calls on this node, as last reported by its runner."""
+        return sum(self._calls_in_progress.get(worker.record.worker, 0) for worker in self._running_workers)
 
-    def _uuids(self) -> list[str]:
+    def _device_uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

@@ -1,8 +1,7 @@
-"""What an agent says: a NodeReport each second and soon after a change, its GPUs' metrics, worker events, and workers'
-raw output.
+"""Messages of the agent: NodeReports (each second and soon after changes), GPU metrics, worker events and raw output.
 
-A report that cannot be sent is forgotten, for the next one follows, and so is output, whose tail goes into the worker's
-exit. Events are kept until the bus is back, for callers and leases wait for them.
+A report that cannot be sent is dropped, because the next one follows. So is output, whose tail is part of the worker's
+Exit. Events are kept until the bus is back, because callers and leases wait for them.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.workers.running_workers import Living, RunningWorker
+from gpufn_runtime.agent.workers.running_workers import RunningWorker, RunningWorkers
 
-_SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
-_UNSENT_EVENTS = 256
+_DEBOUNCE_S = 0.05  # a report reads a file per process: send one report for 50 workers that start together
+_MAX_UNSENT_EVENTS = 256
 
 
 class Readiness(Protocol):
-    """What this node has ready to start workers: its standbys, and why it starts no containers, if it does not."""
+    """This node's ability to start workers: its templates and standbys, and why containers cannot start, if so."""
 
     @property
     def templates(self) -> tuple[str, ...]: ...
@@ -48,7 +47,7 @@ class Reports:
         *,
         node: str,
         devices: DeviceWatch,
-        living: Living,
+        running_workers: RunningWorkers,
         readiness: Readiness,
         clock: Clock,
         clock_check: ClockCheck,
@@ -58,25 +57,25 @@ class Reports:
         self._bus = bus
         self._node = node
         self._devices = devices
-        self._living = living
+        self._running_workers = running_workers
         self._readiness = readiness
         self._clock = clock
         self._clock_check = clock_check
         self._contains_all = contains_all
         self._park_bytes = park_bytes
-        self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
-        self._is_due = False
+        self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_MAX_UNSENT_EVENTS)
+        self._is_scheduled = False
 
     def send(self) -> None:
-        """A NodeReport, now."""
-        self._is_due = False
+        """Send a NodeReport now."""
+        self._is_scheduled = False
         report = NodeReport(
             node=self._node,
             sent_at=self._clock.time(),
             devices=self._devices.devices(self._clock.monotonic()),
             links=self._devices.links,
             facts=self._devices.facts,
-            processes=tuple(self._process(worker) for worker in self._living),
+            processes=tuple(self._process(worker) for worker in self._running_workers),
             templates=self._readiness.templates,
             container_trouble=self._readiness.container_trouble,
             park_bytes=self._park_bytes,
@@ -86,7 +85,7 @@ class Reports:
             python=platform.python_version(),
             platform=f"{platform.system()} {platform.machine()}",
         )
-        with contextlib.suppress(BusUnavailable):  # the next one follows in a second
+        with contextlib.suppress(BusUnavailable):  # the next report follows in a second
             self._bus.publish(subjects.node_report(self._node), encode(report))
 
     def _process(self, worker: RunningWorker) -> ProcessReport:
@@ -94,7 +93,7 @@ class Reports:
         if not gpus:
             return worker.report()
         pids = worker.pids
-        return worker.report(self._devices.busy_by(pids, gpus), self._devices.held_by(pids, gpus))
+        return worker.report(self._devices.busy_gpus_of(pids, gpus), self._devices.gpu_bytes_of(pids, gpus))
 
     def send_metrics(self, metrics: tuple[DeviceMetrics, ...]) -> None:
         report = DeviceReport(self._node, self._clock.time(), metrics)
@@ -102,12 +101,12 @@ class Reports:
             self._bus.publish(subjects.device_report(self._node), encode(report))
 
     def send_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(_SOON_S, self.send)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_later(_DEBOUNCE_S, self.send)
 
-    def tell(self, record: WorkerRecord, kind: WorkerEventKind, **what: Any) -> None:
-        """An event of a worker: at once, or, while there is no bus, later."""
+    def send_event(self, record: WorkerRecord, kind: WorkerEventKind, **fields: Any) -> None:
+        """Send a worker event, or queue it while the bus is unavailable."""
         event = WorkerEvent(
             kind=kind,
             worker=record.worker,
@@ -115,7 +114,7 @@ class Reports:
             revision=record.revision,
             node=self._node,
             at=self._clock.time(),
-            **what,
+            **fields,
         )
         self._unsent.append(event)
         self.send_unsent()
@@ -136,11 +135,11 @@ class Reports:
 
 
 def image_log(bus: Bus, clock: Clock) -> Callable[[str, int, str], None]:
-    """What making a revision's image says goes to the log of its function, before it has a worker."""
+    """Return a function that sends lines of an image build to the function's log, before it has a worker."""
 
-    def say(function: str, revision: int, text: str) -> None:
+    def log_line(function: str, revision: int, text: str) -> None:
         line = LogLine(clock.time(), function, revision, "", "stderr", text)
         with contextlib.suppress(BusUnavailable):
             bus.publish(subjects.logs(function), encode(line))
 
-    return say
+    return log_line

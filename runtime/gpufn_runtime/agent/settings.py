@@ -1,4 +1,4 @@
-"""What an agent is told by its environment."""
+"""Settings of the agent, from environment variables."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _MOST_TEMPLATES = 1000
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """GPUFN_NODE            this node's name; the host's name when not given
-    GPUFN_NATS_URL        the bus, with credentials; required
-    GPUFN_HOME            where state is kept; ~/.gpufn when not given
-    GPUFN_DEVICES         JSON array of devices, in place of what the drivers tell
-    GPUFN_MEMORY          memory of this host that workers may have, such as 64Gi; all that its kernel tells of when not
-                          given, which is too little on a virtual machine that is given memory as it uses it
-    GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
-    GPUFN_PARK_MEMORY     memory of the host for parked workers, such as 16Gi; 0 for none; a quarter when not given
-    GPUFN_GRACE           seconds that running calls may take to finish when the agent stops; 30 when not given
-    GPUFN_MPS_EXCLUSIVE   yes: a GPU that is shared by MPS takes nobody else meanwhile (compute mode
-                          EXCLUSIVE_PROCESS, which takes root); no when not given
-    GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
-    GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
-    GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
-    GPUFN_SUPERVISOR_FIFO  a FIFO that the agent's supervisor holds open for writing: workers end with it; set by
+    """GPUFN_NODE            this node's name. Default: the host name
+    GPUFN_NATS_URL        URL of the NATS server, with credentials; required
+    GPUFN_HOME            folder for state. Default: ~/.gpufn
+    GPUFN_DEVICES         JSON array of devices, which replaces device detection
+    GPUFN_MEMORY          memory of this host for workers, such as 64Gi. Default: the memory that the kernel reports,
+                          which is too little on a virtual machine with dynamic memory
+    GPUFN_TEMPLATES       maximum number of templates kept in memory; 0 for none. Default: 4
+    GPUFN_PARK_MEMORY     memory of this host for parked workers, such as 16Gi; 0 for none. Default: a quarter
+    GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
+    GPUFN_MPS_EXCLUSIVE   yes: only MPS clients may use a GPU that is shared by MPS (compute mode EXCLUSIVE_PROCESS,
+                          which needs root). Default: no
+    GPUFN_LAUNCHER        where functions without an image run: process or docker. Default: process
+    GPUFN_BASE_IMAGE      base image for a version of Python. Default: python:{python}-slim
+    GPUFN_BUILD_NETWORK   Docker network for image builds. Default: Docker's own
+    GPUFN_SUPERVISOR_FIFO  FIFO that the agent's supervisor holds open for writing; workers end when it closes. Set by
                           `gpufn up`
-    GPUFN_DOCKER_HOST     the Docker daemon; DOCKER_HOST, or unix:///var/run/docker.sock, when not given
+    GPUFN_DOCKER_HOST     Docker daemon. Default: DOCKER_HOST, or unix:///var/run/docker.sock
     """
 
     node: str
@@ -92,9 +92,9 @@ def _size(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _default_image(launcher: str) -> ImageSpec | None:
-    """With this node's own version of Python, for a pickle needs the same."""
+    """Return the default image: with this node's version of Python, because pickles need the same version."""
     if launcher not in ("process", "docker"):
-        raise InvalidSetting(f"GPUFN_LAUNCHER is process or docker, not {launcher!r}.")
+        raise InvalidSetting(f"GPUFN_LAUNCHER must be process or docker, not {launcher!r}.")
     return ImageSpec(python="{}.{}".format(*sys.version_info)) if launcher == "docker" else None
 
 
@@ -103,7 +103,7 @@ def _base_image(name: str) -> str:
         ImageSpec(base=name.format(python="3.12"))
     except (InvalidSpec, LookupError, ValueError):
         raise InvalidSetting(
-            f"GPUFN_BASE_IMAGE is an image's name with {{python}} for the version, such as python:{{python}}-slim, "
+            f"GPUFN_BASE_IMAGE must be an image name with {{python}} for the version, such as python:{{python}}-slim, "
             f"not {name!r}."
         ) from None
     return name

@@ -1,1 +1,1 @@
-"""One per node: pulls deliveries for the node's workers, hands them to slots, touches, settles."""
+"""Runner, one per node: pulls deliveries for the node's workers, runs and settles them, and extends their leases."""

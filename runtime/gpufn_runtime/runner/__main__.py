@@ -1,4 +1,4 @@
-"""The runner's process: settings → bus → Runner, until SIGTERM."""
+"""`python -m gpufn_runtime.runner`: runs the runner until SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpufn_runtime.runner.settings import RunnerSettings
 
 log = logging.getLogger("gpufn.runner")
 
-_BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+_BUS_PATIENCE_S = 5.0  # NATS may be restarting together with the runner
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
-_AGENT_BEGINS_S = 0.3  # an agent that is told to stop together with us has said so by then
-_LOOK_S = 0.05
+_AGENT_NOTICE_S = 0.3  # an agent that is stopped together with the runner has announced it by then
+_POLL_S = 0.05
 
 
 async def serve(settings: RunnerSettings) -> None:
@@ -49,19 +49,19 @@ async def serve(settings: RunnerSettings) -> None:
             clock=clock,
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
-        log.info("runs node %s", settings.node)
+        log.info("serving node %s", settings.node)
         await until_told(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
     finally:
         await bus.close()
 
 
 async def _agent_has_stopped(home: Home) -> None:
-    """Both may be told to stop at once, as with their node: the agent's workers finish their calls, or their calls are
-    handed back, with our help. An agent that goes on has workers that wait for our successor."""
+    """Wait while the agent stops. If both are stopped, as with their node, the agent's workers need the runner to
+    finish or hand back their calls. If the agent goes on, its workers wait for the next runner."""
     loop = asyncio.get_running_loop()
-    begins_by = loop.time() + _AGENT_BEGINS_S
-    while grace_period.is_under_way(home) or (loop.time() < begins_by and grace_period.has_agent(home)):  # noqa: ASYNC110
-        await asyncio.sleep(_LOOK_S)
+    deadline = loop.time() + _AGENT_NOTICE_S
+    while grace_period.is_under_way(home) or (loop.time() < deadline and grace_period.has_agent(home)):  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""What the runner and the agent tell each other about workers, over the bus.
+"""Exchange of worker events between runner and agent, over the bus.
 
-The runner sees a socket close at once but not why; the agent sees the exit status. Events carry both ways; a kill is
-an order to the agent, since only the agent touches processes.
+The runner detects a closed socket at once but does not know the reason; the agent knows the exit status. Both send
+events. Kills are orders to the agent, because only the agent manages processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
-_REMEMBERED = 1000
+_MAX_STORED = 1000
 
 _event = msgspec.msgpack.Decoder(WorkerEvent)
 
 
-class Supervision:
+class AgentEvents:
     def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
         self._bus = bus
         self._node = node
@@ -43,9 +43,9 @@ class Supervision:
     def start(self) -> None:
         self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
 
-    def kill(self, worker: str, why: str) -> None:
-        """Have the agent end this worker's process, if there still is one."""
-        self._publish(subjects.kill(self._node), encode(KillOrder(worker, why)))
+    def kill(self, worker: str, reason: str) -> None:
+        """Order the agent to end this worker's process, if it still exists."""
+        self._publish(subjects.kill(self._node), encode(KillOrder(worker, reason)))
 
     def event(
         self,
@@ -62,32 +62,32 @@ class Supervision:
         self._publish(subjects.worker_event(link.revision.function), encode(event))
 
     def cold_start(self, link: WorkerLink) -> ColdStart:
-        """Of a worker that has just become READY: what the agent told of the launch, and it of itself."""
-        inside = link.cold_start or ColdStart()
+        """Return the cold start of a worker that has just become READY, from the agent's and the worker's times."""
+        worker_times = link.cold_start or ColdStart()
         started = self._launches.get(link.worker)
         place_s = started.place_s if started is not None else 0.0
-        launch_s = max(0.0, self._clock.time() - link.created_at - place_s - inside.load_s - inside.warm_s)
-        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
+        launch_s = max(0.0, self._clock.time() - link.created_at - place_s - worker_times.load_s - worker_times.warm_s)
+        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock may differ
         return ColdStart(
             place_s=place_s,
             launch_s=launch_s,
-            load_s=inside.load_s,
-            warm_s=inside.warm_s,
+            load_s=worker_times.load_s,
+            warm_s=worker_times.warm_s,
             standby=started is not None and started.standby,
         )
 
     def exit_of(self, worker: str) -> Exit | None:
         return self._exits.get(worker)
 
-    def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None:
-        """Call `tell` once the agent has said how the worker's process ended; at once when it has."""
-        if (known := self._exits.get(worker)) is not None:
-            tell(known)
+    def on_exit(self, worker: str, callback: Callable[[Exit], None]) -> None:
+        """Call `callback` when the agent reports how the worker's process ended; at once if it already has."""
+        if (report := self._exits.get(worker)) is not None:
+            callback(report)
         else:
-            self._when_ended[worker] = tell
+            self._when_ended[worker] = callback
 
     def forget(self, worker: str) -> None:
-        """Nobody waits for its end any more."""
+        """Drop the callback for the worker's end."""
         self._when_ended.pop(worker, None)
 
     def _on_event(self, message: Message) -> None:
@@ -95,20 +95,20 @@ class Supervision:
         if event.node != self._node:
             return
         if event.kind is WorkerEventKind.STARTED and event.cold_start is not None:
-            _remember(self._launches, event.worker, event.cold_start)
+            _store(self._launches, event.worker, event.cold_start)
         elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
-            _remember(self._exits, event.worker, event.exit)
-            if (tell := self._when_ended.pop(event.worker, None)) is not None:
-                tell(event.exit)
+            _store(self._exits, event.worker, event.exit)
+            if (callback := self._when_ended.pop(event.worker, None)) is not None:
+                callback(event.exit)
 
     def _publish(self, subject: str, payload: bytes) -> None:
         try:
             self._bus.publish(subject, payload)
         except BusUnavailable as error:
-            log.warning("%s was not told: %s", subject, error)
+            log.warning("cannot publish to %s: %s", subject, error)
 
 
-def _remember(known: dict[str, V], worker: str, value: V) -> None:
-    known[worker] = value
-    if len(known) > _REMEMBERED:
-        del known[next(iter(known))]
+def _store(reports: dict[str, V], worker: str, value: V) -> None:
+    reports[worker] = value
+    if len(reports) > _MAX_STORED:
+        del reports[next(iter(reports))]

@@ -1,4 +1,4 @@
-"""Which functions cannot start, as the controller told last: who calls one from inside a worker is told at once."""
+"""Open circuits of functions, as the controller reports them, so that nested calls of such a function fail at once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Circuits:
         self._bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_report, self._on_report))
 
     def check(self, revision: Revision) -> None:
-        """Raises Refused while the revision's circuit is open."""
+        """Check the revision's circuit. Raises Refused while it is open."""
         status = self._statuses.get(revision.function)
         if status is not None and (failure := start_failure(revision.number, status)) is not None:
             raise failure
 
     def _on_report(self, report: ControllerReport) -> None:
         if not self._fence.lets_in(report.epoch, self._clock.monotonic()):
-            return  # from a controller that does not know yet that it leads no more
+            return  # from a controller that has lost its lease without noticing yet
         self._statuses.take(report)
         for status in report.functions:
             if (failure := start_failure(status.serving, status)) is not None:

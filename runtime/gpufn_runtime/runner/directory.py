@@ -1,4 +1,4 @@
-"""Which revision serves a function: for calls that functions make of each other."""
+"""Directory of functions: which revision serves a function. Used for nested calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _revision = msgspec.msgpack.Decoder(Revision)
 
 
 class Directory:
-    """Functions are watched; revisions never change, so each is read once, and forgotten when its function changes."""
+    """Functions are watched. Revisions never change, so each is read once, and dropped when its function changes."""
 
     def __init__(self, functions: KeyValue, revisions: KeyValue) -> None:
         self._functions = functions
@@ -28,7 +28,7 @@ class Directory:
         self._watch = await self._functions.watch(self._on_change)
 
     async def serving(self, name: str) -> Revision:
-        """Raises FunctionNotFound."""
+        """Return the serving revision. Raises FunctionNotFound."""
         name = function_name(name)
         number = self._serving.get(name)
         if number is None:
@@ -40,12 +40,12 @@ class Directory:
         if known is None:
             entry = await self._revisions.get(subjects.revision_key(function, number))
             if entry is None:
-                raise FunctionNotFound(f"there is no revision {function}@{number} any more: deploy {function} again")
+                raise FunctionNotFound(f"revision {function}@{number} no longer exists: deploy {function} again")
             known = self._known[function, number] = _revision.decode(entry.value)
         return known
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
-        self._known = {which: revision for which, revision in self._known.items() if which[0] != key}
+        self._known = {known: revision for known, revision in self._known.items() if known[0] != key}
         if entry is None:
             self._serving.pop(key, None)
         else:

@@ -1,9 +1,9 @@
-"""The runner: assignments of this node in, workers fed, reports out.
+"""Main loop of the runner.
 
-1. an Assignment appears: the link listens on the worker's socket (the agent launches the process meanwhile)
-2. `desired` becomes drain: the link takes nothing new and lets its worker go when it is empty
-3. the Assignment is deleted: the link is closed, and the queue when no attempt of it is left
-4. each second: watchdogs and a report; a report at once when a worker changes its state
+1. A new Assignment: the link listens on the worker's socket, while the agent launches the process.
+2. `desired` becomes drain: the link takes no new calls and ends its worker when it is empty.
+3. The Assignment is deleted: the link is closed, and the queue too when it has no attempts left.
+4. Each second: watchdogs and a report. A change of a worker's state is reported at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import cast
 
 import msgspec
 
@@ -29,26 +30,25 @@ from gpufn_platform.process.pause_detector import Beats
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.caller import Caller
-from gpufn_runtime.runner.agent_events import Supervision
-from gpufn_runtime.runner.attempts.attempt import Run
+from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.attempts.settle import Settler
-from gpufn_runtime.runner.attempts.start_log import Starts
+from gpufn_runtime.runner.attempts.start_log import StartLog
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
-from gpufn_runtime.runner.dispatch.fast_path import Lane
+from gpufn_runtime.runner.dispatch.fast_path import FastPathServer
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.queues import Queues
-from gpufn_runtime.runner.recovery.abandoned_calls import Departed
-from gpufn_runtime.runner.recovery.call_lookup import Whereabouts
-from gpufn_runtime.runner.recovery.reconnect_check import MissedEnds
+from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
+from gpufn_runtime.runner.recovery.call_lookup import CallLookup
+from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.relay import Relay
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ _credit = msgspec.msgpack.Decoder(StreamCredit)
 
 
 class Runner:
-    """`name` is unique among all runners that ever ran."""
+    """Runner of one node. `name` must be unique among all runners, past and present."""
 
     def __init__(
         self,
@@ -86,90 +86,90 @@ class Runner:
         self._turns = turns
         self._attempts = Attempts()
         self._queues = Queues(self._attempts)
-        self._lane = Lane(home.lane_socket, self._queues.offer, self._queues.withdraw)
+        self._fast_path = FastPathServer(home.lane_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
-        self._supervision = Supervision(bus, node, clock)
-        self._parcels = NodeParcels(home.parcels, f"r-{name}")
-        self._bodies = NodeBodies(bus, self._parcels)
-        self._removals = Tasks("removal of parcels")
+        self._agent_events = AgentEvents(bus, node, clock)
+        self._shared_bodies = NodeSharedBodies(home.parcels, f"r-{name}")
+        self._bodies = NodeBodies(bus, self._shared_bodies)
+        self._removals = Tasks("removal of shared bodies")
         self._meter = Meter(usage, node, clock)
-        self._starts = Starts(bus, node, clock)
-        self._settler = Settler(bus, clock, self._parcels, self._bodies, self._starts)
+        self._start_log = StartLog(bus, node, clock)
+        self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
-            bus, self._caller, self._directory, self._circuits, clock, parcels=self._parcels, bodies=self._bodies
+            bus, self._caller, self._directory, self._circuits, clock, parcels=self._shared_bodies, bodies=self._bodies
         )
         self._output = Output(bus, clock)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
         )
-        self._departed = Departed(bus, self._attempts, self._queues.cancel_call, clock)
-        self._missed = MissedEnds(bus, self._attempts, self._queues.cancel_call)
-        self._whereabouts = Whereabouts(
-            bus, node, self._attempts, self._settler.unsettled, tell_again=self._settler.tell_again
+        self._abandoned_calls = AbandonedCalls(bus, self._attempts, self._queues.cancel_call, clock)
+        self._reconnect_check = ReconnectCheck(bus, self._attempts, self._queues.cancel_call)
+        self._call_lookup = CallLookup(
+            bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.repeat_reply
         )
         self._beats = Beats(clock.monotonic())
-        self._is_new = True  # it hears of what was assigned before it was there
-        self._inherited: set[str] = set()  # workers of that
+        self._is_starting = True  # until the initial assignments are received
+        self._initial_workers: set[str] = set()  # workers that were assigned before this runner started
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
-        self._attach_again: set[str] = set()
+        self._attach_retries: set[str] = set()
 
     async def run(self) -> None:
-        """Until cancelled; then let what ended be kept."""
-        self._caller.start(parcels=self._parcels.own, drop=self._parcels.drop_result)
-        self._supervision.start()
+        """Run until cancelled; then wait until finished calls are stored."""
+        self._caller.start(parcels=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
+        self._agent_events.start()
         self._circuits.start()
-        self._missed.start()
-        self._whereabouts.start()
+        self._reconnect_check.start()
+        self._call_lookup.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
-        self._bus.subscribe(subjects.DOORBELLS, self._on_doorbell)
+        self._bus.subscribe(subjects.DOORBELLS, self._on_wakeup)
         await self._directory.open()
-        await self._lane.open()
+        await self._fast_path.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
-        self._is_new = False
+        self._is_starting = False
         self._home.claim_parcels()
-        self._parcels.keep_only(set(self._desired))
-        self._parcels.open()
+        self._shared_bodies.keep_only(set(self._desired))
+        self._shared_bodies.open()
         metering = asyncio.get_running_loop().create_task(self._meter.run(), name="meter")
         try:
             while True:
                 try:
                     self.step(self._clock.monotonic())
                 except Exception:
-                    log.exception("a step failed; the next one is in %g s", _TICK_S)
+                    log.exception("a step failed; next step in %g s", _TICK_S)
                 await asyncio.sleep(_TICK_S)
         finally:
             watch.stop()
             with contextlib.suppress(GpufnError):
-                await self._bus.flush()  # what the agent said of workers that ended is heard before this returns
-            self._lane.close()
+                await self._bus.flush()  # receives worker events that the agent has already sent
+            self._fast_path.close()
             for queue in self._queues:
                 queue.close()
             await self._settler.finish()
-            self._parcels.close()
+            self._shared_bodies.close()
             metering.cancel()
             await asyncio.wait([metering])
 
     def step(self, now: float) -> None:
-        again, self._attach_again = self._attach_again, set()
-        for worker in again:
+        workers, self._attach_retries = self._attach_retries, set()
+        for worker in workers:
             if (assignment := self._desired.get(worker)) is not None:
                 self._start_to_attach(assignment)
             else:
-                self._detach(worker)  # it was unassigned before there was anything to detach
-        self._missed.tick()
+                self._detach(worker)  # it was unassigned before it was attached
+        self._reconnect_check.tick()
         self._settler.tick(now)
         if self._beats.next(now) is not None:
             self._caller.tick(now)
-            self._departed.tick(now)
+            self._abandoned_calls.tick(now)
             for queue in self._queues:
                 queue.tick(now)
         for queue in self._queues:
             self._close_if_empty(queue)
-        self._lane.beat()
+        self._fast_path.beat()
         self.report()
 
     def report(self) -> None:
@@ -199,7 +199,7 @@ class Runner:
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
         except GpufnError as error:
-            log.warning("no report: %s", error)
+            log.warning("cannot publish the report: %s", error)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
@@ -207,21 +207,21 @@ class Runner:
         worker = key.partition(".")[2]
         if entry is None:
             self._desired.pop(worker, None)
-            self._inherited.discard(worker)
+            self._initial_workers.discard(worker)
             self._detach(worker)
             return
         assignment = _assignment.decode(entry.value)
-        known = self._desired.get(worker)
-        if known is not None and assignment.epoch < known.epoch:
+        previous = self._desired.get(worker)
+        if previous is not None and assignment.epoch < previous.epoch:
             log.warning("refused an assignment of worker %s: epoch %d is old", worker, assignment.epoch)
             return
         self._desired[worker] = assignment
-        if known is None:
-            if self._is_new:
-                self._inherited.add(worker)
+        if previous is None:
+            if self._is_starting:
+                self._initial_workers.add(worker)
             self._start_to_attach(assignment)
         elif (queue := self._queues.get((assignment.function, assignment.revision))) is not None:
-            queue.workers.obey(assignment)
+            queue.workers.apply(assignment)
             self.report()
 
     def _start_to_attach(self, assignment: Assignment) -> None:
@@ -246,18 +246,18 @@ class Runner:
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
-                is_inherited=assignment.worker in self._inherited,
+                is_inherited=assignment.worker in self._initial_workers,
             )
             await queue.workers.add(link)
         except (GpufnError, OSError) as error:
-            log.error("worker %s cannot be served yet: %s", assignment.worker, error)
-            self._attach_again.add(assignment.worker)
+            log.error("cannot serve worker %s yet: %s", assignment.worker, error)
+            self._attach_retries.add(assignment.worker)
             return
         desired = self._desired.get(assignment.worker)
         if desired is None:
             self._detach(assignment.worker)
         else:
-            queue.workers.obey(desired)
+            queue.workers.apply(desired)
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
@@ -265,18 +265,18 @@ class Runner:
             revision,
             clock=self._clock,
             settler=self._settler,
-            starts=self._starts,
-            supervision=self._supervision,
+            start_log=self._start_log,
+            agent_events=self._agent_events,
             nested=self._nested,
-            departed=self._departed,
+            abandoned_calls=self._abandoned_calls,
             output=self._output,
             attempts=self._attempts,
-            parcels=self._parcels,
+            parcels=self._shared_bodies,
             bodies=self._bodies,
             meter=self._meter,
             on_change=self.report,
-            on_room=self._lane.room,
-            on_start=self._whereabouts.tell_start,
+            on_room=self._fast_path.room,
+            on_start=self._call_lookup.announce_start,
         )
         self._queues.add(queue)
         queue.open()
@@ -288,13 +288,13 @@ class Runner:
                 queue.workers.remove(worker)
                 self._close_if_empty(queue)
         self._output.forget(worker)
-        # An earlier runner may have had calls there. In a thread: a worker may have left a million files.
-        self._removals.start(asyncio.to_thread(self._parcels.forget, worker))
+        # An earlier runner may have left files there. In a thread, because a worker may have created a million files.
+        self._removals.start(asyncio.to_thread(self._shared_bodies.forget, worker))
         self.report()
 
     def _close_if_empty(self, queue: RevisionQueue) -> None:
         if queue.is_empty:
-            self.report()  # what it has counted goes with it
+            self.report()  # for the last time with this queue's counters
             queue.close()
             self._queues.remove(queue)
 
@@ -303,13 +303,13 @@ class Runner:
     def _on_credit(self, message: Message) -> None:
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
-        if attempt is not None and isinstance(attempt.phase, Run) and (more := attempt.phase.grant(credit.taken)):
-            attempt.link.send(frames.Credit(attempt.number, more))
+        if attempt is not None and attempt.begun is not None and (items := attempt.begun.grant(credit.taken)):
+            cast("WorkerLink", attempt.link).send(frames.Credit(attempt.number, items))
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)
 
-    def _on_doorbell(self, message: Message) -> None:
-        function, rung = message.subject.rpartition(".")[2], wakeups.queue_of(message.payload)
-        if rung is not None:
-            self._queues.on_doorbell(function, rung)
+    def _on_wakeup(self, message: Message) -> None:
+        function, queue = message.subject.rpartition(".")[2], wakeups.queue_of(message.payload)
+        if queue is not None:
+            self._queues.on_wakeup(function, queue)

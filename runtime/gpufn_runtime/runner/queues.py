@@ -1,4 +1,4 @@
-"""The queues of this runner, one for each Revision that has workers here: what concerns a call finds its own."""
+"""The queues of this runner, one per Revision with workers here. Routes calls, cancels and wakeups to their queue."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.spec.priority import QueueKind
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
 from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 
 
 class Queues:
-    """`attempts` are those of all of them, by invocation."""
+    """Registry of the queues. `attempts` holds the attempts of all queues, by invocation."""
 
     def __init__(self, attempts: Mapping[str, Attempt]) -> None:
         self._attempts = attempts
         self._queues: dict[RevisionKey, RevisionQueue] = {}
 
     def __iter__(self) -> Iterator[RevisionQueue]:
-        """Those of now: some may go meanwhile."""
+        """Iterate over a copy: queues may be removed meanwhile."""
         return iter(list(self._queues.values()))
 
     def get(self, key: RevisionKey) -> RevisionQueue | None:
@@ -31,10 +31,10 @@ class Queues:
     def remove(self, queue: RevisionQueue) -> None:
         del self._queues[queue.revision.key]
 
-    # --- of a call ----------------------------------------------------------------------------------------------------
+    # --- calls --------------------------------------------------------------------------------------------------------
 
     def offer(self, delivery: DirectDelivery) -> None:
-        """It came by the lane."""
+        """Accept a call from the fast path."""
         queue = self._queues.get((delivery.message.function, delivery.message.revision))
         if queue is None:
             delivery.nak()
@@ -42,29 +42,29 @@ class Queues:
             queue.offer(delivery)
 
     def withdraw(self, delivery: DirectDelivery) -> None:
-        """Whoever had offered it is gone, or has queued it."""
+        """Cancel a fast-path call: its gateway is gone, or has queued it."""
         queue = self._queues.get((delivery.message.function, delivery.message.revision))
         if queue is not None:
             queue.withdraw(delivery)
 
     def cancel(self, attempt: Attempt) -> None:
-        """Whoever wanted it is gone."""
+        """Cancel an attempt that has no caller left."""
         if (queue := self._queues.get(attempt.link.revision.key)) is not None:
             queue.cancel(attempt)
 
     def cancel_call(self, invocation: str) -> None:
-        """If it is here."""
+        """Cancel the invocation if it is here."""
         if (attempt := self._attempts.get(invocation)) is not None:
             self.cancel(attempt)
 
-    def cancel_all(self, wanted: str) -> None:
-        """A call or, of a map, all items."""
-        self.cancel_call(wanted)
-        for invocation in [each for each in self._attempts if each.startswith(f"{wanted}-")]:
+    def cancel_all(self, invocation_or_map: str) -> None:
+        """Cancel an invocation or, for a map's id, all items of the map."""
+        self.cancel_call(invocation_or_map)
+        for invocation in [name for name in self._attempts if name.startswith(f"{invocation_or_map}-")]:
             self.cancel_call(invocation)
 
-    def on_doorbell(self, function: str, rung: QueueKind) -> None:
-        """A call was queued there."""
+    def on_wakeup(self, function: str, kind: QueueKind) -> None:
+        """Handle a wakeup: a call was queued."""
         for queue in self._queues.values():
             if queue.revision.function == function:
-                queue.on_doorbell(rung)
+                queue.on_wakeup(kind)

@@ -1,4 +1,4 @@
-"""What the runner is told by its environment."""
+"""Settings of the runner, from environment variables."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpufn_core.domain.gpu_fair_queue import TURNS_PER_GPU
 from gpufn_core.home import Home
 from gpufn_platform.process.settings import bus_url, node_name, whole_number
 
-_MOST_TURNS: Final = 48
+_MAX_TURNS: Final = 48
 
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name; the host's by default. GPUFN_HOME:
-    where its state is. GPUFN_TURNS_PER_GPU: so many workers may use a GPU that is shared by time at once, when those of
-    more than one function are there; 2 when not given."""
+    """GPUFN_NATS_URL: URL of the NATS server, with credentials. GPUFN_NODE: this node's name. Default: the host name.
+    GPUFN_HOME: folder for state. GPUFN_TURNS_PER_GPU: workers that may use a time-shared GPU at once while several
+    functions share it. Default: 2."""
 
     nats_url: str
     node: str
@@ -32,5 +32,5 @@ class RunnerSettings:
             bus_url(environ),
             node_name(environ),
             Home.from_env(environ),
-            whole_number("GPUFN_TURNS_PER_GPU", turns, 1, _MOST_TURNS),
+            whole_number("GPUFN_TURNS_PER_GPU", turns, 1, _MAX_TURNS),
         )

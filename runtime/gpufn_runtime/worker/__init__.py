@@ -1,1 +1,1 @@
-"""The worker: the sandboxed process that holds one Revision and runs its user's code. It knows no bus."""
+"""The worker: a sandboxed process that holds one Revision and runs its user code. It has no connection to the bus."""

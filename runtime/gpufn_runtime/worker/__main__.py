@@ -1,5 +1,5 @@
-"""``python -m gpufn_runtime.worker CONFIG.json`` is a worker, ``... --template MODULE...`` a standby for more,
-``... --contained MODULE...`` the first process of a container with room for one."""
+"""Command line of a worker: ``python -m gpufn_runtime.worker CONFIG.json`` runs a worker, ``... --template MODULE...``
+a template process that workers are forked from, ``... --contained MODULE...`` the first process of a container."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpufn_core.protocol.launch import CONTAINED
 
 def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
     if not sys.flags.safe_path:
-        del sys.path[0]  # `-m` put the agent's folder there; the user's modules are looked for in their bundle
+        del sys.path[0]  # the agent's folder, which `-m` put there; user modules are imported from their bundle
     if arguments[:1] == ["--template"]:
         from gpufn_runtime.worker.template import serve  # noqa: PLC0415  (a cold worker does not need it)
 
         return serve(arguments[1:])
     if arguments[:1] == [CONTAINED]:
-        from gpufn_runtime.worker.container_init import live  # noqa: PLC0415
+        from gpufn_runtime.worker.container_init import run_container  # noqa: PLC0415
 
-        live(arguments[1:])
+        run_container(arguments[1:])
     if len(arguments) != 1:
         print("usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE...", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,9 +1,11 @@
-"""The first process of a container, and the one worker in it.
+"""First process (init) of a container, and the container's only worker.
 
-1. fork at once, while there is next to nothing to copy: the parent does what the first process of a system has to,
-   which is to reap orphans, pass signals on, and end as the worker ends
-2. the child imports what the agent names, connects to it, says TemplateReady, and waits, paused as a rule
-3. a ForkRequest makes it the worker; it lives as one that started cold (`lifecycle`). Else it ends with the agent
+1. fork at once, while there is almost nothing to copy. The parent acts as init: it reaps orphans, forwards signals, and
+   exits as the worker exits
+2. the child imports the modules that the agent names, connects to the agent, sends TemplateReady, and waits, usually
+   frozen
+3. a ForkRequest turns the child into the worker, which then runs like one that started cold (`lifecycle`). If the agent
+   disconnects, the child exits
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import msgspec
 
 from gpufn_core.protocol.launch import CONTROL_SOCKET, EXIT_SIGNALLED, EXIT_START_FAILED, ForkRequest, TemplateReady
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _READ_BYTES = 1 << 16
 
 
-def live(modules: list[str]) -> NoReturn:
+def run_container(modules: list[str]) -> NoReturn:
     worker = os.fork()
     if worker == 0:
         try:
@@ -33,18 +35,18 @@ def live(modules: list[str]) -> NoReturn:
         except BaseException:
             traceback.print_exc()
         os._exit(EXIT_START_FAILED)
-    _be_first(worker)
+    _run_init(worker)
 
 
-def _be_first(worker: int) -> NoReturn:
-    """When it ends, the kernel ends all that the worker left."""
+def _run_init(worker: int) -> NoReturn:
+    """Run as init. When this process exits, the kernel kills all processes that the worker left."""
 
-    def pass_on(signum: int, _: object) -> None:
+    def forward(signum: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signum)
 
-    for name in _PASSED_ON:
-        signal.signal(name, pass_on)
+    for name in _FORWARDED:
+        signal.signal(name, forward)
     while True:
         pid, status = os.wait()
         if pid == worker:
@@ -53,8 +55,8 @@ def _be_first(worker: int) -> NoReturn:
 
 
 def _wait_and_work(modules: list[str]) -> None:
-    from gpufn_runtime.worker import lifecycle, template  # noqa: PLC0415  (the first process does without)
-    from gpufn_runtime.worker.arguments import loader  # noqa: PLC0415  (the first process does without)
+    from gpufn_runtime.worker import lifecycle, template  # noqa: PLC0415  (not needed by init)
+    from gpufn_runtime.worker.arguments import loader  # noqa: PLC0415  (not needed by init)
 
     missing = template.import_all(modules)
     template.rehearse()
@@ -69,7 +71,7 @@ def _wait_and_work(modules: list[str]) -> None:
                 os._exit(0)
             line += data
     request = msgspec.json.decode(line, type=ForkRequest)
-    output = os.open(request.output, os.O_RDWR)  # for reading too, so that it never breaks when its reader is gone
+    output = os.open(request.output, os.O_RDWR)  # O_RDWR, so that writing never fails when the reader is gone
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(output, stream.fileno())

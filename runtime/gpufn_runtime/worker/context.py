@@ -1,4 +1,4 @@
-"""Which Attempt the code that runs right now belongs to: for its prints and its nested calls."""
+"""Current Attempt of the running code, for its output and its nested calls."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from contextvars import ContextVar
 
 from gpufn_runtime.worker.execute.attempts import Attempt
 
-# None is the worker itself: its loading, its hooks, threads of the user's own, a batch of several attempts.
+# None for the worker itself: loading, hooks, threads started by user code, and a batch of several attempts.
 current_attempt: ContextVar[Attempt | None] = ContextVar("gpufn_attempt", default=None)

@@ -1,17 +1,17 @@
-"""A worker's life.
+"""Life cycle of a worker.
 
-1. end with the supervisor of its node; confine the process (cgroup, limits)
-2. connect to the runner's socket: Hello; of a part of a GPU: prove that it is held to it
-3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
-4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
-5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again, with what runs
-   on and what has ended meanwhile; else exit 4
-6. Park: nothing runs; what is on the GPU goes to memory of the host: Ready, parked, or NotParked. Resume: back; Ready,
-   or StartFailed and exit 3 (`parking`)
-7. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
-   its Drain; without a runner, finish what is here
+1. arrange to end with the node's supervisor; confine the process (cgroup, limits)
+2. connect to the runner's socket and send Hello; with a part of a GPU: verify that the limits are enforced
+3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and exit code 3
+4. the reader thread receives frames; the user threads, the main thread first, run calls (`executor`)
+5. the runner disconnects: drop queued calls, reconnect for RECONNECT_S, send Hello and Ready again, with the attempts
+   that still run and those that have ended meanwhile; otherwise exit code 4
+6. Park: while no call runs, move GPU memory to host memory: Ready, parked, or NotParked. Resume: move it back; Ready,
+   or StartFailed and exit code 3 (`parking`)
+7. Drain: finish the calls that are here. SIGTERM: notify the runner, which may have sent a call that is not here yet,
+   and wait for its Drain; without a runner, finish the calls that are here
 8. run the @exit hooks, exit
-9. a GPU that fails under it: as at SIGTERM, for it is to be replaced
+9. a GPU fault: like SIGTERM, because the worker has to be replaced
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.platform_calls.nested_calls import NestedCalls
 from gpufn_runtime.worker.platform_calls.output import Output
-from gpufn_runtime.worker.platform_calls.pending_requests import Conversations
+from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 
 if TYPE_CHECKING:
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
-_SPARE_SHARE = 1 / 16  # of its memory, for files of results that are written again
+_SPARE_SHARE = 1 / 16  # of the worker's memory limit, for reusable files of results
 
 
 def run_worker(config_path: str) -> NoReturn:
-    with open(config_path, "rb") as file:  # pathlib would be 6 ms of a cold start
+    with open(config_path, "rb") as file:  # pathlib would add 6 ms to a cold start
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
     try:
         code = Worker(config).run()
-    except BaseException:  # a signal handler of the user's: its threads would keep the process, and no call would run
+    except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)
         code = 1
     process.leave(code)
@@ -90,21 +90,21 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        parcels = Parcels(config.parcels, spare_bytes=_spare_bytes(config))
-        self._link.on_quiet = parcels.spares.drop
-        self._attempts = Attempts(parcels)
+        shared_bodies = Parcels(config.parcels, spare_bytes=_spare_bytes(config))
+        self._link.on_quiet = shared_bodies.spares.drop
+        self._attempts = Attempts(shared_bodies)
         self._output = Output(self._link)
         self._results = Results(
-            self._link, self._attempts, self._output, config.bundle_dir, parcels, may_pickle=config.spec.pickle
+            self._link, self._attempts, self._output, config.bundle_dir, shared_bodies, may_pickle=config.spec.pickle
         )
-        self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
-        self._conversations = Conversations(self._link, parcels)
-        self._draining = False  # it is to end
+        self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._handle_frame)
+        self._requests = PendingRequests(self._link, shared_bodies)
+        self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
         self._forking = threading.local()
         if config.spec.resources.gpu:
-            from gpufn_runtime.worker.gpu.device_errors import fault_of  # noqa: PLC0415  (1 ms of every other cold start)
+            from gpufn_runtime.worker.gpu.device_errors import fault_of  # noqa: PLC0415  (saves 1 ms without a GPU)
 
             self._results.fault_of = functools.partial(fault_of, shares_by_mps=config.mps is not None)
             self._results.on_fault = self._on_fault
@@ -112,27 +112,27 @@ class Worker:
         self._attempts.on_stale_end = lambda: self._link.send(Freed())
 
     def run(self) -> int:
-        """Live; the exit code says how it ended."""
-        process.explain_crashes()
+        """Run until the worker ends; returns the exit code."""
+        process.enable_crash_tracebacks()
         fifo = self._config.supervisor_fifo
         if fifo and not end_with_supervisor(fifo):
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
-        unconfined = self._confine()
+        confine_error = self._confine()
         if not self._link.connect(CONNECT_S):
             print(f"no runner listens on {self._config.socket}", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
         os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._be_no_worker
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
         )
         self._output.capture()
-        calls = NestedCalls(self._link, self._conversations, may_pickle=self._config.spec.pickle)
+        calls = NestedCalls(self._link, self._requests, may_pickle=self._config.spec.pickle)
         transport.install(calls)
         context.install(calls.context)
         self._link.peer_back()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
-        if unconfined is not None:
-            return self._start_failed("load", unconfined)
+        if confine_error is not None:
+            return self._start_failed("load", confine_error)
         loaded = self._start()
         if loaded is None:
             return EXIT_START_FAILED
@@ -140,16 +140,16 @@ class Worker:
         self._exit(loaded)
         return self._exit_code
 
-    # --- starting ---------------------------------------------------------------------------------------------------
+    # --- starting -----------------------------------------------------------------------------------------------------
 
     def _confine(self) -> LoadError | None:
         os.environ.update(self._config.spec.env)
-        time.tzset()  # its TZ, if it names one: C's library has read that of a template
+        time.tzset()  # the function may set TZ; the C library may have read the template's value
         try:
             process.confine(self._config)
         except (OSError, ValueError) as error:
-            return LoadError(f"the worker's limits cannot be set: {error}")
-        process.use_cores(self._config.spec.resources.cpu)  # may start threads, which then are in the group as well
+            return LoadError(f"cannot set the worker's limits: {error}")
+        process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
         return None
 
     def _start(self) -> Loaded | None:
@@ -172,22 +172,22 @@ class Worker:
         except BaseException as error:
             self._start_failed("enter", error)
             return None
-        self._link.leave_if_parents()  # a module or a constructor forked
+        self._link.exit_if_forked()  # in a child, if a module or a constructor forked
         warm_at = time.perf_counter()
         self._output.capture_logging()
         self._executor.serve(loaded.methods)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is for its supervisor
+        signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is handled by its supervisor
         self._parking = Parking(loaded, self._executor.call_hook, self._config.memory_bytes)
         self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look())
         self._link.announce(self._ready)
         return loaded
 
     def _prove_share(self) -> None:
-        """Before any code of the user's, which must not run without its limits."""
+        """Verify the MPS limits before any user code runs."""
         if self._config.mps is None:
             return
-        from gpufn_runtime.worker.gpu import mps_proof  # noqa: PLC0415  (with ctypes 5 ms of every other cold start)
+        from gpufn_runtime.worker.gpu import mps_proof  # noqa: PLC0415  (with ctypes saves 5 ms without MPS)
         from gpufn_runtime.worker.gpu.cuda_driver import Driver  # noqa: PLC0415
 
         try:
@@ -210,20 +210,20 @@ class Worker:
         self._link.send(StartFailed(phase, info))
         return EXIT_START_FAILED
 
-    # --- the reader thread ------------------------------------------------------------------------------------------
+    # --- the reader thread --------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:
             while True:
-                while self._link.frames or self._link.receive(self._executor.look_after()):
+                while self._link.frames or self._link.receive(self._executor.check_inbox()):
                     while self._link.frames:
-                        self._take(*self._link.frames.popleft())
+                        self._handle_frame(*self._link.frames.popleft())
                     self._executor.lend_socket()
                 self._link.peer_lost()
                 self._may_end = True
                 self._abandon()
                 self._attempts.check_idle()
-                if self._draining or not self._link.connect(RECONNECT_S, self._attempts.left):
+                if self._draining or not self._link.connect(RECONNECT_S, self._attempts.leftovers):
                     break
                 for result in self._attempts.resume(self._link.number):
                     self._link.send_packed(result)
@@ -232,9 +232,9 @@ class Worker:
                 if self._draining:
                     self._link.send(Draining())
         except BaseException as error:
-            if isinstance(error, ProtocolMismatch):  # a runner of another release: a fresh worker has to meet it
-                print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
-            else:  # no memory, say: a worker that hears nothing more is of no use
+            if isinstance(error, ProtocolMismatch):  # a runner of another release: a new worker has to connect to it
+                print(f"cannot decode the runner's frames: {error}", file=sys.__stderr__)
+            else:  # for example out of memory: without its reader the worker is useless
                 traceback.print_exc(file=sys.__stderr__)
             self._link.close()
             self._abandon()
@@ -245,12 +245,12 @@ class Worker:
         process.leave(self._exit_code)
 
     def _abandon(self) -> None:
-        unanswered = self._conversations.unanswered()
-        self._attempts.abandon({each.attempt for each in unanswered})  # first: they may end by what comes now
-        for each in unanswered:
-            each.lose()
+        unanswered = self._requests.unanswered()
+        self._attempts.abandon({request.attempt for request in unanswered})  # first: `lose` may end attempts
+        for request in unanswered:
+            request.lose()
 
-    def _take(self, frame: RunnerFrame, body: bytes) -> None:
+    def _handle_frame(self, frame: RunnerFrame, body: bytes) -> None:
         kind = type(frame)
         if kind is Run:
             self._executor.take(self._attempts.add(frame, body, self._link.number))  # type: ignore[arg-type]
@@ -261,18 +261,18 @@ class Worker:
             if cancelled is not None:
                 self._results.cancelled_in_queue(cancelled)
         elif isinstance(frame, (Answer, AnswerItem)):
-            self._conversations.deliver(frame, body)
+            self._requests.deliver(frame, body)
         elif isinstance(frame, Drain):
             self._draining = self._may_end = True
             self._stop_if_drained()
         elif isinstance(frame, Park):
-            self._link.take_back()
+            self._link.withdraw_ready()
             self._executor.run_alone(functools.partial(self._park, frame.host_bytes))
         elif isinstance(frame, Resume):
-            self._link.take_back()
+            self._link.withdraw_ready()
             self._executor.run_alone(self._resume)
 
-    # --- parking, in a user thread ----------------------------------------------------------------------------------
+    # --- parking, in a user thread ------------------------------------------------------------------------------------
 
     def _park(self, host_bytes: int) -> None:
         try:
@@ -291,18 +291,18 @@ class Worker:
             process.leave(self._start_failed("resume", error))
         self._link.announce(self._ready)
 
-    # --- ending -----------------------------------------------------------------------------------------------------
+    # --- ending -------------------------------------------------------------------------------------------------------
 
     def _on_sigterm(self, *_: object) -> None:
-        # In the main thread, between any two bytecodes of the user's: no locks but the link's, which is made for it.
-        self._wind_up()
+        # Runs in the main thread between any two bytecodes of user code. Only the link's lock allows that.
+        self._start_drain()
 
     def _on_fault(self, fault: DeviceFault) -> None:
         if not self._draining:
-            print(f"{fault.describe()}: this worker is replaced", file=sys.__stderr__, flush=True)
-            self._wind_up()
+            print(f"{fault.describe()}: replacing this worker", file=sys.__stderr__, flush=True)
+            self._start_drain()
 
-    def _wind_up(self) -> None:
+    def _start_drain(self) -> None:
         self._draining = True
         self._link.send(Draining())
         self._stop_if_drained()
@@ -319,17 +319,17 @@ class Worker:
                 traceback.print_exc()
         self._output.end(None)
 
-    # --- children that the user's code forks (a DataLoader's, say) ---------------------------------------------------
+    # --- child processes forked by user code (for example by a DataLoader) --------------------------------------------
 
     def _before_fork(self) -> None:
-        # A SIGTERM to the child must find the default action, not our handler on its last instants.
+        # Block SIGTERM: the child must get the default action, and not run our handler in its first moments.
         self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _after_fork(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
-    def _be_no_worker(self) -> None:
-        """In the child: print as usual, end when told, and with the call that forked it."""
+    def _after_fork_in_child(self) -> None:
+        """In the child: print as usual, end on SIGTERM, and end with the call that forked it."""
         self._output.release()
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -337,11 +337,11 @@ class Worker:
 
 
 def _spare_bytes(config: WorkerConfig) -> int:
-    """They count for what it may use."""
+    """Return the size of the reusable files, which count towards the memory limit."""
     if config.memory_bytes is None:
         return MOST_BYTES
     return min(MOST_BYTES, int(config.memory_bytes * _SPARE_SHARE))
 
 
 def _ignore(*_: object) -> None:
-    """Not SIG_IGN, which a program that the user's code starts would inherit."""
+    """Signal handler that does nothing. SIG_IGN would be inherited by programs that user code starts."""

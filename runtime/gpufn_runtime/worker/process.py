@@ -1,4 +1,4 @@
-"""What the worker does to its own process, before it loads anything of the user's."""
+"""Setup and exit of the worker's own process."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from typing import NoReturn
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_platform.process import fd_limit
 
-ATEXIT_S = 3.0  # less than what the agent leaves to a worker that its runner has given up
+ATEXIT_S = 3.0  # less than the agent's timeout for a worker without a runner
 _OPENBLAS_SET_THREADS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
 )
 
 
 def confine(config: WorkerConfig) -> None:
-    """Join the cgroups and set the limits that the agent asks for. OSError when that is not possible."""
+    """Join the cgroups and set the limits that the agent configured. Raises OSError if that fails."""
     for path in config.cgroup_procs:
         with open(path, "w") as file:
-            file.write("0")  # ourselves, and then the kernel need not stop every fork on the machine: see MemoryGroup
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a process with a model in memory fills the disk
+            file.write("0")  # joining ourselves does not make the kernel stop all forks on the machine: see MemoryGroup
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump with a model in memory would fill the disk
     if config.open_files is not None:
         fd_limit.allow(config.open_files)
     if config.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))
 
 
-def explain_crashes() -> None:
-    """On a segfault, leave the Python stack in the process's own output, which the agent keeps."""
+def enable_crash_tracebacks() -> None:
+    """On a segfault, write the Python stack to the process's own output, which the agent stores."""
     if sys.__stderr__ is not None:
-        # C's stack would come after it, and the end of what a worker says is what its caller is told.
-        python_alone = {"c_stack": False} if sys.version_info >= (3, 14) else {}
-        faulthandler.enable(sys.__stderr__.fileno(), all_threads=False, **python_alone)
+        # C's stack would follow it, but the caller is shown the end of a worker's output.
+        options = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+        faulthandler.enable(sys.__stderr__.fileno(), all_threads=False, **options)
 
 
 def use_cores(cpu: float) -> None:
-    """Native threads for `cpu` cores, in libraries that a template has loaded with one thread."""
+    """Set the number of native threads to `cpu` cores, in libraries that a template process loaded with one thread."""
     threads = max(1, math.ceil(cpu))
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -55,11 +55,11 @@ def use_cores(cpu: float) -> None:
 
 
 def _use_openblas_threads(package: str, threads: int) -> None:
-    """Of the OpenBLAS that a wheel carries beside it; it reads its variable when it is loaded, and never again."""
+    """Set the threads of the OpenBLAS in a package's wheel, which reads its environment variable only when loaded."""
     file = getattr(sys.modules.get(package), "__file__", None)
     if file is None:
         return
-    import ctypes  # noqa: PLC0415  (numpy has imported it)
+    import ctypes  # noqa: PLC0415  (already imported by numpy)
 
     folder = os.path.join(os.path.dirname(os.path.dirname(file)), f"{package}.libs")
     with contextlib.suppress(OSError):
@@ -71,25 +71,25 @@ def _use_openblas_threads(package: str, threads: int) -> None:
                         getattr(library, function)(threads)
 
 
-def vital(work: Callable[[], None]) -> Callable[[], None]:
-    """`work` of a thread without which calls that are taken would never end: when it fails, so does the process."""
+def exit_on_failure(work: Callable[[], None]) -> Callable[[], None]:
+    """Wrap the main function of a thread that calls depend on: if it raises, the process exits."""
 
-    def work_or_end() -> None:
+    def work_or_exit() -> None:
         try:
             work()
         except BaseException:
             try:
                 traceback.print_exc(file=sys.__stderr__)
                 leave(1)
-            finally:  # there may be no memory for that
+            finally:  # if there is no memory for that
                 os._exit(1)
 
-    return work_or_end
+    return work_or_exit
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: threads of the user's that still run do not hold it, and its `atexit` hooks not for long."""
-    with contextlib.suppress(RuntimeError):  # no thread can be had: the agent's kill is what bounds it then
+    """Exit the process now: running user threads do not delay it, and `atexit` hooks only for a limited time."""
+    with contextlib.suppress(RuntimeError):  # cannot start a thread: then the agent's kill limits the time
         limit = threading.Timer(ATEXIT_S, os._exit, (code,))
         limit.daemon = True
         limit.start()
@@ -102,8 +102,8 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_as_script(error: BaseException | None) -> NoReturn:
-    """End a child that the user's code forked, as a script would that ends so."""
+def exit_like_script(error: BaseException | None) -> NoReturn:
+    """Exit a child that user code forked like a script that ends this way."""
     code: object = 1
     if error is None or isinstance(error, SystemExit):
         code = error and error.code

@@ -1,8 +1,8 @@
-"""What a bundle may hold. Pure; looks at the archive's directory, unpacks nothing.
+"""Rules for the contents of a bundle. Pure; reads the archive's directory and unpacks nothing.
 
-The gateway asks at deploy and each agent asks again before it unpacks, for it trusts no archive: one set of rules, so
-that what one takes the other does not refuse.
-What unzips a bundle writes no more than the sizes that its directory claims, so the claims are what is limited.
+The gateway checks a bundle at deploy, and each agent checks it again before unpacking, because an agent trusts no
+archive. Both use these rules, so that an agent accepts what the gateway accepted. Unpacking never writes more than the
+sizes that the directory claims, so limiting the claimed sizes is enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufn_core.errors import InvalidBundle
 MAX_ENTRIES: Final = 10_000
 MAX_UNPACKED_BYTES: Final = 512 << 20
 MAX_RATIO: Final = 100
-_RATIO_FLOOR: Final = 1 << 20  # a small file of zeros is no bomb
+_RATIO_FLOOR: Final = 1 << 20  # a smaller file of zeros is not a zip bomb
 _MAX_NAME_BYTES: Final = 1024
 _CENTRAL_ENTRY: Final = b"PK\x01\x02"
 _ENCRYPTED: Final = 0x1
@@ -29,8 +29,8 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def open_bundle(data: bytes) -> zipfile.ZipFile:
-    """Raises InvalidBundle when it is no zip archive, or has more entries than anybody should look at."""
-    # Counted before zipfile makes an object of each.
+    """Open a bundle. Raises InvalidBundle if it is not a zip archive or has too many entries."""
+    # Counted first, because zipfile creates an object for each entry.
     if data.count(_CENTRAL_ENTRY) > MAX_ENTRIES:
         raise InvalidBundle(f"The bundle has more than {MAX_ENTRIES:,} entries.")
     try:
@@ -40,18 +40,18 @@ def open_bundle(data: bytes) -> zipfile.ZipFile:
 
 
 def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Every entry, folders too; the bundle of a function without code has none.
+    """Return every entry, including folders. The bundle of a function without code has none.
 
-    Raises InvalidBundle for a name that leaves the bundle, for two names that mean one file on some file system, for a
-    name that is a file and a folder, for links and devices, and for more than a node should unpack.
+    Raises InvalidBundle for a name that leaves the bundle, for two names that are one file on some file system, for a
+    name that is both a file and a folder, for links and devices, and for sizes above the limits.
     """
     entries = archive.infolist()
     seen: dict[str, zipfile.ZipInfo] = {}
     for entry in entries:
         _check_entry(entry)
-        path = _as_compared(entry.filename)
+        path = _comparison_key(entry.filename)
         if path in seen:
-            raise InvalidBundle(f"The bundle has {entry.filename!r} twice.")
+            raise InvalidBundle(f"The bundle contains {entry.filename!r} twice.")
         seen[path] = entry
     _check_folders(seen)
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
@@ -59,22 +59,22 @@ def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return entries
 
 
-def _as_compared(name: str) -> str:
-    r"""Equal for names that are one file where a file system ignores case or the form of accents.
+def _comparison_key(name: str) -> str:
+    r"""Return a key that is equal for names of one file where a file system ignores case or Unicode normalization.
 
-    >>> _as_compared("Cafe\u0301/") == _as_compared("caf\u00e9")
+    >>> _comparison_key("Cafe\u0301/") == _comparison_key("caf\u00e9")
     True
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name.rstrip("/")).casefold())
 
 
 def _check_folders(entries: Mapping[str, zipfile.ZipInfo]) -> None:
-    """Raises InvalidBundle for a file that is a folder of another entry as well."""
-    # No name has a null character: with it as the separator, what is below a file follows it at once.
+    """Raise InvalidBundle for a file that is also a folder of another entry."""
+    # No name contains a null character. As the separator, it sorts the contents of a folder right after its name.
     ordered = sorted(((path.replace("/", "\0"), entry) for path, entry in entries.items()), key=operator.itemgetter(0))
     for (path, entry), (following, _) in itertools.pairwise(ordered):
         if following.startswith(f"{path}\0") and not entry.is_dir():
-            raise InvalidBundle(f"The bundle has {entry.filename!r} as a file and as a folder.")
+            raise InvalidBundle(f"The bundle contains {entry.filename!r} as a file and as a folder.")
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:
@@ -88,10 +88,10 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
         raise InvalidBundle(f"The bundle has a path that leaves it or is not plain: {name!r}.")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise InvalidBundle(f"The bundle may hold files and folders only; {name!r} is a link or a device.")
+        raise InvalidBundle(f"The bundle may contain only files and folders; {name!r} is a link or a device.")
     if kind and (kind == stat.S_IFDIR) != name.endswith("/"):
         raise InvalidBundle(f"{name!r} is neither a plain file nor a plain folder: its name and its mode differ.")
     if entry.flag_bits & _ENCRYPTED or entry.compress_type not in _METHODS:
-        raise InvalidBundle(f"{name!r} is encrypted or compressed in a way that gpufn does not unpack.")
+        raise InvalidBundle(f"{name!r} is encrypted, or compressed in a way that gpufn does not unpack.")
     if entry.file_size > _RATIO_FLOOR and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
         raise InvalidBundle(f"{name!r} unpacks to more than {MAX_RATIO} times its size.")

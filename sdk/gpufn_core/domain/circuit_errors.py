@@ -1,5 +1,5 @@
-"""What an open circuit tells callers, the gateway's and the runner's for calls that functions make of each other.
-Pure."""
+"""Errors of calls to a function whose circuit breaker is open: for callers of the gateway, and for calls between
+functions, which the runner answers. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from gpufn_core.errors import ErrorInfo, FunctionStartFailed
 from gpufn_core.protocol.reports import FunctionStatus
 
-# The controller tries a function that cannot start again after a while; asking more often learns nothing.
+# The controller retries a function that cannot start after a while; a caller that retries sooner gains nothing.
 _CIRCUIT_RETRY_S = 15.0
 
 
@@ -20,9 +20,9 @@ _FRAME = re.compile(
 
 
 def user_line(error: ErrorInfo) -> str:
-    """The line of the user's code that failed, such as ``app.py, line 3: model = load()``; "" without a traceback.
+    """Return the line of user code that failed, such as ``app.py, line 3: model = load()``; "" without a traceback.
 
-    The files of a bundle have relative names. Where none is in the traceback the last line of all stands.
+    The files of a bundle have relative names. If the traceback has none, return its last line.
     """
     frames = list(_FRAME.finditer(error.traceback or ""))
     own = [frame for frame in frames if not frame["file"].startswith(("/", "<"))]
@@ -40,15 +40,16 @@ class Refused(FunctionStartFailed):
 
 
 def start_failure(revision: int, status: FunctionStatus) -> Refused | None:
-    """Set while the circuit of this very revision is open and nobody else serves it."""
+    """Return an error while the circuit breaker of this revision is open and the revision has no ready worker."""
     if status.start_error is None or status.serving != revision or status.workers.ready:
         return None
     return Refused(told(status.function, status.start_error).message)
 
 
 def told(function: str, error: ErrorInfo) -> ErrorInfo:
-    """A start's error as its caller hears it: of which function it is, and the user's exception with its type, without
-    which a `KeyError` is a word in quotes. The type stands in the words alone: no call of the function raised it."""
+    """Return a start failure as a caller receives it: the message names the function, and includes the type of the
+    user's exception, without which a `KeyError` is only a quoted word. The type fields are empty, because no call of
+    the function raised it."""
     where = f" (`gpufn logs {function}` has the traceback)" if error.traceback else ""
     message = f"{function} cannot start: {error.summary}{where}"
     return msgspec.structs.replace(error, message=message, error_type=None, error_bases=())

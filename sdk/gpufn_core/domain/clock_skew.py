@@ -1,23 +1,23 @@
-"""The skew of a node's wall clock: the node's time minus the bus server's time, in seconds. None: unknown.
+"""The skew of a node's wall clock: the node's time minus the NATS server's time, in seconds. None: unknown.
 
-Calls carry their deadlines, and records their times, in unix seconds of the host that wrote them.
+Deadlines and times in records are unix seconds of the host that wrote them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# NTP keeps hosts within 0.1 s of each other, and a measurement is wrong by 0.5 s at most. Two seconds are therefore a
-# fault of the clock.
+# NTP keeps hosts within 0.1 s of each other, and a measurement is wrong by at most 0.5 s. A skew of two seconds is
+# therefore a fault of the clock.
 SKEWED_S: Final = 2.0
-_LONGEST_ROUND_TRIP_S: Final = 1.0  # the server's time is somewhere in it: half of it is the greatest error
+_LONGEST_ROUND_TRIP_S: Final = 1.0  # the server's time lies within it, so half of it is the largest error
 REMEDY: Final = "synchronize the clock with NTP (`timedatectl set-ntp true`, or chrony)"
 
 
 def measured(sent_at: float, server_at: float, received_at: float) -> float | None:
-    """The skew, from a request that the node sent and received at these times of its own clock.
+    """Compute the skew from a request that the node sent and received at these times of its own clock.
 
-    None for a slow answer, and for a clock that was set back meanwhile.
+    None for a slow reply, and for a clock that was set back in between.
 
     >>> measured(103.0, 100.25, 103.5)
     3.0

@@ -1,4 +1,4 @@
-"""Devices and shares of them: what a Node offers, what a Worker is granted."""
+"""Devices and their shares: what a node offers, and what a worker leases."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Share(enum.StrEnum):
 
 class Health(enum.StrEnum):
     HEALTHY = "healthy"
-    DEGRADED = "degraded"  # what runs goes on, nothing new is placed
+    DEGRADED = "degraded"  # running workers continue, no new worker is placed
     FAILED = "failed"  # nothing runs there
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A GPU, an instance that one was cut into (MIG), or the CPU pool of a node.
+    """A GPU, a MIG instance of a GPU, or the CPU pool of a node.
 
-    `kind` is the model name as the driver tells it ("NVIDIA L4"); `cores` is 0 for a GPU. `memory_bytes` is what
-    processes can have of it. `multiprocessors` 0 means unknown.
+    `kind` is the model name as the driver reports it ("NVIDIA L4"); `cores` is 0 for a GPU. `memory_bytes` is the
+    memory available to processes. `multiprocessors` of 0 means unknown.
     """
 
     uuid: str
@@ -38,13 +38,13 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: float = 0.0
     compute_capability: str = ""
     multiprocessors: int = 0
-    parent: str = ""  # the uuid of the GPU that an instance is cut from
+    parent: str = ""  # the uuid of the GPU of a MIG instance
     health: Health = Health.HEALTHY
     health_reason: str = ""
 
 
 class LinkKind(enum.IntEnum):
-    """What two GPUs of a node reach each other through, the slowest first."""
+    """The connection between two GPUs of a node, the slowest first."""
 
     SOCKETS = 0  # from one CPU to another
     HOST = 1  # within one CPU, over several PCIe host bridges
@@ -61,30 +61,30 @@ class DeviceLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MpsLevel(enum.StrEnum):
-    """What of MPS a node can do; each level has what is below it."""
+    """The MPS features of a node; each level includes those above."""
 
     NONE = "none"
-    V2 = "v2"  # a control daemon per GPU: limits by a client's environment
+    V2 = "v2"  # a control daemon per GPU: limits set by environment variables of the client
     V3 = "v3"  # driver r615 and later: namespaces
-    V3_MEMORY = "v3_memory"  # and memory limits of cgroups, held by the kernel
+    V3_MEMORY = "v3_memory"  # also memory limits by cgroups, enforced by the kernel
 
 
 class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node's software is. Text is empty where nothing is known."""
+    """The software of a node. Text is empty if unknown."""
 
     driver: str = ""
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
-    container_runtime: str = ""  # of GPUs in containers: "nvidia", when Docker knows it
+    container_runtime: str = ""  # for GPUs in containers: "nvidia" if Docker has it
 
 
 class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of a node: always some of its CPU pool, and GPUs, a part of one, or none.
+    """A part of a node: always a part of its CPU pool, plus whole GPUs, a part of one GPU, or none.
 
-    Several GPUs are always exclusive. Under MPS `vram_bytes` is a limit for each process and `sm_percent` a ceiling,
-    100 for none. Who shares a GPU is of one `trust_domain`, and under MPS all live in containers (`contained`) or none.
-    `gpu_part` is what it is charged of each GPU: all of it, and under MPS its ceiling, or without one its part of the
-    GPU's memory.
+    Several GPUs are always exclusive. Under MPS `vram_bytes` is a limit for each process and `sm_percent` a ceiling;
+    100 means none. Workers that share a GPU have the same `trust_domain`. Under MPS, either all or none of them run in
+    containers (`contained`). `gpu_part` is the part of each GPU that is charged: 1, or under MPS the ceiling, or
+    without a ceiling the part of the GPU's memory.
     """
 
     cpu_device: str

@@ -1,4 +1,4 @@
-"""What a GPU says of itself each second. None: this GPU, or this driver, does not tell."""
+"""Metrics of a GPU, read each second. None: this GPU or driver does not report the metric."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """`memory_bytes` is what it holds of the GPU's memory, `utilisation` the share of the last second in which the GPU
-    ran its kernels; None where the driver does not say, and of clients of MPS it does not say the latter."""
+    """`memory_bytes` is the GPU memory that the process holds. `utilisation` is the share of the last second in which
+    the GPU ran its kernels. None if the driver does not report it; it never reports `utilisation` of MPS clients."""
 
     pid: int
     memory_bytes: int | None = None
@@ -15,8 +15,8 @@ class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Shares are from 0 to 1. Counters go up until the driver is loaded again. `utilisation` is the share of the last
-    second in which any kernel ran, however small: a guard, never a measure of what is left."""
+    """Shares are from 0 to 1. Counters increase until the driver is reloaded. `utilisation` is the share of the last
+    second in which any kernel ran, however small: usable as a guard, never as a measure of free capacity."""
 
     uuid: str
     utilisation: float | None = None
@@ -34,14 +34,14 @@ class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
-    clock_limits: tuple[str, ...] = ()  # why the clocks are not higher
+    clock_limits: tuple[str, ...] = ()  # reasons that limit the clocks
     performance_state: int | None = None  # 0 is the fastest
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     rows_remapped_corrected: int | None = None
     rows_remapped_uncorrected: int | None = None
     rows_pending: bool | None = None  # rows are remapped at the next reset
-    rows_failed: bool | None = None  # no spare row was left
+    rows_failed: bool | None = None  # a remapping failed because no reserve row was left
     pcie_generation: int | None = None
     pcie_width: int | None = None
     pcie_replays: int | None = None

@@ -1,7 +1,7 @@
-"""Engines and Builds: what the builder makes of a ModelSpec, what names it, and how far a build has got.
+"""Engines and builds: the builder's output for a ModelSpec, its identity, and the progress of a build.
 
-An engine is a folder of files. Published it is an EngineManifest in the ENGINES bucket, under its EngineKey, and its
-files in the object store, by digest; on a node it is `cache/engines/<key>/`, with the manifest beside its files.
+An engine is a folder of files. A published engine is an EngineManifest in the ENGINES bucket, under its EngineKey, with
+its files in the object store, by digest. On a node it is `cache/engines/<key>/`, with the manifest beside its files.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
-ENGINE_SCHEMA = 3  # of the manifest and of what the builder does: a new number makes all engines anew
+ENGINE_SCHEMA = 3  # of the manifest and of the builder's work: a new number rebuilds all engines
 MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
 GOLDEN_FILE = "golden.npz"
-CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name, as the driver tells it
+CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name as the driver reports it
 
 _canonical = msgspec.json.Encoder(order="sorted")
 
@@ -33,22 +33,22 @@ class Backend(enum.StrEnum):
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that makes two engines interchangeable; its digest is the EngineKey. A test changes each row.
+    """Everything that makes two engines interchangeable; its digest is the EngineKey. A test changes each field.
 
-    The driver's version is not here: it is recorded, and a golden sample at each load finds what it breaks.
+    The driver's version is not included. It is recorded, and the golden sample at each load detects what it breaks.
     """
 
     model: str  # sha256 over the digests of the model's files
     recipe: Precision
-    tools: dict[str, str]  # what rewrites the graph → its version
-    profiles: tuple[ShapeProfile, ...]  # as asked for; empty: made from max_batch and the samples
+    tools: dict[str, str]  # tool that rewrites the graph → its version
+    profiles: tuple[ShapeProfile, ...]  # as requested; empty: derived from max_batch and the samples
     max_batch: int
-    samples: str  # digest, or empty: they choose profiles and calibrate
+    samples: str  # digest, or empty; profiles and calibration depend on the samples
     flags: dict[str, str]  # of the compiler
     backend: Backend
-    versions: dict[str, str]  # onnxruntime, tensorrt, cuda, cudnn, as far as the backend uses them
+    versions: dict[str, str]  # onnxruntime, tensorrt, cuda, cudnn, if the backend uses them
     device: str  # DeviceKind
-    compute_capability: str  # of a CPU: the vector instructions that the machine has
+    compute_capability: str  # for a CPU: the vector instructions of the machine
     os: str
     arch: str
     schema: int = ENGINE_SCHEMA
@@ -60,38 +60,38 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_digest(files: tuple[ModelFile, ...]) -> str:
-    """One sha256 for a model of several files. What the ONNX file, the first, is called is no matter; the names of the
-    others are in it. Sizes follow from the digests."""
+    """Return one sha256 for a model of several files. The name of the ONNX file, which is the first, does not matter;
+    the names of the others do. Sizes follow from the digests."""
     model, *external = files
     return hashlib.sha256(_canonical.encode([model.digest, *((it.name, it.digest) for it in external)])).hexdigest()
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """The worst of all outputs and samples, against the reference."""
+    """The worst values over all outputs and samples, compared with the reference."""
 
     max_abs: float
     rel_l2: float
     cosine: float
 
     def beyond(self, tolerance: Tolerance) -> str:
-        """What `tolerance` does not allow, in words; empty when it allows it.
+        """Describe what exceeds `tolerance`; empty if nothing does.
 
         >>> Accuracy(max_abs=0.1, rel_l2=2e-3, cosine=0.9).beyond(Tolerance(rel_l2=1e-3, cosine=0.8))
         'rel_l2 is 0.002, and at most 0.001 is allowed'
         """
-        found = []
+        violations = []
         if tolerance.max_abs is not None and not self.max_abs <= tolerance.max_abs:
-            found.append(f"max_abs is {self.max_abs:.6g}, and at most {tolerance.max_abs:g} is allowed")
+            violations.append(f"max_abs is {self.max_abs:.6g}, and at most {tolerance.max_abs:g} is allowed")
         if tolerance.rel_l2 is not None and not self.rel_l2 <= tolerance.rel_l2:
-            found.append(f"rel_l2 is {self.rel_l2:.6g}, and at most {tolerance.rel_l2:g} is allowed")
+            violations.append(f"rel_l2 is {self.rel_l2:.6g}, and at most {tolerance.rel_l2:g} is allowed")
         if tolerance.cosine is not None and not self.cosine >= tolerance.cosine:
-            found.append(f"cosine is {self.cosine:.6g}, and at least {tolerance.cosine:g} is allowed")
-        return "; ".join(found)
+            violations.append(f"cosine is {self.cosine:.6g}, and at least {tolerance.cosine:g} is allowed")
+        return "; ".join(violations)
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Of one run at the profile's `opt` shapes, in seconds; `per_s` counts runs. `settled` tells whether three windows
-    agreed within 10 %."""
+    """Latency of one run at the profile's `opt` shapes, in seconds; `per_s` is runs per second. `settled`: three
+    windows agreed within 10 %."""
 
     p50_s: float
     p90_s: float
@@ -101,22 +101,22 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as published. `files` holds the engine first, then what it refers to, then GOLDEN_FILE.
+    """A published engine. `files` lists the engine first, then the files that it refers to, then GOLDEN_FILE.
 
-    `arithmetic` is the coarsest in it: that of the recipe, or the model's own, which may have been in half precision
-    or int8.
+    `arithmetic` is the coarsest arithmetic in the engine: that of the recipe, or of the model itself, which may have
+    been in half precision or int8.
 
-    The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
-    `batched` tells that the first dimension of each input and output counts rows, which the builder saw to be
-    independent, so that calls can share a run of up to `max_batch` rows; `why_alone` says why they cannot.
+    The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``, which a worker runs before it is READY.
+    `batched` means that the first dimension of each input and output counts rows, and that the builder found the rows
+    to be independent, so that calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot.
 
-    `settings` of onnxruntime: `intra_op_threads` (as many as the worker has cores when absent) and
-    `graph_optimization`, what is left to do at load: `none`, `basic`, `extended` or `all` (when absent).
+    `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
+    remains to be done at load: `none`, `basic`, `extended` or `all` (default).
     """
 
     key: str
     identity: EngineIdentity
-    model: str  # the ONNX file's name
+    model: str  # name of the ONNX file
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
@@ -130,7 +130,7 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: Precision = Precision.FP32
     why_alone: str = ""
     driver: str = ""
-    gpu_nodes: int = 0  # of the graph: how many run on the GPU
+    gpu_nodes: int = 0  # nodes of the graph that run on the GPU
     cpu_nodes: int = 0
 
     @property
@@ -166,11 +166,11 @@ class BuildStage(enum.StrEnum):
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the builder, for one model on one DeviceKind. Also the job: a PENDING one waits in the BUILD stream.
+    """One run of the builder, for one model on one DeviceKind. Also the job: a PENDING build waits in the BUILD stream.
 
-    `engines` are EngineKeys, the best first: a worker takes the first that loads. `report` names the JSON report in the
-    object store, `page` the HTML one. `detail` says in words what `stage` is at. A BUILDING one is one builder's:
-    `builder`, a node and a mark of its process; `deaths` counts those that died while they had it.
+    `engines` are EngineKeys, the best first: a worker uses the first that loads. `report` names the JSON report in the
+    object store, `page` the HTML report. `detail` describes the current step of `stage`. A BUILDING build belongs to
+    one builder: `builder` is its node and a token of its process. `deaths` counts builders that died during this build.
     """
 
     id: str
@@ -178,12 +178,12 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # DeviceKind
     created_at: float
     state: BuildState = BuildState.PENDING
-    cancel: bool = False  # somebody asked for its end
+    cancel: bool = False  # a user requested its end
     stage: BuildStage | None = None
-    progress: float = 0.0  # of all stages, 0 to 1
+    progress: float = 0.0  # over all stages, 0 to 1
     detail: str = ""
     engines: tuple[str, ...] = ()
-    cached: bool = False  # nothing was compiled: the engines were there
+    cached: bool = False  # nothing was compiled: the engines already existed
     error: ErrorInfo | None = None
     report: str = ""
     page: str = ""

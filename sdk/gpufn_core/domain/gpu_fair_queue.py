@@ -1,26 +1,27 @@
-"""Whose turn it is on a GPU that several functions share by time. Pure: `now` is seconds of any one clock.
+"""Scheduling of turns on a GPU that several functions share by time. Pure: `now` is in seconds of any one clock.
 
-A turn is leave to use the GPU; `at_once` of them are on at a time. What waits for one stands in its function's *flow*:
+A turn is permission to use the GPU; up to `at_once` turns run at a time. Work that waits for a turn is queued in the
+*flow* of its function:
 
-    1. `wait(flow, what, now)`: it waits, behind others of its flow
-    2. `next(now)`: who begins now; again and again, until it is None
-    3. `end(turn, now)`: the GPU is free of it
-    4. `ask_again_at(now)`: when `next` may say something else though nothing happened
+    1. `wait(flow, what, now)`: queue `what` in its flow
+    2. `next(now)`: start the next turn; call it until it returns None
+    3. `end(turn, now)`: the turn is over
+    4. `ask_again_at(now)`: when `next` may return another turn although nothing happened
 
-Three orders. `Arrivals` is first come, first served; `ShortestFirst` takes the function whose turns were the shortest;
-neither is fair. `FairQueueing` is MQFQ-Sticky (arXiv 2507.08954; MQFQ is of USENIX ATC 2019):
+There are three orders. `Arrivals` is first come, first served. `ShortestFirst` picks the function with the shortest
+turns. Neither is fair. `FairQueueing` is MQFQ-Sticky (arXiv 2507.08954; MQFQ is from USENIX ATC 2019):
 
-    tag      of a flow: seconds of service that it has had; what a turn will take is estimated when it begins and put
-             right when it ends. A flow that comes back begins at V, if it is behind: what nobody wanted is not saved up
-    V        the virtual time: the least tag of the flows that are here
-    here     a flow that waits; and, for `hold_s`, one that waited for nothing when its turn ended, because its next
-             call is often on its way
-    sticky   of the flows with a tag of at most V + overrun_s the one goes on that was served last; then come those
-             that are warm on this GPU, then the others; of equals the one with the least tag
-    held     when that is one whose call is on its way, the turn stays free for it
+    tag      of a flow: the seconds of service that it has received. A turn is charged an estimate when it starts,
+             corrected when it ends. A flow that returns starts at V if its tag is behind: unused service is not saved
+    V        the virtual time: the least tag of the active flows
+    active   a flow that waits; or, for `hold_s`, one whose queue was empty when its turn ended, because its next call
+             is often on its way
+    sticky   of the flows with a tag of at most V + overrun_s, the one served last continues; then come the flows that
+             are warm on this GPU, then the others; ties go to the least tag
+    held     if the chosen flow is active only because its next call is expected, the turn stays free for it
 
-Of two flows that wait all the time neither gets more than 2 * overrun_s and one turn of each ahead of the other, as far
-as the estimates are right; each wrong one adds its error. So no flow that waits is passed over for longer than that.
+Of two flows that always wait, neither gets ahead of the other by more than 2 * overrun_s plus one turn of each, if the
+estimates are right; each wrong estimate adds its error. No waiting flow is passed over for longer than that.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from typing import Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
-TURNS_PER_GPU: Final = 2  # unless a node's operator says otherwise
+TURNS_PER_GPU: Final = 2  # the default of the node's setting
 
-_WEIGHT: Final = 0.2  # of the newest turn in the mean
-_LEAST_S: Final = 0.001  # that a turn is charged: one that costs nothing could go on for ever
+_WEIGHT: Final = 0.2  # of the newest turn in the moving average
+_LEAST_S: Final = 0.001  # least charge for a turn; with free turns a flow could continue forever
 
 
 class Turn(Generic[T]):
@@ -47,11 +48,11 @@ class Turn(Generic[T]):
         self.flow = flow
         self.what = what
         self.began = began
-        self.charged_s = charged_s  # of its flow's tag, as long as it is on
+        self.charged_s = charged_s  # estimate that is included in its flow's tag while the turn runs
 
 
 class Order(Protocol[T]):
-    """Who is next."""
+    """A policy that decides which flow gets the next turn."""
 
     def wait(self, flow: str, what: T, now: float) -> None: ...
     def next(self, now: float) -> Turn[T] | None: ...
@@ -64,9 +65,9 @@ class _Flow(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting: deque[tuple[float, T]] = deque()  # with the time since when
+        self.waiting: deque[tuple[float, T]] = deque()  # with the time of arrival
         self.running = 0
-        self.mean_s: float | None = None  # of a turn; None as long as none has ended
+        self.mean_s: float | None = None  # of a turn; None until the first turn has ended
         self.ended_at = -math.inf
         self.tag = 0.0
 
@@ -74,12 +75,12 @@ class _Flow(Generic[T]):
     def since(self) -> float:
         return self.waiting[0][0] if self.waiting else self.ended_at
 
-    def measured(self, turn_s: float) -> None:
+    def add_turn(self, turn_s: float) -> None:
         self.mean_s = turn_s if self.mean_s is None else self.mean_s + _WEIGHT * (turn_s - self.mean_s)
 
 
 class _Flows(Generic[T]):
-    """What the orders have in common: flows, and how many turns are on."""
+    """The common part of the orders: flows, and the number of running turns."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
@@ -90,12 +91,12 @@ class _Flows(Generic[T]):
         self._flow(flow).waiting.append((now, what))
 
     def leave(self, flow: str, what: T) -> None:
-        """It waits no longer."""
-        found = self._flow(flow)
-        found.waiting = deque(each for each in found.waiting if each[1] is not what)
+        """Remove `what` from the queue of its flow."""
+        queue = self._flow(flow)
+        queue.waiting = deque(entry for entry in queue.waiting if entry[1] is not what)
 
     def forget(self, flow: str) -> None:
-        """Nothing of it will come any more."""
+        """Remove a flow that will have no more work."""
         self._flows.pop(flow, None)
 
     def end(self, turn: Turn[T], now: float) -> None:
@@ -103,17 +104,17 @@ class _Flows(Generic[T]):
         flow = self._flow(turn.flow)
         flow.running -= 1
         flow.ended_at = now
-        flow.measured(now - turn.began)
+        flow.add_turn(now - turn.began)
 
     def ask_again_at(self, now: float) -> float:
-        """`math.inf` when nothing changes by itself."""
+        """Return the time of the next change; `math.inf` if nothing changes by itself."""
         return math.inf
 
     def _flow(self, name: str) -> _Flow[T]:
-        found = self._flows.get(name)
-        if found is None:
-            found = self._flows[name] = _Flow(name)
-        return found
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = _Flow(name)
+        return flow
 
     def _waiting(self) -> list[_Flow[T]]:
         return [flow for flow in self._flows.values() if flow.waiting]
@@ -143,7 +144,7 @@ class Arrivals(_Flows[T]):
 
 
 class ShortestFirst(_Flows[T]):
-    """The function whose turns have been the shortest; one of which nothing is known yet comes first."""
+    """The function with the shortest turns first. A function without a finished turn comes first of all."""
 
     def next(self, now: float) -> Turn[T] | None:
         waiting = self._waiting()
@@ -179,9 +180,9 @@ class FairQueueing(_Flows[T]):
         self._last: _Flow[T] | None = None
 
     def wait(self, flow: str, what: T, now: float) -> None:
-        found = self._flow(flow)
-        if not (found.waiting or found.running or self._is_awaited(found, now)):
-            found.tag = max(found.tag, self._virtual_s)
+        entry = self._flow(flow)
+        if not (entry.waiting or entry.running or self._is_expected(entry, now)):
+            entry.tag = max(entry.tag, self._virtual_s)
         super().wait(flow, what, now)
 
     def next(self, now: float) -> Turn[T] | None:
@@ -200,24 +201,24 @@ class FairQueueing(_Flows[T]):
         self._flow(turn.flow).tag += max(now - turn.began, _LEAST_S) - turn.charged_s
 
     def may_go_on(self, turn: Turn[T], now: float) -> bool:
-        """Whether more may begin in this turn, which is on, or others that wait have a better claim by now."""
+        """Whether more work may start in this running turn, or a waiting flow has a better claim by now."""
         others = [flow.tag for flow in self._waiting() if flow.name != turn.flow]
-        ahead_s = max(0.0, now - turn.began - turn.charged_s)  # of what it was charged
+        ahead_s = max(0.0, now - turn.began - turn.charged_s)  # beyond its estimate
         return not others or self._flow(turn.flow).tag + ahead_s <= min(others) + self._overrun_s
 
     def ask_again_at(self, now: float) -> float:
         if self._running >= self._at_once or not self._waiting():
             return math.inf
-        ends = (flow.ended_at + self._held_s(flow) for flow in self._flows.values() if self._is_awaited(flow, now))
+        ends = (flow.ended_at + self._held_s(flow) for flow in self._flows.values() if self._is_expected(flow, now))
         return min(ends, default=math.inf)
 
     def _entitled(self, now: float) -> list[_Flow[T]]:
-        """Those whom the free turns belong to, the first of them first."""
+        """Return the flows that get the free turns, in order."""
         free = self._at_once - self._running
-        here = [flow for flow in self._flows.values() if flow.waiting or self._is_awaited(flow, now)]
-        if free <= 0 or not here:
+        active = [flow for flow in self._flows.values() if flow.waiting or self._is_expected(flow, now)]
+        if free <= 0 or not active:
             return []
-        least = min(flow.tag for flow in here)
+        least = min(flow.tag for flow in active)
         self._virtual_s = max(self._virtual_s, least)
         limit = least + self._overrun_s
 
@@ -225,11 +226,11 @@ class FairQueueing(_Flows[T]):
             is_cold = not self._is_warm(flow.name)
             return flow.tag > limit, flow is not self._last, is_cold, flow.tag, flow.since
 
-        return sorted(here, key=claim)[:free]
+        return sorted(active, key=claim)[:free]
 
-    def _is_awaited(self, flow: _Flow[T], now: float) -> bool:
+    def _is_expected(self, flow: _Flow[T], now: float) -> bool:
         return not (flow.waiting or flow.running) and now < flow.ended_at + self._held_s(flow)
 
     def _held_s(self, flow: _Flow[T]) -> float:
-        """The GPU does not stand still for longer than what comes will take."""
+        """Return how long to hold a turn for the flow: the GPU never idles for longer than the expected turn takes."""
         return min(self._hold_s, flow.mean_s or 0.0)

@@ -1,4 +1,4 @@
-"""An Invocation's life: its states, how an Attempt ends, and what that end means for the Delivery.
+"""The life of an invocation: its states, the outcomes of an attempt, and what an outcome means for the delivery.
 
 QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED | TIMED_OUT
 RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
@@ -15,10 +15,10 @@ import msgspec
 from gpufn_core.errors import ErrorInfo, InvocationCancelled, InvocationExpired
 from gpufn_core.spec.function_spec import Retry
 
-STOPS_WITHIN_S: Final = 1.0  # so long an Attempt that is out of time may take to end by itself
-# A runner ends a call at its deadline and says so; who waits for its word does so this much longer.
+STOPS_WITHIN_S: Final = 1.0  # an attempt that is out of time may take this long to end by itself
+# A runner ends a call at its deadline and reports that; a waiting caller allows this much longer for the report.
 WORD_WITHIN_S: Final = STOPS_WITHIN_S + 1.0
-DELIVERIES_ON_FAILED_GPUS: Final = 3  # of one Invocation: it may be what makes GPUs fail
+DELIVERIES_ON_FAILED_GPUS: Final = 3  # limit per invocation, which may itself make GPUs fail
 
 
 class InvocationState(enum.StrEnum):
@@ -36,7 +36,7 @@ class InvocationState(enum.StrEnum):
 
     @property
     def leaves_dead_letter(self) -> bool:
-        """Whether somebody may want to run a submitted invocation again that ended so."""
+        """Whether a submitted invocation that ended in this state can be replayed."""
         return self in (InvocationState.FAILED, InvocationState.TIMED_OUT, InvocationState.EXPIRED)
 
 
@@ -44,29 +44,29 @@ class OutcomeKind(enum.StrEnum):
     """How an Attempt ended."""
 
     SUCCEEDED = "succeeded"
-    RAISED = "raised"  # the user's code raised, or returned what cannot be encoded
-    REJECTED = "rejected"  # the input does not fit; the user's code was not reached
+    RAISED = "raised"  # the user's code raised, or its return value cannot be encoded
+    REJECTED = "rejected"  # the input is invalid; the user's code was not called
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"  # the deadline had passed before it started
-    LOST = "lost"  # the worker died, or the bus was away for a call that the function made
+    EXPIRED = "expired"  # the deadline passed before it started
+    LOST = "lost"  # the worker died, or NATS was unavailable for a call that the function made
     NOT_STARTED = "not_started"  # no worker of this function can start
 
 
 class StartReason(enum.StrEnum):
-    """Why user code was started for an Attempt."""
+    """The reason why user code was started for an attempt."""
 
     FIRST = "first"
-    RAISED = "raised"  # the attempt before raised, and the function has retries
-    TIMED_OUT = "timed_out"  # the same of one that ran for too long
-    WORKER_LOST = "worker_lost"  # the same of one whose worker died
-    DEVICE_FAILED = "device_failed"  # the GPU failed under the attempt before
-    STOPPED = "stopped"  # the node or the platform stopped while the attempt before ran
-    RUNNER_LOST = "runner_lost"  # the runner or the node of the delivery before died, or was silent for too long
+    RAISED = "raised"  # a retry: the previous attempt raised
+    TIMED_OUT = "timed_out"  # a retry: the previous attempt timed out
+    WORKER_LOST = "worker_lost"  # a retry: the worker of the previous attempt died
+    DEVICE_FAILED = "device_failed"  # the GPU failed during the previous attempt
+    STOPPED = "stopped"  # the node or the platform stopped during the previous attempt
+    RUNNER_LOST = "runner_lost"  # the runner or node of the previous delivery died or was silent for too long
 
 
 class Settlement(enum.StrEnum):
-    """What a Runner tells the bus about a Delivery. A retry is a new message, so that its attempt is counted."""
+    """How a runner settles a delivery. A retry is a new message, so that its attempt is counted."""
 
     ACK = "ack"
     RETRY = "retry"
@@ -87,7 +87,7 @@ _STATES: dict[OutcomeKind, InvocationState] = {
     OutcomeKind.LOST: InvocationState.FAILED,
     OutcomeKind.NOT_STARTED: InvocationState.FAILED,
 }
-_WORTH_A_RETRY = frozenset({OutcomeKind.RAISED, OutcomeKind.TIMED_OUT, OutcomeKind.LOST})
+_RETRYABLE = frozenset({OutcomeKind.RAISED, OutcomeKind.TIMED_OUT, OutcomeKind.LOST})
 
 
 def state_after(kind: OutcomeKind) -> InvocationState:
@@ -95,12 +95,13 @@ def state_after(kind: OutcomeKind) -> InvocationState:
 
 
 def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, left_s: float = math.inf) -> Settlement:
-    """The one table from Outcome to Settlement.
+    """Map an outcome to a settlement; the only such table.
 
-    The policy has been used `retried` times; starts that a fault of the platform repeated are not counted. No retry
-    starts at the deadline or later, which is in `left_s`: it would expire in the queue, and hide how this one ended.
+    `retried` retries of the policy were used; starts repeated after a fault of the platform do not count. `left_s` is
+    the time until the deadline. A retry must start before it: otherwise it would expire in the queue and hide this
+    outcome.
     """
-    if outcome.kind not in _WORTH_A_RETRY or retries is None or retried >= retries.attempts:
+    if outcome.kind not in _RETRYABLE or retries is None or retried >= retries.attempts:
         return Settlement.ACK
     if retries.delay_before(retried + 2) >= left_s:
         return Settlement.ACK
@@ -112,10 +113,10 @@ def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, lef
 
 
 def waited_too_long(waited_s: float) -> InvocationExpired:
-    """What is told of an Invocation that expired in the queue, by whoever finds it there."""
-    return InvocationExpired(f"{waited_s:.1f} s in the queue were too long")
+    """Return the error of an invocation that expired in the queue."""
+    return InvocationExpired(f"the call waited in the queue for too long ({waited_s:.1f} s)")
 
 
 def was_deleted(what: str) -> InvocationCancelled:
-    """The same of one whose Function, or Revision, has gone."""
+    """Return the error of an invocation whose function or revision was deleted."""
     return InvocationCancelled(f"{what} was deleted before this call started.")

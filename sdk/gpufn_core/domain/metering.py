@@ -1,6 +1,6 @@
-"""What calls took, added up: a record per day, Function, API key and node, in the bucket USAGE.
+"""Usage of calls: a record per day, function, API key and node, in the bucket USAGE.
 
-Each node's Runner writes its own records; who reads adds up those of the nodes. Days are those of UTC.
+Each node's runner writes its own records; readers sum the records of all nodes. Days are UTC days.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import NamedTuple
 import msgspec
 
 KEPT_S = 400 * 86_400.0
-STORED_EACH_S = 10.0  # by a runner; who looks more often sees nothing new
+STORED_EACH_S = 10.0  # how often a runner stores its records; reading more often shows nothing new
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """`calls` counts attempts that ended, `failed` those without a result. `run_s` is how long they ran;
-    a run that several calls had together, as a batch, counts once.
+    """`calls` counts attempts that ended, `failed` those without a result. `run_s` is their run time; a batch of
+    several calls counts once.
 
-    `gpu_s` are the GPU seconds that they are charged: the time in which they ran, shared by those that ran in their
-    worker at the same time, times the worker's GPUs; under MPS times its part of one (`DeviceShare.gpu_part`).
+    `gpu_s` are the GPU seconds charged for them: the run time, divided among the calls that run in the same worker at
+    the same time, multiplied by the worker's GPUs. Under MPS it is multiplied by the worker's part of one GPU
+    (`DeviceShare.gpu_part`).
     """
 
     calls: int = 0
@@ -40,14 +41,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class UsageKey(NamedTuple):
-    """`key` is the id of the API key that made the calls, ``platform`` for those made without one."""
+    """`key` is the id of the API key that made the calls, or ``platform`` for calls without one."""
 
     day: str
     function: str
     key: str
 
     def record(self, node: str) -> str:
-        """Its name in the bucket.
+        """Return the record's name in the bucket.
 
         >>> UsageKey("2026-11-21", "f", "platform").record("a.example")
         '2026-11-21.f.platform.a.example'
@@ -68,13 +69,13 @@ def day_of(at: float) -> str:
     return _day(int(at // 86_400))
 
 
-@functools.lru_cache(maxsize=4)  # each call that ends asks
+@functools.lru_cache(maxsize=4)  # called for each call that ends
 def _day(number: int) -> str:
     return (datetime.date(1970, 1, 1) + datetime.timedelta(number)).isoformat()
 
 
 def days(since: str, until: str) -> Iterator[str]:
-    """All days from `since` to `until`, both included. ValueError at once for what is no date.
+    """Return all days from `since` to `until`, inclusive. Raises ValueError at once for an invalid date.
 
     >>> list(days("2026-11-30", "2026-12-01"))
     ['2026-11-30', '2026-12-01']

@@ -1,4 +1,4 @@
-"""Functions and Revisions as the platform stores them, and a Revision's states."""
+"""Functions and revisions as the platform stores them, and the states of a revision."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class CheckState(enum.StrEnum):
     PENDING = "pending"
     PASSED = "passed"
     FAILED = "failed"
-    UNCHECKED = "unchecked"  # no worker could be started for it
+    UNCHECKED = "unchecked"  # no worker could be started for the check
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The start of one worker that a deploy waits for, before calls go to its revision. `reason`: why none started."""
+    """The start of a worker that a deploy waits for before calls go to its revision. `reason`: why no worker
+    started."""
 
     state: CheckState
     reason: str = ""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a deploy came from. `file` is relative to its project; `project` is the name of the project's folder, and
-    `project_id` distinguishes projects of one name. `deployer` is user@host as the client gave it; `key` is the id of
-    the API key. `code` is a digest of the function's own code and of the project's modules that it imports
-    (`gpufn.deploy.deployed_code`): "" where no file declares the function."""
+    """The origin of a deploy. `file` is relative to its project; `project` is the name of the project's folder, and
+    `project_id` distinguishes projects of the same name. `deployer` is user@host as sent by the client; `key` is the id
+    of the API key. `code` is a digest of the function's own code and of the project modules that it imports
+    (`gpufn.deploy.deployed_code`); "" if no file declares the function."""
 
     file: _Name
     project: _Name
@@ -57,14 +58,14 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable Spec, Bundle and Engines, numbered per Function.
+    """A FunctionSpec with its bundle and engines; immutable, and numbered per function.
 
-    `builds` are the Builds that a BUILDING revision waits for. `engines` is complete when it is READY: the parameter of
-    each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`. A RETIRED one can be neither
-    called nor rolled back to, and goes once nothing runs it; the newest's number stays, with a bundle named "".
-    `check` is None for a deploy without one. A revision whose check failed is FAILED. `source` is None where the
-    client of the deploy did not send it. `code` is the client's digest of the function's own code: a deploy of the same
-    code in another bundle makes no new revision.
+    `builds` are the builds that a BUILDING revision waits for. `engines` is complete once the revision is READY:
+    parameter of the model → DeviceKind → EngineKeys, the best first. `error` is why a FAILED revision failed. A RETIRED
+    revision can be neither called nor rolled back to, and is deleted once nothing runs it; the record of the newest
+    revision keeps its number, with a bundle named "". `check` is None for a deploy without a check. A revision whose
+    check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
+    function's own code: deploying the same code in another bundle creates no new revision.
     """
 
     function: str
@@ -90,13 +91,13 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_checked_first(self) -> bool:
-        """Whether a worker of it has to start before calls go to it."""
+        """Whether a worker has to start before calls go to this revision."""
         pending = self.check is not None and self.check.state is CheckState.PENDING
         return pending and self.state is RevisionState.READY
 
     @property
     def device_kinds(self) -> frozenset[str] | None:
-        """The DeviceKinds that there are engines for, of every model; None without models: then any will do."""
+        """The DeviceKinds with an engine for every model; None without models, which means that any kind will do."""
         if not self.spec.models:
             return None
         kinds = [self.engines.get(model.parameter, {}).keys() for model in self.spec.models]
@@ -106,9 +107,9 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A named thing that can be invoked.
 
-    `active` is what the user wants to run. `serving` is where calls go: it follows `active` once a worker of the new
-    revision is READY, so a deploy never turns warm calls into cold ones, nor into failures when it cannot start.
-    `min_workers` and `max_workers`, when set (`gpufn scale`), take the place of the spec's.
+    `active` is the revision that the user wants to run. `serving` is the revision that receives calls: it follows
+    `active` once a worker of the new revision is READY, so a deploy neither turns warm calls into cold ones nor causes
+    failures if the new revision cannot start. `min_workers` and `max_workers` (`gpufn scale`) override the spec's.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A Worker's states and the record that says it shall run.
+"""The states of a worker, and the record that assigns it to a node.
 
 STARTING → READY → DRAINING → STOPPED;  READY → PARKING → PARKED → RESUMING → READY;  any live state → FAILED
 """
@@ -19,7 +19,7 @@ class WorkerState(enum.StrEnum):
     STARTING = "starting"
     READY = "ready"
     PARKING = "parking"
-    PARKED = "parked"  # what it had on its GPU waits in the memory of the host
+    PARKED = "parked"  # its GPU memory was moved to host memory
     RESUMING = "resuming"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -31,7 +31,7 @@ class WorkerState(enum.StrEnum):
 
 
 _NEXT: dict[WorkerState, frozenset[WorkerState]] = {
-    # A worker that comes back to a new runner may be parked.
+    # A worker that reconnects to a new runner may be parked.
     WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.PARKED, WorkerState.STOPPED, WorkerState.FAILED}),
     WorkerState.READY: frozenset({WorkerState.PARKING, WorkerState.DRAINING, WorkerState.FAILED}),
     WorkerState.PARKING: frozenset({WorkerState.READY, WorkerState.PARKED, WorkerState.DRAINING, WorkerState.FAILED}),
@@ -49,23 +49,23 @@ def can_become(old: WorkerState, new: WorkerState) -> bool:
 
 class Desired(enum.StrEnum):
     RUN = "run"
-    PARK = "park"  # give the GPU up, and wait in the memory of the host
-    DRAIN = "drain"  # take nothing new, finish what runs, stop
+    PARK = "park"  # release the GPU and move its memory to host memory
+    DRAIN = "drain"  # accept no new calls, finish the running ones, stop
 
 
 class ParkedMemory(msgspec.Struct, frozen=True):
-    """What a parked Worker holds: memory of the host, and what is left on each of its GPUs."""
+    """The memory of a parked worker: on the host, and what remains in use on each of its GPUs."""
 
     host_bytes: int
     device_bytes: int = 0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's record that a Worker shall run on a Node: desired state, lease, epoch.
+    """The controller's record that a worker has to run on a node: desired state, lease, epoch.
 
-    While it exists its share is leased; the agent deletes it after the worker's process is gone. Of a worker that is
-    parked only what it still holds is leased, from its agent's proof on until `desired` is `run` again. It may take
-    `park_bytes` of the host for that. `epoch` is the controller's fencing token: agents refuse an older one.
+    While the record exists, its share is leased; the agent deletes it after the worker's process is gone. Once the
+    agent has measured what a parked worker still holds, only that is leased, until `desired` is `run` again. A parked
+    worker may use `park_bytes` of host memory. `epoch` is the controller's fencing token: agents refuse an older one.
     """
 
     worker: str
@@ -80,27 +80,27 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     park_bytes: int = 0
 
 
-# So soon after a worker's end its agent has said how it was, or that it cannot tell; runners wait a little longer.
+# The agent reports how a worker ended, or that this is unknown, within this time. Runners wait a little longer.
 END_TOLD_WITHIN_S: Final = 8.0
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a worker's process ended, as far as the agent could see. With `code` and `signal` it was one of both: a
-    container's end is told as a number, which is the same for 128 + a signal as for a code of that size."""
+    """How a worker's process ended, as far as its agent could determine. If `code` and `signal` are both set, it was
+    one of the two: the exit status of a container is a number, and 128 + a signal is also a valid exit code."""
 
     code: int | None = None
     signal: int | None = None
     out_of_memory: bool = False
-    tail: str = ""  # the last lines that it wrote to its standard error
-    memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
-    device_fault: str = ""  # why its GPU was of no use any more, when it was ended for that
-    untold: str = ""  # why nobody could see how
-    stopping: bool = False  # its agent ended it because the node stops
-    killed_for: str = ""  # why its agent ended it, if that did: a worker that closes its socket is no crash
+    tail: str = ""  # the last lines of its standard error
+    memory_limit_bytes: int | None = None  # the limit that it exceeded, if it was killed for that
+    device_fault: str = ""  # why its GPU became unusable, if it was stopped for that
+    untold: str = ""  # why the exit status is unknown
+    stopping: bool = False  # its agent stopped it because the node stops
+    killed_for: str = ""  # why its agent killed it: a worker that closes its socket has not crashed
 
     def describe(self) -> str:
-        """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
-        why = f" ({self.killed_for})" if self.killed_for and self.signal == signals.SIGKILL else ""
+        """Return one line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
+        reason = f" ({self.killed_for})" if self.killed_for and self.signal == signals.SIGKILL else ""
         if self.device_fault:
             return f"was ended because of its GPU: {self.device_fault}"
         if self.out_of_memory:
@@ -108,11 +108,11 @@ class Exit(msgspec.Struct, frozen=True):
             than = "memory than allowed" if limit is None else f"than its {_mebibytes(limit)} of memory"
             return f"was killed because it used more {than} (memory=... sets it)"
         if self.signal is not None:
-            either = f", or exited with code {self.code}" if self.code is not None and not why else ""
+            alternative = f", or exited with code {self.code}" if self.code is not None and not reason else ""
             try:
-                return f"was killed by {signals.Signals(self.signal).name}{why}{either}"
+                return f"was killed by {signals.Signals(self.signal).name}{reason}{alternative}"
             except ValueError:
-                return f"was killed by signal {self.signal}{either}"
+                return f"was killed by signal {self.signal}{alternative}"
         if self.code is not None:
             return f"exited with code {self.code}"
         return f"ended ({self.untold})" if self.untold else "ended"
@@ -123,8 +123,8 @@ def _mebibytes(count: int) -> str:
 
 
 class ColdStart(msgspec.Struct, frozen=True):
-    """Where the time went, in seconds: decide and place; launch the process; load the code; warm up. Of a worker that
-    was parked it is `resume_s`."""
+    """The phases of a cold start, in seconds: decide and place; launch the process; load the code; warm up. The start
+    of a parked worker has only `resume_s`."""
 
     place_s: float = 0.0
     launch_s: float = 0.0
@@ -135,7 +135,7 @@ class ColdStart(msgspec.Struct, frozen=True):
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds, by the phase's name."""
+        """Seconds by the name of the phase."""
         if self.resume_s is not None:
             return {"resume": self.resume_s}
         return {"place": self.place_s, "launch": self.launch_s, "load": self.load_s, "warm": self.warm_s}
@@ -145,7 +145,7 @@ class ColdStart(msgspec.Struct, frozen=True):
         return sum(self.phases.values())
 
 
-OF_THE_NODE: Final = "node"  # the phase of a start that fails on its node, whatever is started there
+OF_THE_NODE: Final = "node"  # the phase of a start failure that the node causes, whatever is started there
 
 
 class StartFailure(msgspec.Struct, frozen=True):

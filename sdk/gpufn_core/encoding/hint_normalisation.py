@@ -1,8 +1,8 @@
-"""What classes in type hints mean to msgspec, where that is not what they mean to Python. Pure.
+"""Adjustments for classes in type hints that msgspec interprets differently than Python. Pure.
 
-- A field of a dataclass with `init=False` is worked out by the class itself: no caller has to give it. msgspec requires
-  it where it has no default.
-- Members of a Flag are added up: each sum is one. For msgspec's JSON Schema only the members are.
+- A dataclass computes its fields with `init=False` itself, so callers do not pass them. msgspec requires such a field
+  if it has no default.
+- Every combination of members of a Flag is valid. In msgspec's JSON Schema only the members are.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _WITH_FIELDS = (msgspec.Struct, tuple, dict)  # a NamedTuple is a tuple, a Typed
 
 
 def classes_in(hint: Any) -> Iterator[type]:
-    """The classes of `hint`, and of the fields of those that msgspec looks into; each once."""
+    """Yield the classes in `hint`, and in the fields of classes that msgspec decodes; each once."""
     seen: set[Any] = set()
-    left = [hint]
-    while left:
-        part = left.pop()
-        left += typing.get_args(part)
+    pending = [hint]
+    while pending:
+        part = pending.pop()
+        pending += typing.get_args(part)
         kind = typing.get_origin(part) or part
         if not isinstance(kind, type) or kind in seen:
             continue
         seen.add(kind)
         yield kind
         if dataclasses.is_dataclass(kind) or issubclass(kind, _WITH_FIELDS):
-            with contextlib.suppress(Exception):  # names that only type checkers know
-                left += typing.get_type_hints(kind, include_extras=True).values()
+            with contextlib.suppress(Exception):  # names that exist only for type checkers
+                pending += typing.get_type_hints(kind, include_extras=True).values()
 
 
 @contextlib.contextmanager
 def computed_fields_optional(hint: Any) -> Iterator[None]:
-    """What msgspec makes of `hint` inside the `with` does not require fields that the dataclass works out itself.
+    """Within the `with`, msgspec decoders for `hint` do not require fields that a dataclass computes itself.
 
-    msgspec asks each field for its default once, and gives that to an instance before `__post_init__`.
+    msgspec reads the default of each field once, and sets it on an instance before `__post_init__`.
     """
     computed = [
         field
@@ -63,7 +63,7 @@ def _unset() -> msgspec.UnsetType:
 
 
 def flag_schemas(hint: Any) -> dict[str, dict[str, Any]]:
-    """The JSON Schemas of the Flags in `hint`, by name."""
+    """Return the JSON Schemas of the Flags in `hint`, by name."""
     flags = (kind for kind in classes_in(hint) if issubclass(kind, enum.Flag))
     return {flag.__name__: _schema_of(flag) for flag in flags}
 

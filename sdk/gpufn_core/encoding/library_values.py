@@ -1,15 +1,15 @@
-"""The forms of values of numpy, pandas, pyarrow, polars, torch and PIL in the SDK's encoding (`gpufn_core.encoding.native`).
+"""Values of numpy, pandas, pyarrow, polars, torch and PIL in the SDK's encoding (`gpufn_core.encoding.native`).
 
     numpy.ndarray, numpy.generic     dtype, shape and bytes; a structured dtype of plain fields too
-    torch.Tensor                     dtype, shape and bytes; it arrives on the CPU
+    torch.Tensor                     dtype, shape and bytes; it decodes to a CPU tensor
     pandas.DataFrame, pandas.Series  an Arrow stream (`gpufn_core.encoding.arrow_stream`)
     pyarrow.Table, RecordBatch       an Arrow stream
     polars.DataFrame, polars.Series  an Arrow stream
     PIL.Image.Image                  PNG
 
-`form_of` imports none of them: a value of a library exists only where the library is loaded. `value_of` imports the
-library that a value belongs to, and checks everything that a hostile sender could choose: names of dtypes, shapes,
-sizes, and the format of an image.
+`form_of` imports none of the libraries: their values exist only if they are loaded. `value_of` imports the library of a
+value, and checks everything that an untrusted sender can choose: dtype names, shapes, sizes, and the format of an
+image.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ _ARRAY, _NUMPY_SCALAR, _STRUCTURED_ARRAY, _TENSOR, _IMAGE, _ARROW = 20, 21, 22, 
 
 Form = tuple[int, Any]
 
-# A dtype whose values are numbers, times or text, as `numpy.dtype.str` writes it. None holds objects.
+# A dtype of numbers, times or text, as in `numpy.dtype.str`. None of them contains objects.
 _DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV?]\d{1,9}(\[([1-9]\d{0,8})?[a-zA-Zμ]{1,2}\])?")
-_MOST_DIMENSIONS: Final = 32
-_MOST_FIELDS: Final = 1000
-_MOST_ELEMENTS: Final = 1 << 40  # of an array without bytes, whose shape nothing else bounds
+_MAX_DIMENSIONS: Final = 32
+_MAX_FIELDS: Final = 1000
+_MAX_ELEMENTS: Final = 1 << 40  # of an array without bytes, whose shape is not limited otherwise
 _TORCH_DTYPES: Final = frozenset(
     {
         *("bool", "uint8", "int8", "int16", "int32", "int64"),
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     }
 )
-_PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})  # without a loss
-_MOST_PIXELS: Final = 89_478_485  # PIL warns of larger ones: 256 MiB of RGB
+_PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})  # lossless
+_MAX_PIXELS: Final = 89_478_485  # PIL warns about larger images: 256 MiB of RGB
 
 
 def form_of(value: Any) -> Form | None:
-    """The Ext code and content of `value`; None where it has no form."""
+    """Return the Ext code and content of `value`; None if its type is not supported."""
     library = type(value).__module__.partition(".")[0]
     make = _FORMS.get(library)
     return None if make is None or library not in sys.modules else make(value)
 
 
 def value_of(code: int, data: memoryview) -> Any:
-    """The value of an Ext. Raises InvalidInput, whose message has nothing of the library's own."""
+    """Decode the value of an Ext. Raises InvalidInput, whose message contains no text of the library."""
     make = _VALUES.get(code)
     if make is None:
-        raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
+        raise InvalidInput(f"a value has the unknown form {code}: a newer gpufn sent it")
     try:
         content = msgspec.msgpack.decode(data, type=list[Any], ext_hook=_no_ext)
         return make(*content)
     except InvalidInput:
         raise
-    except Exception as error:  # its text may show addresses and names of ours
+    except Exception as error:  # its text may show local addresses and names
         raise InvalidInput(f"{_NAMES[code]} was sent in a damaged form") from error
 
 
 def _no_ext(code: int, _: memoryview) -> Any:
-    raise InvalidInput(f"a value of a library was sent with a value of the form {code} inside, and has no such parts")
+    raise InvalidInput(f"a library value contains a nested value of the form {code}, which is not allowed")
 
 
-def _needed(module: str, package: str, what: str) -> Any:
+def _require(module: str, package: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InvalidInput(f"a {what} was sent, and {package} is not installed here: pip install {package}") from error
+        raise InvalidInput(f"a {what} was sent, but {package} is not installed here: pip install {package}") from error
 
 
 # --- numpy -----------------------------------------------------------------------------------------------------------
 
 
-def _of_numpy(value: Any) -> Form | None:
+def _numpy_form(value: Any) -> Form | None:
     numpy = sys.modules["numpy"]
     if not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
         return None
@@ -97,7 +97,7 @@ def _of_numpy(value: Any) -> Form | None:
 
 
 def _fields_of(dtype: Any) -> list[list[Any]] | None:
-    """Name, dtype and offset of each; None where one is more than a plain value."""
+    """Return name, dtype and offset of each field; None if a field is not a plain value."""
     fields = [(name, *dtype.fields[name]) for name in dtype.names]
     if any(len(field) != 3 or field[1].subdtype is not None or not _DTYPE.fullmatch(field[1].str) for field in fields):
         return None
@@ -105,9 +105,9 @@ def _fields_of(dtype: Any) -> list[list[Any]] | None:
 
 
 def _dtype(text: Any) -> Any:
-    numpy = _needed("numpy", "numpy", "numpy array")
+    numpy = _require("numpy", "numpy", "numpy array")
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
-        raise InvalidInput(f"{_shown(text)} is no dtype of plain values")
+        raise InvalidInput(f"{_shown(text)} is not a dtype of plain values")
     return numpy.dtype(text)
 
 
@@ -116,9 +116,9 @@ def _array(dtype: Any, shape: Any, data: Any) -> Any:
 
 
 def _structured(fields: Any, item_bytes: Any, shape: Any, data: Any) -> Any:
-    numpy = _needed("numpy", "numpy", "numpy array")
-    if not isinstance(fields, list) or len(fields) > _MOST_FIELDS:
-        raise InvalidInput(f"an array has at most {_MOST_FIELDS} fields")
+    numpy = _require("numpy", "numpy", "numpy array")
+    if not isinstance(fields, list) or len(fields) > _MAX_FIELDS:
+        raise InvalidInput(f"an array has at most {_MAX_FIELDS} fields")
     names, dtypes, offsets = zip(*fields, strict=True)
     formats = [_dtype(each) for each in dtypes]
     dtype = {"names": list(names), "formats": formats, "offsets": list(offsets), "itemsize": item_bytes}
@@ -130,30 +130,30 @@ def _shaped(dtype: Any, shape: Any, data: Any) -> Any:
     _check_shape(shape, dtype.itemsize, len(data))
     if not len(data):
         return numpy.empty(shape, dtype)
-    array = numpy.frombuffer(bytearray(data), dtype)  # of a bytearray, so that it can be written to
+    array = numpy.frombuffer(bytearray(data), dtype)  # a bytearray makes the array writable
     for part in [array] if dtype.names is None else [array[name] for name in dtype.names]:
         _check_values(numpy, part)
     return array.reshape(shape)
 
 
 def _check_values(numpy: Any, array: Any) -> None:
-    """Refuse the bytes that numpy accepts and cannot make a Python value of."""
+    """Reject bytes that numpy accepts but cannot convert to a Python value."""
     kind = array.dtype
     if kind.kind == "U":
         points = numpy.ascontiguousarray(array).view(numpy.dtype("u4").newbyteorder(kind.byteorder))
         if points.max() > sys.maxunicode:
-            raise InvalidInput("an array of text has bytes that are no text")
+            raise InvalidInput("an array of text has bytes that are not text")
     elif kind.kind == "M" and numpy.datetime_data(kind)[0] == "generic" and not numpy.isnat(array).all():
         raise InvalidInput("an array of times without a unit has a time that is not NaT")
 
 
 def _check_shape(shape: Any, item_bytes: int, size: int) -> None:
-    """The bytes are exactly those of the shape, so that no shape claims memory which was not sent."""
-    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(_is_length(each) for each in shape):
-        raise InvalidInput(f"a shape has at most {_MOST_DIMENSIONS} lengths")
+    """Check that the bytes exactly fill the shape, so that a shape cannot claim memory for data that was not sent."""
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(_is_length(each) for each in shape):
+        raise InvalidInput(f"a shape has at most {_MAX_DIMENSIONS} lengths")
     if not item_bytes or math.prod(shape) * item_bytes != size:
-        raise InvalidInput(f"{size:,} bytes are not those of an array of the shape {tuple(shape)}")
-    if math.prod(filter(None, shape)) * item_bytes > _MOST_ELEMENTS:
+        raise InvalidInput(f"{size:,} bytes do not fill an array of the shape {tuple(shape)}")
+    if math.prod(filter(None, shape)) * item_bytes > _MAX_ELEMENTS:
         raise InvalidInput(f"an array of the shape {tuple(shape)} is too large")
 
 
@@ -168,7 +168,7 @@ def _is_length(value: Any) -> bool:
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 
-def _of_torch(value: Any) -> Form | None:
+def _torch_form(value: Any) -> Form | None:
     torch = sys.modules["torch"]
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
         return None
@@ -181,8 +181,8 @@ def _of_torch(value: Any) -> Form | None:
 
 def _tensor(dtype: Any, shape: Any, data: Any, requires_grad: Any) -> Any:
     if not isinstance(dtype, str) or dtype not in _TORCH_DTYPES:
-        raise InvalidInput(f"{_shown(dtype)} is no dtype of torch that is sent")
-    torch = _needed("torch", "torch", "torch tensor")
+        raise InvalidInput(f"{_shown(dtype)} is not a supported torch dtype")
+    torch = _require("torch", "torch", "torch tensor")
     kind = getattr(torch, dtype)
     _check_shape(shape, kind.itemsize, len(data))
     flat = torch.frombuffer(bytearray(data), dtype=kind) if len(data) else torch.empty(0, dtype=kind)
@@ -192,11 +192,11 @@ def _tensor(dtype: Any, shape: Any, data: Any, requires_grad: Any) -> Any:
 # --- PIL -------------------------------------------------------------------------------------------------------------
 
 
-def _of_pil(value: Any) -> Form | None:
+def _pil_form(value: Any) -> Form | None:
     image = sys.modules.get("PIL.Image")
     if image is None or not isinstance(value, image.Image) or value.mode not in _PNG_MODES:
         return None
-    if not 0 < value.width * value.height <= _MOST_PIXELS:
+    if not 0 < value.width * value.height <= _MAX_PIXELS:
         return None
     out = io.BytesIO()
     value.save(out, "PNG", compress_level=1)
@@ -204,49 +204,49 @@ def _of_pil(value: Any) -> Form | None:
 
 
 def _image(data: Any) -> Any:
-    image = _needed("PIL.Image", "pillow", "PIL image")
+    image = _require("PIL.Image", "pillow", "PIL image")
     try:
-        opened = image.open(io.BytesIO(data), formats=("PNG",))  # its other formats are many programs, and some are old
-        if opened.width * opened.height > _MOST_PIXELS:
-            raise InvalidInput(f"an image of {opened.width} x {opened.height} pixels is too large to be sent")
-        opened.load()
+        decoded = image.open(io.BytesIO(data), formats=("PNG",))  # other decoders are a large attack surface
+        if decoded.width * decoded.height > _MAX_PIXELS:
+            raise InvalidInput(f"an image of {decoded.width} x {decoded.height} pixels is too large to be sent")
+        decoded.load()
     except (image.DecompressionBombError, image.DecompressionBombWarning):
-        raise InvalidInput("an image has so many pixels that it is too large to be sent") from None
+        raise InvalidInput("an image is too large to be sent: it has too many pixels") from None
     except (OSError, SyntaxError, ValueError):  # PIL raises SyntaxError for a broken chunk
-        raise InvalidInput("an image was sent that is no PNG, or a damaged one") from None
-    return opened
+        raise InvalidInput("an image is not a PNG or is corrupt") from None
+    return decoded
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _of_table(value: Any) -> Form | None:
+def _table_form(value: Any) -> Form | None:
     from gpufn_core.encoding import arrow_stream  # noqa: PLC0415
 
-    made = arrow_stream.write(value)
-    return None if made is None else (_ARROW, list(made))
+    table = arrow_stream.write(value)
+    return None if table is None else (_ARROW, list(table))
 
 
-def _table(kind: Any, about: Any, data: Any) -> Any:
+def _table(kind: Any, label: Any, data: Any) -> Any:
     from gpufn_core.encoding import arrow_stream  # noqa: PLC0415
 
     packages = {"pandas": ("pyarrow", "pandas"), "polars": ("polars",)}
     if not isinstance(kind, str) or kind not in arrow_stream.KINDS:
-        raise InvalidInput(f"{_shown(kind)} is no kind of table that is sent")
+        raise InvalidInput(f"{_shown(kind)} is not a supported kind of table")
     for package in packages.get(kind.partition(".")[0], ("pyarrow",)):
-        _needed(package, package, "table")
-    return arrow_stream.read(kind, about, data)
+        _require(package, package, "table")
+    return arrow_stream.read(kind, label, data)
 
 
 _FORMS: dict[str, Callable[[Any], Form | None]] = {
-    "numpy": _of_numpy,
-    "torch": _of_torch,
-    "PIL": _of_pil,
-    "pandas": _of_table,
-    "pyarrow": _of_table,
-    "polars": _of_table,
+    "numpy": _numpy_form,
+    "torch": _torch_form,
+    "PIL": _pil_form,
+    "pandas": _table_form,
+    "pyarrow": _table_form,
+    "polars": _table_form,
 }
-# How a refusal names a value of each form.
+# Names of the forms in error messages.
 _NAMES: Final = {
     _ARRAY: "a numpy array",
     _NUMPY_SCALAR: "a numpy scalar",

@@ -1,4 +1,4 @@
-"""What msgspec says of a value that does not fit its type, taken apart. Pure."""
+"""Parsing of msgspec's messages about values that do not fit their type. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _LARGEST_SEARCHED = 64 << 10  # the search takes 10 ms per MB
 
 
 class Misfit(NamedTuple):
-    """`at` is the way to the value; "" is the whole. `path` is the same, but of a field that `is_missing`, or
-    `is_unknown`, the way to that."""
+    """`at` is the path to the value; "" is the whole value. `path` is the same, except for a field that `is_missing` or
+    `is_unknown`, where it is the path to that field."""
 
     at: str
     path: str
     text: str
     is_missing: bool = False
     is_unknown: bool = False
-    is_key: bool = False  # not the value there, but one of its keys
+    is_key: bool = False  # the misfit is a key of the value, not the value
 
 
-def misfit(said: str, within: str = "") -> Misfit:
-    """`said` of a value that stands at `within`.
+def misfit(message: str, within: str = "") -> Misfit:
+    """Parse msgspec's `message` about a value that is located at `within`.
 
     >>> misfit("Expected `str`, got `int` - at `$.texts[0]`")[:2]
     ('texts[0]', 'texts[0]')
@@ -38,18 +38,18 @@ def misfit(said: str, within: str = "") -> Misfit:
     >>> missing.at, missing.path, missing.text
     ('key.limits', 'key.limits.rate', 'object missing required field rate')
     """
-    found = _AT.search(said)
-    what = said[: found.start()] if found else said
-    at = _joined(within, found["path"] if found else "")
-    text = (what[:1].lower() + what[1:]).replace("`", "")
-    if (field := _OF_FIELD.match(what)) is not None:
+    match = _AT.search(message)
+    problem = message[: match.start()] if match else message
+    at = _joined(within, match["path"] if match else "")
+    text = (problem[:1].lower() + problem[1:]).replace("`", "")
+    if (field := _OF_FIELD.match(problem)) is not None:
         is_missing = field["missing"] is not None
         return Misfit(at, _joined(at, field["name"]), text, is_missing=is_missing, is_unknown=not is_missing)
-    return Misfit(at, at, text, is_key=found is not None and found["key"] is not None)
+    return Misfit(at, at, text, is_key=match is not None and match["key"] is not None)
 
 
 def json_fault(error: Exception, body: bytes | memoryview) -> str:
-    """Describe why a body is not JSON, and name a number that JSON lacks.
+    """Describe why a body is not JSON, and name a non-finite number, which JSON does not have.
 
     >>> json_fault(ValueError("JSON is malformed: invalid character (byte 6)"), b'{"x": NaN}')
     'JSON has no NaN (byte 6): send "NaN" as text to a model, and application/msgpack to a function'
@@ -64,11 +64,11 @@ def json_fault(error: Exception, body: bytes | memoryview) -> str:
 
 
 class _Word(str):
-    """The text of a number that JSON lacks."""
+    """The text of a number that JSON does not have."""
 
 
 def number_field(body: bytes | memoryview) -> str:
-    """The way to the first number that JSON lacks; "" where the body has none, or is large.
+    """Return the path to the first number that JSON does not have; "" if the body has none or is large.
 
     >>> number_field(b'{"a": "NaN", "b": {"c": [1, -Infinity]}}'), number_field(b'{"a": ')
     ('b.c[1]', '')
@@ -76,11 +76,11 @@ def number_field(body: bytes | memoryview) -> str:
     if len(body) > _LARGEST_SEARCHED:
         return ""
     with contextlib.suppress(ValueError, RecursionError):
-        return _way_to_word(json.loads(bytes(body), parse_constant=_Word)) or ""
+        return _path_to_word(json.loads(bytes(body), parse_constant=_Word)) or ""
     return ""
 
 
-def _way_to_word(value: Any) -> str | None:
+def _path_to_word(value: Any) -> str | None:
     if isinstance(value, _Word):
         return ""
     steps: Iterable[tuple[str, Any]] = ()
@@ -88,12 +88,12 @@ def _way_to_word(value: Any) -> str | None:
         steps = value.items()
     elif isinstance(value, list):
         steps = ((f"[{index}]", item) for index, item in enumerate(value))
-    ways = ((step, _way_to_word(item)) for step, item in steps)
-    return next((_joined(step, way) for step, way in ways if way is not None), None)
+    paths = ((step, _path_to_word(item)) for step, item in steps)
+    return next((_joined(step, path) for step, path in paths if path is not None), None)
 
 
 def is_number_word(text: str) -> bool:
-    """Whether it is a number that JSON lacks.
+    """Whether `text` is a number that JSON does not have.
 
     >>> is_number_word("-Infinity"), is_number_word("nan")
     (True, False)

@@ -1,13 +1,14 @@
-"""The SDK's encoding, `application/vnd.gpufn.msgpack`: Python values as they are.
+"""The SDK's encoding of Python values, `application/vnd.gpufn.msgpack`.
 
-What msgpack would flatten (tuples, sets, arrays, dates ...) is an Ext of its own. A dataclass, msgspec Struct, pydantic
-model, NamedTuple or enum is a record: the name of its class, and its fields. The decoder makes an instance only of a
-class that its caller allows (`find`), which is one that a type hint names. Of any other record the fields remain: a
-dict, a tuple, or the value of an enum. Values of numpy, pandas, torch and others are in `gpufn_core.encoding.library_values`.
+Types that msgpack would flatten (tuples, sets, arrays, dates ...) are Ext values. A dataclass, msgspec Struct, pydantic
+model, NamedTuple or enum is a record: the name of its class, and its fields. The decoder creates an instance only of a
+class that its caller allows (`find`), which is a class named by a type hint. Any other record decodes to its fields: a
+dict, a tuple, or the value of an enum. `gpufn_core.encoding.library_values` has the values of numpy, pandas, torch and
+other libraries.
 
-A value without a form raises NoForm. `encode(..., may_pickle=True)` pickles it instead and returns a Pickled, which
-travels as `application/vnd.gpufn.pickle`; `decode` reads a pickle only with `allow_pickle=True`. A pickle runs code
-where it is read (decision 0030).
+A value without a form raises NoForm. `encode(..., may_pickle=True)` pickles such a value instead and returns a Pickled,
+which is sent as `application/vnd.gpufn.pickle`. `decode` reads a pickle only with `allow_pickle=True`. A pickle runs
+code when it is read (decision 0030).
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ import msgspec
 
 from gpufn_core.errors import InvalidInput
 
-# Ext codes of the SDK's encoding. They are on disk and on the wire: never change one, add new ones. 20 to 29 are those
-# of `gpufn_core.encoding.library_values`.
+# Ext codes of the SDK's encoding. They are stored on disk and sent on the wire: never change one, only add new ones.
+# 20 to 29 belong to `gpufn_core.encoding.library_values`.
 _TUPLE, _SET, _FROZENSET, _PAIRS, _COMPLEX, _INTEGER = 1, 2, 3, 4, 5, 6
 _RANGE, _BYTEARRAY, _COLLECTION = 7, 8, 9
 _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _UUID = 10, 11, 12, 13, 14, 15
 _ZONED_DATETIME, _ZONED_TIME, _PATH = 16, 17, 18
 _LIBRARY: Final = range(20, 30)
 _RECORD = 30
-_OLD_PICKLE = 40  # earlier releases put pickles among the arguments of everybody
-_PICKLE = 41  # the name of its type, so that a refusal can name it, and the pickle
+_OLD_PICKLE = 40  # earlier releases put pickles into all arguments
+_PICKLE = 41  # the name of its type, for error messages, and the pickle
 
 _PLAIN = (type(None), bool, str, bytes)
 _KEYS = (*_PLAIN, float)
-_MOST_DIGITS: Final = 4300  # Python's own limit of int(text), whose time is quadratic
-_MOST_DECIMAL_DIGITS: Final = 10_000
+_MAX_DIGITS: Final = 4300  # the limit of Python's int(text), which takes quadratic time
+_MAX_DECIMAL_DIGITS: Final = 10_000
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, tuple)}
 _pack = msgspec.msgpack.Encoder().encode
 
-# How a refusal names a value of each form.
+# Names of the forms in error messages.
 _NAMES: Final = {
     _TUPLE: "tuple", _SET: "set", _FROZENSET: "frozenset", _PAIRS: "dict", _COMPLEX: "complex number",
     _INTEGER: "whole number", _RANGE: "range", _BYTEARRAY: "bytearray", _COLLECTION: "collection",
@@ -61,20 +62,20 @@ MakeInstance = Callable[["type[Any]", Any], Any]
 
 
 class NoForm(TypeError):
-    """A value that can be sent as a pickle only."""
+    """The value can be sent only as a pickle."""
 
     def __init__(self) -> None:
-        super().__init__("it has no form of its own, and pickles run code where they are read")
+        super().__init__("its type is not supported without pickles, which run code when they are read")
 
 
 class Pickled(bytes):
-    """Encoded values with a pickle among them."""
+    """Encoded values that include a pickle."""
 
 
 def encode(value: Any, *, may_pickle: bool = False) -> bytes:
-    """A Pickled where a part of `value` had to be pickled. Raises NoForm, or the error that prevents a pickle."""
+    """Encode `value`; return a Pickled if a part had to be pickled. Raises NoForm, or the error of a failed pickle."""
     if not may_pickle:
-        return _pack(_wrapped(value, _refused))
+        return _pack(_wrap(value, _reject))
     pickles = 0
 
     def pickled(part: Any) -> msgspec.msgpack.Ext:
@@ -82,7 +83,7 @@ def encode(value: Any, *, may_pickle: bool = False) -> bytes:
         pickles += 1
         return _ext(_PICKLE, [type_name(type(part)), _pickled(part)])
 
-    body = _pack(_wrapped(value, pickled))
+    body = _pack(_wrap(value, pickled))
     return Pickled(body) if pickles else body
 
 
@@ -94,49 +95,47 @@ def type_name(kind: type) -> str:
 _Rest = Callable[[Any], msgspec.msgpack.Ext]
 
 
-def _refused(value: Any) -> msgspec.msgpack.Ext:
+def _reject(value: Any) -> msgspec.msgpack.Ext:
     raise NoForm
 
 
-def _wrapped(value: Any, rest: _Rest) -> Any:  # noqa: PLR0911  (a table of forms)
-    """`value` with an Ext in place of everything that msgpack would flatten; `rest` makes those without a form."""
+def _wrap(value: Any, rest: _Rest) -> Any:  # noqa: PLR0911  (a table of forms)
+    """`value` with an Ext for everything that msgpack would flatten; `rest` encodes values without a form."""
     kind = type(value)
     if kind in _PLAIN or kind is float:
         return value
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 64 else _ext(_INTEGER, str(value))
     if kind is list:
-        return [_wrapped(item, rest) for item in value]
+        return [_wrap(item, rest) for item in value]
     if kind is dict:
         if all(type(key) in _KEYS or (type(key) is int and abs(key) < 1 << 63) for key in value):
-            return {key: _wrapped(item, rest) for key, item in value.items()}
+            return {key: _wrap(item, rest) for key, item in value.items()}
         return _ext(_PAIRS, _pairs(value, rest))
     if kind in _SEQUENCES:
-        return _ext(_SEQUENCES[kind], [_wrapped(item, rest) for item in value])
+        return _ext(_SEQUENCES[kind], [_wrap(item, rest) for item in value])
     wrap = _WRAPPERS.get(kind)
     if wrap is not None:
         return wrap(value) or rest(value)
     if kind in _COLLECTIONS:
-        return _wrapped_collection(value, rest) or rest(value)
+        return _wrap_collection(value, rest) or rest(value)
     if isinstance(value, enum.Enum):
-        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrapped(value.value, rest)])
+        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrap(value.value, rest)])
     if _is_named_tuple(kind):
-        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrapped(tuple(value), rest)])
+        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrap(tuple(value), rest)])
     fields = fields_of(value)
     if fields is not None:
-        return _ext(
-            _RECORD, [kind.__module__, kind.__qualname__, {name: _wrapped(item, rest) for name, item in fields}]
-        )
+        return _ext(_RECORD, [kind.__module__, kind.__qualname__, {name: _wrap(item, rest) for name, item in fields}])
     if kind.__module__.startswith("pathlib"):
         return _path(value) or rest(value)
-    from gpufn_core.encoding import library_values  # noqa: PLC0415  (its first use costs 1 ms, which most processes never need)
+    from gpufn_core.encoding import library_values  # noqa: PLC0415  (its import takes 1 ms, and most processes never use it)
 
     form = library_values.form_of(value)
     return rest(value) if form is None else _ext(*form)
 
 
 def _pairs(value: Any, rest: _Rest) -> list[list[Any]]:
-    return [[_wrapped(key, rest), _wrapped(item, rest)] for key, item in value.items()]
+    return [[_wrap(key, rest), _wrap(item, rest)] for key, item in value.items()]
 
 
 def _ext(code: int, value: Any) -> msgspec.msgpack.Ext:
@@ -144,7 +143,7 @@ def _ext(code: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 def _zone_of(value: datetime.datetime | datetime.time) -> str | None:
-    """The name of its IANA time zone; None where that is not what it has."""
+    """Return the name of its IANA time zone; None for any other time zone."""
     zone = value.tzinfo
     kind = type(zone)
     return getattr(zone, "key", None) if kind.__module__.startswith("zoneinfo") else None
@@ -173,16 +172,16 @@ def _path(value: Any) -> msgspec.msgpack.Ext | None:
     )
 
 
-def _wrapped_collection(value: Any, rest: _Rest) -> msgspec.msgpack.Ext | None:
+def _wrap_collection(value: Any, rest: _Rest) -> msgspec.msgpack.Ext | None:
     name = type(value).__name__
     if isinstance(value, collections.deque):
-        return _ext(_COLLECTION, [name, [_wrapped(item, rest) for item in value], value.maxlen])
-    about = None
+        return _ext(_COLLECTION, [name, [_wrap(item, rest) for item in value], value.maxlen])
+    detail = None
     if isinstance(value, collections.defaultdict) and value.default_factory is not None:
-        about = getattr(value.default_factory, "__name__", "")
-        if _FACTORIES.get(about) is not value.default_factory:
+        detail = getattr(value.default_factory, "__name__", "")
+        if _FACTORIES.get(detail) is not value.default_factory:
             return None
-    return _ext(_COLLECTION, [name, _pairs(value, rest), about])
+    return _ext(_COLLECTION, [name, _pairs(value, rest), detail])
 
 
 _SEQUENCES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
@@ -202,13 +201,13 @@ _WRAPPERS: dict[type, Callable[[Any], msgspec.msgpack.Ext | None]] = {
 
 
 def _pickled(value: Any) -> bytes:
-    import cloudpickle  # noqa: PLC0415  (30 ms that most processes never need)
+    import cloudpickle  # noqa: PLC0415  (its import takes 30 ms, and most processes never use it)
 
     return bytes(cloudpickle.dumps(value))
 
 
 def fields_of(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Of a Struct, dataclass or pydantic model, by name; None for anything else."""
+    """Return the fields of a Struct, dataclass or pydantic model; None for anything else."""
     kind = type(value)
     if isinstance(value, msgspec.Struct):
         return ((name, getattr(value, name)) for name in kind.__struct_fields__)
@@ -221,7 +220,7 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def _is_dataclass(kind: type) -> bool:
-    # Its own, not inherited: a plain subclass of a dataclass may hold more than the fields.
+    # Not inherited: a plain subclass of a dataclass may have more than the fields.
     return "__dataclass_fields__" in vars(kind)
 
 
@@ -242,10 +241,10 @@ def decode(
     make: MakeInstance | None = None,
     remedy: str = "",
 ) -> Any:
-    """The values of `body`. Raises InvalidInput; `remedy` ends the refusal of a pickle.
+    """Decode `body`. Raises InvalidInput; `remedy` is appended to the message that rejects a pickle.
 
-    A record becomes an instance of the class that `find` returns for its module and qualified name, or its fields.
-    `make` makes the instance of the class and the fields; without it, an instance has the fields that were sent.
+    A record becomes an instance of the class that `find` returns for its module and qualified name, or else its fields.
+    `make` creates the instance from the class and the fields; by default the instance gets the fields that were sent.
     """
     make = make or restored
 
@@ -264,9 +263,9 @@ def decode(
                 return _of_record(msgspec.msgpack.decode(data, ext_hook=hook), find, make)
         except (InvalidInput, RecursionError):
             raise
-        except Exception as error:  # its text may show what is private here
+        except Exception as error:  # its text may show private data
             raise InvalidInput(_unhashable(error) or f"a {_NAMES[code]} was sent in a damaged form") from error
-        raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
+        raise InvalidInput(f"a value has the unknown form {code}: a newer gpufn sent it")
 
     try:
         return msgspec.msgpack.decode(body, ext_hook=hook)
@@ -284,36 +283,36 @@ def _unhashable(error: Exception) -> str:
     if not isinstance(error, TypeError) or "unhashable" not in str(error):
         return ""
     return (
-        "a set or the keys of a dict hold a value that cannot be hashed: an instance arrives as a dict of its fields, "
+        "a set or the keys of a dict contain an unhashable value: an instance decodes to a dict of its fields, "
         "unless a type hint names its class"
     )
 
 
 def _unpickled(code: int, data: memoryview, *, allow_pickle: bool, remedy: str) -> Any:
     if code == _OLD_PICKLE:
-        raise InvalidInput("a value was pickled by an earlier release of gpufn, and is not read any more")
+        raise InvalidInput("a value was pickled by an earlier release of gpufn, which is no longer supported")
     name, pickle = msgspec.msgpack.decode(data, type=tuple[str, memoryview])
     if not allow_pickle:
-        raise InvalidInput(f"a {name[:200]} was sent as a pickle, which runs code where it is read{remedy}")
+        raise InvalidInput(f"a {name[:200]} was sent as a pickle, which runs code when it is read{remedy}")
     import cloudpickle  # noqa: PLC0415
 
     try:
         return cloudpickle.loads(pickle)
-    except Exception as error:  # of the value's own code, such as an import of a module that is missing here
-        said = _ADDRESS.sub("", f"{type(error).__name__}: {error}")
-        raise InvalidInput(f"a pickle of a {name[:200]} cannot be read: {said}") from error
+    except Exception as error:  # raised by the value's own code, such as the import of a module that is missing here
+        message = _ADDRESS.sub("", f"{type(error).__name__}: {error}")
+        raise InvalidInput(f"a pickle of a {name[:200]} cannot be read: {message}") from error
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise InvalidInput(f"an integer of {len(text):,} digits is longer than the {_MOST_DIGITS:,} that are accepted")
+    if len(text) > _MAX_DIGITS:
+        raise InvalidInput(f"an integer of {len(text):,} digits is longer than the {_MAX_DIGITS:,} that are accepted")
     return int(text)
 
 
 def _decimal(text: str) -> decimal.Decimal:
-    if len(text) > _MOST_DECIMAL_DIGITS:
+    if len(text) > _MAX_DECIMAL_DIGITS:
         raise InvalidInput(
-            f"a Decimal of {len(text):,} digits is longer than the {_MOST_DECIMAL_DIGITS:,} that are accepted"
+            f"a Decimal of {len(text):,} digits is longer than the {_MAX_DECIMAL_DIGITS:,} that are accepted"
         )
     return decimal.Decimal(text)
 
@@ -325,7 +324,7 @@ def _zoned(read: Callable[[str], Any], parts: list[Any]) -> Any:
     try:
         known = zoneinfo.ZoneInfo(zone)
     except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError):
-        raise InvalidInput(f"the time zone {str(zone)[:80]!r} is not known here") from None
+        raise InvalidInput(f"the time zone {str(zone)[:80]!r} is unknown here") from None
     return read(text).replace(tzinfo=known, fold=fold)
 
 
@@ -334,20 +333,20 @@ def _path_of(parts: list[Any]) -> Any:
 
     name, text = parts
     if name not in _PATHS:
-        raise InvalidInput(f"{str(name)[:80]!r} is no class of pathlib")
+        raise InvalidInput(f"{str(name)[:80]!r} is not a class of pathlib")
     return getattr(pathlib, name)(text)
 
 
 def _collection(parts: list[Any]) -> Any:
-    name, content, about = parts
+    name, content, detail = parts
     if name == "deque":
-        return collections.deque(content, about)
+        return collections.deque(content, detail)
     if name == "defaultdict":
-        return collections.defaultdict(None if about is None else _FACTORIES[about], content)
+        return collections.defaultdict(None if detail is None else _FACTORIES[detail], content)
     if name == "Counter":
         return collections.Counter(dict(content))
     if name != "OrderedDict":
-        raise InvalidInput(f"{str(name)[:80]!r} is no collection that is sent")
+        raise InvalidInput(f"{str(name)[:80]!r} is not a supported collection")
     return collections.OrderedDict(content)
 
 
@@ -376,15 +375,15 @@ _UNWRAPPERS: dict[int, Callable[[Any], Any]] = {
 def _of_record(parts: Any, find: FindClass | None, make: MakeInstance) -> Any:
     module, qualname, value = parts
     if not isinstance(module, str) or not isinstance(qualname, str):
-        raise InvalidInput("a record names its class by two texts")
+        raise InvalidInput("a record must name its class by two texts")
     found = None if find is None else find(module, qualname)
-    made = None if found is None else make(found, value)
-    return value if made is None else made
+    instance = None if found is None else make(found, value)
+    return value if instance is None else instance
 
 
 def loaded_class(module: str, qualname: str) -> type[Any] | None:
-    """The class of that name which is loaded here, in that module or in the script that runs: a `find` for values from
-    a sender that is trusted."""
+    """Return the loaded class of that name, from that module or from the running script: a `find` for values from a
+    trusted sender."""
     for each in (module, "__main__"):
         found: Any = sys.modules.get(each)
         for name in qualname.split("."):
@@ -395,7 +394,7 @@ def loaded_class(module: str, qualname: str) -> type[Any] | None:
 
 
 def has_form(kind: type) -> bool:
-    """Whether its instances travel as records."""
+    """Whether instances of `kind` are sent as records."""
     return (
         issubclass(kind, (enum.Enum, msgspec.Struct))
         or _is_dataclass(kind)
@@ -405,24 +404,24 @@ def has_form(kind: type) -> bool:
 
 
 def restored(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
-    """An instance with the fields that a trusted sender's instance had; None where they are not those of `kind`.
+    """Return an instance with the fields of a trusted sender's instance; None if they are not those of `kind`.
 
-    Nothing checks the fields: see `gpufn_runtime.worker.arguments.instances` for a sender that is not trusted.
+    The fields are not checked: see `gpufn_runtime.worker.arguments.instances` for untrusted senders.
     """
     if issubclass(kind, enum.Enum):
         return kind(value)
     if _is_named_tuple(kind):
-        is_its = isinstance(value, tuple) and len(value) == len(kind._fields)
-        return tuple.__new__(kind, value) if is_its else None
+        is_match = isinstance(value, tuple) and len(value) == len(kind._fields)
+        return tuple.__new__(kind, value) if is_match else None
     if not isinstance(value, dict):
         return None
     if issubclass(kind, msgspec.Struct):
         return kind(**value) if set(value) <= set(kind.__struct_fields__) else None
     if _is_dataclass(kind) and set(value) <= set(kind.__dataclass_fields__):
-        made = object.__new__(kind)  # as it was: neither __init__ nor __post_init__ runs a second time
+        instance = object.__new__(kind)  # neither __init__ nor __post_init__ runs a second time
         for name, item in value.items():
-            object.__setattr__(made, name, item)
-        return made
+            object.__setattr__(instance, name, item)
+        return instance
     if is_pydantic(kind):
         return kind.model_construct(**value)
     return None

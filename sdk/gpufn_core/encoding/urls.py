@@ -1,4 +1,4 @@
-"""Addresses that users give, and names as parts of one, as far as their text can tell."""
+"""Syntax checks of URLs that users pass, and quoting of names in URL paths."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ LONGEST_URL = 2048
 
 
 def gateway_address(url: str) -> str:
-    """`url` without a slash at its end; what has no scheme is http. Raises InvalidInput for what leads nowhere.
+    """Return `url` without a trailing slash; the default scheme is http. Raises InvalidInput for an unusable address.
 
     >>> gateway_address("localhost:8090"), gateway_address("https://gpu.example.org/")
     ('http://localhost:8090', 'https://gpu.example.org')
     """
-    if not isinstance(url, str) or url.isdecimal():  # a port: as a host it would be an IPv4 address, in one number
+    if not isinstance(url, str) or url.isdecimal():  # a port; as a host it would be an IPv4 address in decimal
         raise InvalidInput(f"{url!r} is not an address: write for example {DEFAULT_GATEWAY}")
-    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+    address = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
-        parts = urlsplit(whole)
+        parts = urlsplit(address)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_usable = False
-    if not is_usable or parts.query or parts.fragment or not whole.isprintable() or " " in whole:
+    if not is_usable or parts.query or parts.fragment or not address.isprintable() or " " in address:
         raise InvalidInput(f"{public(url)!r} is not an address: write for example {DEFAULT_GATEWAY}")
-    return whole
+    return address
 
 
 def public(url: str) -> str:
-    """`url` as messages show it: without a user and a password.
+    """Return `url` for messages, without user and password.
 
     >>> public("https://me:s3cret@gpu.example.org/a@b"), public("10.0.0.1:4222")
     ('https://gpu.example.org/a@b', '10.0.0.1:4222')
     """
-    scheme, there, rest = url.rpartition("://")
+    scheme, separator, rest = url.rpartition("://")
     server, slash, path = rest.partition("/")
-    return f"{scheme}{there}{server.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}{separator}{server.rpartition('@')[2]}{slash}{path}"
 
 
 def segment(text: str) -> str:
-    """A name or an id as one part of a path. Raises InvalidInput for what would be none, or several: servers and
-    proxies undo the quotes of a slash and of dots.
+    """Quote a name or an id as one segment of a path. Raises InvalidInput for text that would be no segment or several:
+    servers and proxies unquote slashes and dots.
 
     >>> segment("resnet.classify"), segment("a b?c")
     ('resnet.classify', 'a%20b%3Fc')
@@ -53,16 +53,16 @@ def segment(text: str) -> str:
     gpufn.errors.InvalidInput: '../nodes' is neither a name nor an id
     """
     if not isinstance(text, str):
-        name = getattr(text, "name", None)  # a function is asked for by it
-        instead = f": write {name!r}" if isinstance(name, str) else ""
-        raise InvalidInput(f"{text!r:.120} is neither a name nor an id, which are text{instead}")
+        name = getattr(text, "name", None)  # of a function object
+        hint = f": write {name!r}" if isinstance(name, str) else ""
+        raise InvalidInput(f"{text!r:.120} is neither a name nor an id, which are text{hint}")
     if text in ("", ".", "..") or "/" in text or not text.isprintable():
         raise InvalidInput(f"{text[:120]!r} is neither a name nor an id")
     return quote(text, safe="")
 
 
 def check_webhook(url: str) -> None:
-    """Raises InvalidInput for what no webhook can be sent to. Whether its address is allowed, the gateway knows.
+    """Raise InvalidInput for a URL that no webhook can be sent to. The gateway checks whether its address is allowed.
 
     >>> check_webhook("ftp://example.org")
     Traceback (most recent call last):
@@ -82,12 +82,13 @@ def check_webhook(url: str) -> None:
         raise InvalidInput(f"a webhook goes to https://... or http://..., not to {url[:120]!r}", field="webhook")
     if parts.username is not None or parts.password is not None:
         raise InvalidInput(
-            "a webhook's address holds no user and no password: its signature says who sends it", field="webhook"
+            "a webhook's address must have no user and no password: its signature identifies the sender",
+            field="webhook",
         )
 
 
 def check_bus(url: str) -> None:
-    """`url`: one NATS server or several, separated by commas. Raises InvalidInput, which tells no password.
+    """Check `url`: one NATS server or several, separated by commas. Raises InvalidInput without showing a password.
 
     >>> check_bus("nats://gpufn:s3cret@10.0.0.1:4222,nats://gpufn:s3cret@10.0.0.2:4222")
     >>> check_bus("10.0.0.1:4222")

@@ -1,15 +1,15 @@
-"""Python values ↔ bytes: what calls and results look like on their way.
+"""Encoding of Python values as bytes: the bodies of calls and results.
 
-| content type | who speaks it | what it keeps |
+| content type | used by | encoding |
 |---|---|---|
-| `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities text |
-| `application/msgpack` | anybody | the same map, with bytes as they are |
-| `application/vnd.gpufn.msgpack` | the SDK, the worker | Python values: tuples, sets, arrays, dataclasses, tables |
-| `application/vnd.gpufn.pickle` | the SDK, the worker | the same, and pickles; read only where that is allowed |
-| anything else | anybody | bytes |
+| `application/json` | any client | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities text |
+| `application/msgpack` | any client | the same structure, with bytes unchanged |
+| `application/vnd.gpufn.msgpack` | SDK, worker | Python values: tuples, sets, arrays, dataclasses, tables |
+| `application/vnd.gpufn.pickle` | SDK, worker | the same, plus pickles; read only if allowed |
+| anything else | any client | bytes |
 
-In JSON and msgpack a value of numpy, pydantic or torch becomes what it holds; none of them is imported for it: one of
-theirs exists only when they are loaded. The SDK's encoding is `gpufn_core.encoding.native`.
+In JSON and msgpack a value of numpy, pydantic or torch becomes its content. None of these libraries is imported for
+that: their values exist only if they are loaded. `gpufn_core.encoding.native` has the SDK's encoding.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from gpufn_core.encoding import media, native
 from gpufn_core.errors import InvalidInput, ResultNotEncodable, UnsupportedMediaType
 from gpufn_core.protocol.limits import INLINE_BYTES, REQUEST_BYTES
 
-_MAX_PATH = 12  # how deep `_locate` looks
-# The ends of a pickle's refusal.
+_MAX_PATH = 12  # the depth to which `_locate` searches
+# Ends of the messages that reject a pickle.
 NO_PICKLES = ": send plain values, or deploy the function with @gpu_function(pickle=True)"
 OTHER_TYPE = f": it is read from a body of the content type {media.PICKLED} only"
 
 
 class Encoded(NamedTuple):
-    """A result in its final form, whatever its caller accepts. The body is its parts, one after the other."""
+    """A result in its final form, independent of what the caller accepts. The body is the concatenation of its
+    parts."""
 
     content_type: str
     parts: tuple[bytes | memoryview, ...]
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, may_pickle: bool = False) -> bytes:
-    """A call in the SDK's encoding, for `call_type`. InvalidInput names the argument that cannot be sent.
+    """Encode a call in the SDK's encoding; `call_type` returns its content type. Raises InvalidInput, which names the
+    argument that cannot be sent.
 
-    With `may_pickle` an argument without a form of its own is pickled.
+    With `may_pickle`, an argument that the encoding does not support is pickled.
 
     >>> decode_call(encode_call((1, (2, 3)), {"top": {4}}))
     ([1, (2, 3)], {'top': {4}})
@@ -55,18 +57,18 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, may_pickle: bo
     except Exception as error:
         path, culprit = _locate(value, functools.partial(native.encode, may_pickle=may_pickle))
         name = path.removeprefix(".kwargs.").removeprefix(".")
-        said = f"{name}: {_described(culprit)} cannot be sent: {error}{_remedy(culprit, error, 'send')}"
-        raise InvalidInput(said, field=name) from error
+        message = f"{name}: {_describe(culprit)} cannot be sent: {error}{_remedy(culprit, error, 'send')}"
+        raise InvalidInput(message, field=name) from error
     if len(body) > REQUEST_BYTES:
         raise InvalidInput(
             f"the arguments take {len(body):,} bytes, more than the {REQUEST_BYTES:,} of one call: "
-            "store them where the function can read them, and send where that is"
+            "store them where the function can read them, and send their location"
         )
     return body
 
 
 def call_type(body: bytes) -> str:
-    """The content type of an encoded call.
+    """Return the content type of an encoded call.
 
     >>> call_type(encode_call((1,), {})), call_type(encode_call((len, print), {}, may_pickle=True))
     ('application/vnd.gpufn.msgpack', 'application/vnd.gpufn.pickle')
@@ -82,21 +84,21 @@ def decode_call(
     make: native.MakeInstance | None = None,
     remedy: str = NO_PICKLES,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in the SDK's encoding; of a class that `find` does not return, its fields."""
+    """Decode arguments in the SDK's encoding. A record whose class `find` does not return decodes to its fields."""
     value = native.decode(body, allow_pickle=allow_pickle, find=find, make=make, remedy=remedy)
     if not isinstance(value, dict):
-        raise InvalidInput("a call is a map with 'args' and 'kwargs'")
+        raise InvalidInput("a call must be a map with 'args' and 'kwargs'")
     args, kwargs = value.get("args", []), value.get("kwargs", {})
     if not isinstance(args, list) or not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
-        raise InvalidInput("a call's 'args' is an array and its 'kwargs' a map from names")
+        raise InvalidInput("a call's 'args' must be an array and its 'kwargs' a map with text keys")
     return args, kwargs
 
 
 def encode_result(
     value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES, what: str = "result", may_pickle: bool = False
 ) -> tuple[str, bytes]:
-    """`value` for a caller that accepts `accept`: content type and body. ResultNotEncodable says what is in the way,
-    and calls the value `what`.
+    """Encode `value` for a caller that accepts `accept`; return content type and body. Raises ResultNotEncodable, which
+    names the part that cannot be encoded and calls the value `what`.
 
     >>> encode_result({"labels": ("cat", "dog")}, "application/json")
     ('application/json', b'{"labels":["cat","dog"]}')
@@ -108,14 +110,14 @@ def encode_result(
 def encode_parts(
     value: Any, accept: str, *, limit_bytes: int, what: str = "result", may_pickle: bool = False
 ) -> Encoded:
-    """As `encode_result`, and nothing large is copied to make one block of the body.
+    """Same as `encode_result`, but without copying large parts into one block.
 
-    With `may_pickle`, a value without a form of its own is pickled for a caller in Python, as `media.PICKLED`.
+    With `may_pickle`, a value that the encoding does not support is pickled for a Python caller, as `media.PICKLED`.
     """
     if isinstance(value, Encoded):
         _check_size(sum(map(len, value.parts)), limit_bytes, what)
         return value
-    kind = _chosen(accept)
+    kind = _choose_type(accept)
     if kind == media.JSON and isinstance(value, (bytes, bytearray, memoryview)):
         kind, body = media.BYTES, bytes(value)
     else:
@@ -128,7 +130,7 @@ def encode_parts(
             path, culprit = _locate(value, encode)
             where = f"the {what}{path and f' at {path}'}"
             raise ResultNotEncodable(
-                f"{where} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
+                f"{where} is {_describe(culprit)}, which cannot be sent as {kind}: {error}"
                 f"{_remedy(culprit, error, 'return')}"
             ) from error
         if isinstance(body, native.Pickled):
@@ -148,9 +150,10 @@ def _check_size(size: int, limit_bytes: int, what: str) -> None:
 def decode_value(
     content_type: str, body: bytes, *, allow_pickle: bool = False, find: native.FindClass | None = None
 ) -> Any:
-    """The value of a result or an item, for a caller in Python; of a class that `find` does not return, its fields.
+    """Decode a result or an item for a Python caller. A record whose class `find` does not return decodes to its
+    fields.
 
-    A pickle is read with `allow_pickle` only. Raises InvalidInput.
+    A pickle is read only with `allow_pickle`. Raises InvalidInput.
 
     >>> decode_value(*encode_result((1, {2}), media.NATIVE))
     (1, {2})
@@ -173,21 +176,21 @@ _NO_TRUST = (
 )
 
 
-# --- JSON and msgpack: for anybody -----------------------------------------------------------------------------------
+# --- JSON and msgpack: for any client --------------------------------------------------------------------------------
 
 
-def _chosen(accept: str) -> str:
+def _choose_type(accept: str) -> str:
     for part in accept.split(","):
         kind = media.media_type(part) if part.strip() else media.JSON
         if kind == media.PICKLED:
-            return media.NATIVE  # `encode_parts` says which of the two it is
+            return media.NATIVE  # `encode_parts` decides which of the two it is
         if kind in _ENCODERS:
             return kind
     return media.JSON
 
 
 def number_word(number: float) -> str:
-    """Return the text for a number that JSON lacks, as the JSON mapping of protobuf writes it.
+    """Return the text for a number that JSON does not have, as in protobuf's JSON mapping.
 
     >>> [number_word(each) for each in (math.nan, math.inf, -math.inf)]
     ['NaN', 'Infinity', '-Infinity']
@@ -199,8 +202,8 @@ def _json_body(value: Any) -> bytes:
     body = _encode_json(value)
     if b"null" not in body:  # msgspec writes null for NaN and the infinities
         return body
-    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_simpler)
-    return _encode_json(_worded(plain)) if _has_nonfinite(plain) else body
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_to_json_types)
+    return _encode_json(_with_number_words(plain)) if _has_nonfinite(plain) else body
 
 
 def _has_nonfinite(value: Any) -> bool:
@@ -211,18 +214,18 @@ def _has_nonfinite(value: Any) -> bool:
     return type(value) in (list, tuple) and any(map(_has_nonfinite, value))
 
 
-def _worded(value: Any) -> Any:
+def _with_number_words(value: Any) -> Any:
     if type(value) is float:
         return value if math.isfinite(value) else number_word(value)
     if type(value) is dict:
-        return {key: _worded(item) for key, item in value.items()}
-    return [_worded(item) for item in value] if type(value) in (list, tuple) else value
+        return {key: _with_number_words(item) for key, item in value.items()}
+    return [_with_number_words(item) for item in value] if type(value) in (list, tuple) else value
 
 
-def _simpler(value: Any) -> Any:  # noqa: PLR0911  (a table of types)
-    """`value` in types that JSON has; TypeError when there is no obvious way. (msgspec's enc_hook.)"""
-    if type(value) in (list, tuple, dict, set, frozenset):  # JSON has these: we are asked because it stands for a key
-        raise TypeError("a key of a map has to be text or a number")
+def _to_json_types(value: Any) -> Any:  # noqa: PLR0911  (a table of types)
+    """Convert `value` to types that JSON has; TypeError if there is no obvious way. (msgspec's enc_hook.)"""
+    if type(value) in (list, tuple, dict, set, frozenset):  # JSON has these, so this one is a key
+        raise TypeError("a key of a map must be text or a number")
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if isinstance(value, numpy.ndarray):
@@ -248,16 +251,16 @@ def _simpler(value: Any) -> Any:  # noqa: PLR0911  (a table of types)
     raise TypeError(f"{native.type_name(type(value))} has no JSON form")
 
 
-# --- saying what is wrong --------------------------------------------------------------------------------------------
+# --- error messages --------------------------------------------------------------------------------------------------
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     name = native.type_name(type(value))
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def _remedy(value: Any, error: Exception, verb: str) -> str:
-    """How to `verb` it: how to make a value of a coroutine or an iterator, or that pickles need an option."""
+    """Suggest how to turn a coroutine or an iterator into a value, or how to allow pickles. `verb`: send or return."""
     if isinstance(value, Awaitable):
         return "; await it"
     if isinstance(value, AsyncIterator):
@@ -270,7 +273,7 @@ def _remedy(value: Any, error: Exception, verb: str) -> str:
 
 
 def _locate(value: Any, encode: Callable[[Any], bytes]) -> tuple[str, Any]:
-    """Where in `value` the part is that `encode` fails on, as a path, and that part."""
+    """Find the part of `value` that `encode` fails on; return its path and the part."""
     path = ""
     for _ in range(_MAX_PATH):
         for step, item in _children(value):
@@ -296,10 +299,10 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", item
 
 
-_encode_json = msgspec.json.Encoder(enc_hook=_simpler).encode
+_encode_json = msgspec.json.Encoder(enc_hook=_to_json_types).encode
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     media.JSON: _json_body,
-    media.MSGPACK: msgspec.msgpack.Encoder(enc_hook=_simpler).encode,
+    media.MSGPACK: msgspec.msgpack.Encoder(enc_hook=_to_json_types).encode,
     media.NATIVE: native.encode,
 }
 
@@ -308,7 +311,7 @@ _PICKLES = functools.partial(native.encode, may_pickle=True)
 
 
 def unsupported(content_type: str) -> UnsupportedMediaType:
-    """The refusal of a body that is neither JSON nor msgpack where no parameter takes bytes."""
+    """Return the error for a body that is neither JSON nor msgpack if no parameter takes bytes."""
     return UnsupportedMediaType(
         f"{content_type!r} is not accepted: "
         f"send {media.JSON} or {media.MSGPACK}, or give the function a bytes parameter"

@@ -1,4 +1,4 @@
-"""The little of the CUDA runtime that running an engine takes, from the library that TensorRT's wheel brings along."""
+"""Bindings to the part of the CUDA runtime that running an engine needs, from the library in TensorRT's wheels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
-_ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell
-_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: what other threads do meanwhile spoils no capture
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit synchronization with the default stream
+_ANY_DIRECTION = 4  # cudaMemcpyDefault: the direction follows from the addresses
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: calls of other threads do not break a capture
 _VERSIONS = (13, 12)
 
 _ADDRESS, _SIZE, _HANDLE = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
@@ -40,7 +40,7 @@ class CudaError(RuntimeError):
 
 
 class Cuda:
-    """Addresses and handles are ints. CudaError says what failed, in the driver's words."""
+    """The CUDA runtime. Addresses and handles are ints. Methods raise CudaError with the driver's message."""
 
     def __init__(self, library: Any = None) -> None:
         self._library = library or _load()
@@ -51,26 +51,26 @@ class Cuda:
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
 
     def allocate(self, size: int) -> int:
-        return self._made("cudaMalloc", max(size, 1))
+        return self._create("cudaMalloc", max(size, 1))
 
     def free(self, address: int) -> None:
         self._call("cudaFree", address)
 
     def allocate_pinned(self, size: int) -> int:
-        """Memory of the host that the device can read and write by itself."""
-        return self._made("cudaMallocHost", max(size, 1))
+        """Allocate host memory that the device can access directly."""
+        return self._create("cudaMallocHost", max(size, 1))
 
     def free_pinned(self, address: int) -> None:
         self._call("cudaFreeHost", address)
 
     def stream(self) -> int:
-        return self._made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+        return self._create("cudaStreamCreateWithFlags", _NON_BLOCKING)
 
     def destroy_stream(self, stream: int) -> None:
         self._call("cudaStreamDestroy", stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
-        """In the order of the stream; returns at once."""
+        """Queue a copy in the stream and return at once."""
         self._call("cudaMemcpyAsync", to, source, size, _ANY_DIRECTION, stream)
 
     def synchronize(self, stream: int) -> None:
@@ -78,20 +78,20 @@ class Cuda:
 
     @contextlib.contextmanager
     def capture(self, stream: int) -> Iterator[list[int]]:
-        """What is put into the stream inside does not run: it becomes a graph, in the list afterwards. CudaError when
-        something cannot be captured."""
+        """Capture the work that is queued in the stream inside the `with`, instead of running it. Afterwards the list
+        has its graph. Raises CudaError if something cannot be captured."""
         graphs: list[int] = []
         self._call("cudaStreamBeginCapture", stream, _THREAD_LOCAL)
         try:
             yield graphs
         except BaseException:
-            with contextlib.suppress(CudaError):  # the capture ends, whatever it has become
-                self._call("cudaGraphDestroy", self._ended(stream))
-            self._library.cudaGetLastError()  # an error that is only remembered fails the next launch
+            with contextlib.suppress(CudaError):  # the capture must end, even if it is broken
+                self._call("cudaGraphDestroy", self._end_capture(stream))
+            self._library.cudaGetLastError()  # clear the error, which would fail the next launch
             raise
-        graph = self._ended(stream)
+        graph = self._end_capture(stream)
         try:
-            graphs.append(self._made("cudaGraphInstantiateWithFlags", graph, 0))
+            graphs.append(self._create("cudaGraphInstantiateWithFlags", graph, 0))
         finally:
             self._call("cudaGraphDestroy", graph)
 
@@ -101,15 +101,15 @@ class Cuda:
     def destroy_graph(self, graph: int) -> None:
         self._call("cudaGraphExecDestroy", graph)
 
-    def _ended(self, stream: int) -> int:
+    def _end_capture(self, stream: int) -> int:
         graph = _HANDLE()
         self._call("cudaStreamEndCapture", stream, ctypes.byref(graph))
         return graph.value or 0
 
-    def _made(self, name: str, *arguments: int) -> int:
-        made = _HANDLE()
-        self._call(name, ctypes.byref(made), *arguments)
-        return made.value or 0
+    def _create(self, name: str, *arguments: int) -> int:
+        handle = _HANDLE()
+        self._call(name, ctypes.byref(handle), *arguments)
+        return handle.value or 0
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
@@ -119,13 +119,13 @@ class Cuda:
 
 
 def _load() -> Any:
-    """The machine's library, else the one of NVIDIA's wheels. Raises OSError."""
+    """Load the machine's library, or else the one of NVIDIA's wheels. Raises OSError."""
     for version in _VERSIONS:
         name = f"libcudart.so.{version}"
         for path in (name, *_in_wheels(name)):
             with contextlib.suppress(OSError):
                 return ctypes.CDLL(path)
-    raise OSError(f"there is no libcudart.so.{_VERSIONS[0]}: install TensorRT with its CUDA runtime")
+    raise OSError(f"libcudart.so.{_VERSIONS[0]} was not found: install TensorRT with its CUDA runtime")
 
 
 def _in_wheels(name: str) -> Iterator[str]:

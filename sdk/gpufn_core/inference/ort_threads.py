@@ -1,8 +1,8 @@
-"""How the threads of an ONNX Runtime session wait for one another in a run, where it is measured as where it serves.
+"""How the threads of an ONNX Runtime session wait for each other, in measurements and in production.
 
-A run has dozens of steps that its threads share, and at each they meet. One that sleeps meanwhile has to be woken; one
-that spins for milliseconds, as ONNX Runtime does by itself, takes the core of somebody who has work. One that spins for
-about as long as a wake-up takes, and then sleeps, has most of the one and loses little of the other (decision 0023).
+A run has dozens of steps that its threads share, with a barrier after each. A thread that sleeps at a barrier has to be
+woken. A thread that spins for milliseconds, the default of ONNX Runtime, occupies a core that other work needs.
+Spinning for about the duration of a wakeup and then sleeping has most of the benefit at a small cost (decision 0023).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 _SPIN_US: Final = 20
-_KNOWS_HOW_LONG: Final = (1, 26)
+_HAS_SPIN_DURATION: Final = (1, 26)
 
 
 def waiting(version: str) -> dict[str, str]:
-    """Entries for the config of a session of ONNX Runtime `version`. One that cannot be told how long to spin sleeps.
+    """Return the session config entries for ONNX Runtime `version`. A version without a spin duration must sleep.
 
     >>> waiting("1.31.1")
     {'session.intra_op.spin_duration_us': '20'}
@@ -22,6 +22,6 @@ def waiting(version: str) -> dict[str, str]:
     {'session.intra_op.allow_spinning': '0'}
     """
     major, minor, *_ = version.split(".")
-    if (int(major), int(minor)) < _KNOWS_HOW_LONG:
+    if (int(major), int(minor)) < _HAS_SPIN_DURATION:
         return {"session.intra_op.allow_spinning": "0"}
     return {"session.intra_op.spin_duration_us": str(_SPIN_US)}

@@ -1,4 +1,4 @@
-"""Bytes ↔ messages: a msgpack header and, beside it, the user's bytes, which nobody on the way decodes.
+"""Encoding of messages: a msgpack header followed by the user's bytes, which are never decoded in transit.
 
 4 bytes, big endian: length of the header · header · body
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from gpufn_core.errors import ProtocolMismatch
 
-PROTOCOL = 1  # raised when a message changes in a way that an older process would misread
+PROTOCOL = 1  # increased when an older process would misread a changed message
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def pack(header: msgspec.Struct, body: bytes | memoryview = b"") -> bytes:
 
 
 class Unpacker(Generic[T]):
-    """Reads packed messages of one type, which may be a tagged union."""
+    """Decoder of packed messages of one type, which may be a tagged union."""
 
     def __init__(self, header_type: Any) -> None:
         self._decode = msgspec.msgpack.Decoder(header_type).decode
@@ -32,8 +32,8 @@ class Unpacker(Generic[T]):
     def __call__(self, data: bytes) -> tuple[T, bytes]:
         end = 4 + int.from_bytes(data[:4], "big")
         if len(data) < 4 or end > len(data):
-            raise ProtocolMismatch(f"a message of {len(data)} bytes is cut short")
+            raise ProtocolMismatch(f"a message of {len(data)} bytes is truncated")
         try:
             return self._decode(data[4:end]), data[end:]
         except msgspec.DecodeError as error:
-            raise ProtocolMismatch(f"a message could not be read: {error}") from error
+            raise ProtocolMismatch(f"a message could not be decoded: {error}") from error

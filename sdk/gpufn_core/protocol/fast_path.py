@@ -1,12 +1,13 @@
-"""Frames on the lane: a unix socket on which a gateway hands calls to the runner of its own host, past the bus.
+"""Frames of the fast path: a unix socket on which a gateway sends calls to the runner of its own host, bypassing NATS.
 
-Framed like the worker's socket (`frames`). Both ends are ours and run as one user; the path is `Home.lane_socket`.
+The framing is that of the worker's socket (`frames`). Both ends are ours and run as the same user. The path of the
+socket is `Home.lane_socket`.
 
-1. the runner says how much Room each revision has, when it changes, and a Beat each second
-2. the gateway sends Offer for a call that somebody waits for; at most `Room.calls` of a revision are under way
-3. the runner answers Refused at once, and the call goes into the queue like any other; or Ended; or Queued, when the
-   attempt failed and the next one is in the queue
-4. whichever end hangs up: the gateway queues what was under way, the runner cancels it
+1. The runner sends Room for each revision when its room changes, and a Beat each second.
+2. The gateway sends an Offer for a call whose caller waits. At most `Room.calls` calls of a revision are in flight.
+3. The runner answers with Refused at once, and the gateway queues the call as usual; or with Ended; or with Queued when
+   the attempt failed and the runner queued the next one.
+4. If either end disconnects, the gateway queues its in-flight calls and the runner cancels them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply
 
-SILENCE_S = 3.5  # without a word the other end takes the runner to be gone
+SILENCE_S = 3.5  # the gateway considers the runner dead after this long without a frame
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,20 +24,20 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Offer(_Frame, tag=1, frozen=True, array_like=True, gc=False):
-    """A call, with its body; `message.reply` is where its result goes should it come to be queued."""
+    """A call with its body. `message.reply` is the subject for its result if the call is queued."""
 
     message: InvocationMessage
 
 
 class Withdraw(_Frame, tag=2, frozen=True, array_like=True, gc=False):
-    """Nobody waits for this one any more."""
+    """The caller of this call no longer waits."""
 
     invocation: str
 
 
 class Room(_Frame, tag=11, frozen=True, array_like=True, gc=False):
-    """How many calls of a revision may be under way. `created_at` is the Revision's: a gateway of another platform,
-    which has the path by mistake, may know other code by the same name and number."""
+    """The number of calls of a revision that may be in flight. `created_at` is that of the Revision: a gateway of
+    another platform that uses this path by mistake may have other code under the same function name and number."""
 
     function: str
     revision: int
@@ -45,20 +46,21 @@ class Room(_Frame, tag=11, frozen=True, array_like=True, gc=False):
 
 
 class Ended(_Frame, tag=12, frozen=True, array_like=True, gc=False):
-    """The end of an offered call; the body is its result."""
+    """The end of an offered call. The body is its result."""
 
     reply: ResultReply
 
 
 class Refused(_Frame, tag=13, frozen=True, array_like=True, gc=False):
-    """No slot is free, or others wait already: it is for the queue. `has_begun`: its attempt was interrupted."""
+    """No slot is free, or other calls already wait: the gateway must queue the call. `has_begun`: its attempt was
+    interrupted."""
 
     invocation: str
     has_begun: bool = False
 
 
 class Queued(_Frame, tag=14, frozen=True, array_like=True, gc=False):
-    """An attempt failed, and the runner has put the next one into the queue."""
+    """An attempt failed, and the runner queued the next one."""
 
     invocation: str
 

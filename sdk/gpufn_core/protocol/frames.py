@@ -1,9 +1,10 @@
-"""Frames between a Runner and one Worker, over the worker's unix socket.
+"""Frames between a runner and one worker, over the worker's unix socket.
 
     8 bytes, big endian: length of the header, length of the body · header (msgpack) · body (user bytes)
 
-The runner treats what comes from a worker as hostile: lengths are bounded, unknown tags and attempts end the link.
-`attempt` is a number that the runner gives to each Run on a link; `call` one that the worker gives to each Call.
+The runner treats frames from a worker as hostile: lengths are bounded, and unknown tags or attempts close the
+connection. `attempt` is a number that the runner assigns to each Run on a connection. `call` is a number that the
+worker assigns to each Call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_core.spec.priority import Priority
 
 MAX_HEADER_BYTES = 1 << 20
-STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
+STREAM_WINDOW = 64  # items that may be in flight between a generator and the reader of its stream
 F = TypeVar("F")
 
 _LENGTHS = struct.Struct("!II")
@@ -36,11 +37,12 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
-    """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit.
+    """Run one attempt. `stream` requests Items; `credits` is the number of Items that may be sent before a Credit.
 
-    `parcel` is the input's name in the worker's folder of parcels, when it is not the body; `takes_parcel` allows the
-    result to be one. `deadline` is when the runner ends it, in unix seconds; `trace` its caller's traceparent.
-    `delivery` is where it is settled, for the runner after this one; empty, and that one cannot adopt it.
+    `parcel` is the file name of the input in the worker's folder of large bodies, if the input is not the frame's body.
+    `takes_parcel` allows the result to be such a file. `deadline` is when the runner ends the attempt, in unix seconds.
+    `trace` is the caller's traceparent. `delivery` is where the attempt's delivery is acknowledged, for the next
+    runner; if empty, that runner cannot adopt the attempt.
     """
 
     attempt: int
@@ -68,23 +70,23 @@ class Credit(_Frame, tag=3, frozen=True, array_like=True, gc=False):
 
 
 class Drain(_Frame, tag=4, frozen=True, array_like=True, gc=False):
-    """Nothing more will come: run the exit hooks and end."""
+    """No more attempts will come: run the exit hooks and exit."""
 
 
 class Park(_Frame, tag=7, frozen=True, array_like=True, gc=False):
-    """Give the GPU up. At most `host_bytes` of the host's memory may be taken for it. No attempt runs, and no Run comes
-    before the answer: a Ready that is `parked`, or a NotParked."""
+    """Release the GPU. The worker may use at most `host_bytes` of host memory for this. No attempt runs, and no Run
+    comes before the answer: a Ready with `parked`, or a NotParked."""
 
     host_bytes: int
 
 
 class Resume(_Frame, tag=8, frozen=True, array_like=True, gc=False):
-    """The GPU's memory is there again. The answer is a Ready, or a StartFailed of the phase ``resume``."""
+    """The GPU memory is available again. The answer is a Ready, or a StartFailed with the phase ``resume``."""
 
 
 class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
-    """The end of a Call: the outcome of what the function asked the platform for. `parcel` is the body's name in the
-    worker's folder of parcels, when it is not the frame's."""
+    """The end of a Call: the outcome of a function's request to the platform. `parcel` is the file name of the body in
+    the worker's folder of large bodies, if the body is not in the frame."""
 
     call: int
     kind: OutcomeKind
@@ -107,8 +109,8 @@ RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerIte
 
 
 class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An attempt that an earlier runner began, `ran_s` ago, and whose Result it did not get. `delivery` and `number`
-    as in Run."""
+    """An attempt that an earlier runner started `ran_s` ago and whose Result it did not receive. `delivery` and
+    `number` are those of its Run."""
 
     attempt: int
     invocation: str
@@ -118,9 +120,9 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
-    """The first frame of a connection. A worker that comes back to a new runner `was_ready`, and still has attempts of
-    the old one. Each of those that are `unfinished` ends with a Result, as if this runner had begun it: it adopts them,
-    or has them cancelled. Beside them `running` more end unheard, each with a Freed."""
+    """The first frame of a connection. A worker that reconnects to a new runner `was_ready` and may still run attempts
+    of the old one. Each of the `unfinished` attempts ends with a Result, as if this runner had started it: the runner
+    adopts or cancels them. In addition, `running` other attempts end without a Result, each with a Freed."""
 
     protocol: int
     worker: str
@@ -130,7 +132,8 @@ class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
 
 
 class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
-    """Loaded and warm, or parked. `modules` are the third-party modules in memory, for the next standby."""
+    """The worker is loaded and warm, or parked. `modules` are its loaded third-party modules, for the next template
+    process."""
 
     load_s: float
     warm_s: float
@@ -144,9 +147,9 @@ class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
 
 
 class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
-    """The end of an Attempt; the slot is free when this is sent. `parcel` is the result's name in the worker's folder
-    of parcels, when it is not the body. `run_s` is how long it ran; `charged_s` its part of that when it ran together
-    with others in a batch, None when it ran by itself."""
+    """The end of an attempt. The slot is free when this is sent. `parcel` is the file name of the result in the
+    worker's folder of large bodies, if the result is not the frame's body. `run_s` is the attempt's run time.
+    `charged_s` is its part of the run time if it ran in a batch with others, None if it ran alone."""
 
     attempt: int
     kind: OutcomeKind
@@ -165,64 +168,64 @@ class Item(_Frame, tag=14, frozen=True, array_like=True, gc=False):
 
 
 class Log(_Frame, tag=15, frozen=True, array_like=True, gc=False):
-    """Text that the function printed or logged; attempt 0 is the worker itself. The body is UTF-8."""
+    """Text that the function printed or logged. Attempt 0 is the worker itself. The body is UTF-8."""
 
     attempt: int
     stream: str
 
 
 class Verb(enum.StrEnum):
-    """What a function can ask the platform for, in the words of its HTTP interface."""
+    """Requests of a function to the platform, named as in the HTTP API."""
 
-    CALL = "call"  # a function, for its result
-    STREAM = "stream"  # a function, for its items
-    SUBMIT = "submit"  # a function, for the id of the invocation
+    CALL = "call"  # call a function and return its result
+    STREAM = "stream"  # call a function and return its items
+    SUBMIT = "submit"  # submit a call and return the invocation's id
     STATUS = "status"  # of an invocation
     RESULT = "result"
     CANCEL = "cancel"
-    CHECKPOINT = "checkpoint"  # keep the body, for the attempt's own invocation
-    RESTORE = "restore"  # what was kept last
+    CHECKPOINT = "checkpoint"  # store the body for the attempt's own invocation
+    RESTORE = "restore"  # return the last checkpoint
 
 
 class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
-    """The function asks the platform for something: `target` is a function, or an invocation's id. `parcel` is the
-    body's name in the worker's folder of parcels, when it is not the frame's."""
+    """A function's request to the platform. `target` is a function or an invocation's id. `parcel` is the file name of
+    the body in the worker's folder of large bodies, if the body is not in the frame."""
 
     call: int
-    verb: str  # a Verb; one that is not known is refused, and its worker lives on
+    verb: str  # a Verb; the runner refuses an unknown one and keeps the worker
     target: str
     method: str = ""
     content_type: str = ""
     accept: str = ""
     timeout_s: float | None = None
-    parent: int = 0  # the attempt that asks
-    priority: Priority | None = None  # as asked for
+    parent: int = 0  # the attempt that makes the request
+    priority: Priority | None = None  # the requested class, if any
     parcel: str = ""
 
 
 class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
-    """The function does not want the rest of a Call (it left the loop over a stream, or gave up waiting)."""
+    """The function does not want the rest of a Call (it left the loop over a stream, or stopped waiting)."""
 
     call: int
 
 
 class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
-    """So many items of a streaming Call were read; STREAM_WINDOW may come without."""
+    """`items` more items of a streaming Call were read. STREAM_WINDOW items may be sent before the first credit."""
 
     call: int
     items: int
 
 
 class Freed(_Frame, tag=19, frozen=True, array_like=True, gc=False):
-    """An attempt that ran for an earlier connection has ended; its slot is free."""
+    """An attempt of an earlier connection has ended; its slot is free."""
 
 
 class Draining(_Frame, tag=20, frozen=True, array_like=True, gc=False):
-    """Somebody told the worker to end. It still runs what is on its way, and ends at the runner's Drain."""
+    """The worker received a signal to stop. It finishes its attempts, and exits at the runner's Drain."""
 
 
 class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
-    """How far an Attempt is, 0 to 1, and in words."""
+    """Progress of an attempt: a fraction from 0 to 1 and a message."""
 
     attempt: int
     fraction: float
@@ -230,8 +233,8 @@ class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
 
 
 class NotParked(_Frame, tag=22, frozen=True, array_like=True, gc=False):
-    """It could not be parked, and is to end. `needs_bytes` of the host's memory would have done; 0 when memory was not
-    what it lacked."""
+    """The worker could not park and must be stopped. `needs_bytes` of host memory would have sufficed; 0 if the failure
+    had another cause."""
 
     error: ErrorInfo
     needs_bytes: int = 0
@@ -257,53 +260,53 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
-    """Raises PayloadTooLarge: whoever got more would hang up."""
+    """Encode a frame. Raises PayloadTooLarge for a frame that the receiver would reject."""
     header = _encode(frame)
     if len(header) > MAX_HEADER_BYTES:
-        raise PayloadTooLarge(f"{len(header)} bytes are more than the {MAX_HEADER_BYTES} that fit a frame's header")
+        raise PayloadTooLarge(f"the header of a frame is {len(header)} bytes, more than the {MAX_HEADER_BYTES} allowed")
     if len(body) > MESSAGE_BYTES:
-        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MESSAGE_BYTES} that fit one frame")
+        raise PayloadTooLarge(f"the body of a frame is {len(body)} bytes, more than the {MESSAGE_BYTES} allowed")
     return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
 
 
 class FrameReader(Generic[F]):
-    """Cuts a byte stream into frames. Feed it what arrives; it yields what is whole.
+    """Incremental parser of frames. Feed it received bytes; it yields complete frames.
 
-    Raises ProtocolMismatch for what cannot be a frame: the link is then of no use.
+    Raises ProtocolMismatch for bytes that cannot be a frame. The connection must be closed then.
     """
 
     def __init__(self, frame_type: Any) -> None:
         self._decode: Callable[[bytes | memoryview], F] = msgspec.msgpack.Decoder(frame_type).decode
-        self._begun = bytearray()  # what is not a whole frame yet
-        self._needs = 0  # so many bytes, to read on
+        self._partial = bytearray()  # an incomplete frame
+        self._needed = 0  # size at which `_partial` has to be parsed again
 
     def feed(self, data: bytes) -> Iterator[tuple[F, bytes]]:
-        if self._begun:
-            self._begun += data
-            if len(self._begun) < self._needs:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
                 return
-            data = bytes(self._begun)
-            self._begun.clear()
-        start, needs = 0, _LENGTHS.size
+            data = bytes(self._partial)
+            self._partial.clear()
+        start, needed = 0, _LENGTHS.size
         try:
-            while len(data) - start >= needs:
+            while len(data) - start >= needed:
                 header_bytes, body_bytes = _LENGTHS.unpack_from(data, start)
                 if header_bytes > MAX_HEADER_BYTES or body_bytes > MESSAGE_BYTES:
-                    raise ProtocolMismatch(f"a frame claims {header_bytes} + {body_bytes} bytes")
+                    raise ProtocolMismatch(f"a frame has a length of {header_bytes} + {body_bytes} bytes")
                 header_at = start + _LENGTHS.size
                 body_at = header_at + header_bytes
                 end = body_at + body_bytes
                 if len(data) < end:
-                    needs = end - start
+                    needed = end - start
                     break
                 try:
                     frame = self._decode(data[header_at:body_at])
                 except msgspec.DecodeError as error:
-                    raise ProtocolMismatch(f"a frame could not be read: {error}") from error
+                    raise ProtocolMismatch(f"a frame could not be decoded: {error}") from error
                 body = data[body_at:end]
                 start = end
                 yield frame, body
         finally:
             if start < len(data):
-                self._begun += data[start:]
-                self._needs = needs
+                self._partial += data[start:]
+                self._needed = needed

@@ -1,11 +1,11 @@
-"""What an Agent tells the worker process that it starts, and the standby template that it forks workers from.
+"""Messages from an agent to the worker processes that it starts, and to the template processes that it forks them from.
 
-A cold worker is ``python -m gpufn_runtime.worker CONFIG``; a template is ``python -m gpufn_runtime.worker --template``
-with its modules as arguments and takes one JSON ForkRequest per line on standard input, answering one ForkReply per
-line on standard output. An empty line, which is not answered, allows it to fork one worker ahead whenever it is idle.
+A cold worker is ``python -m gpufn_runtime.worker CONFIG``. A template is ``python -m gpufn_runtime.worker --template``
+with its modules as arguments. It reads one JSON ForkRequest per line from standard input and writes one ForkReply per
+line to standard output. An empty line, which has no reply, allows it to fork one worker ahead whenever it is idle.
 
 In a container it is ``python -m gpufn_runtime.worker --contained`` with the modules: it imports them, connects to
-CONTROL_SOCKET, says TemplateReady, and becomes the worker of the one ForkRequest that it is sent there.
+CONTROL_SOCKET, sends TemplateReady, and becomes the worker of the single ForkRequest that it receives there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufn_core.spec.function_spec import FunctionSpec
 
 
 class MpsLimits(msgspec.Struct, frozen=True):
-    """What a worker proves that it is held to, before it is READY. `multiprocessors` of the GPU, 0 when unknown."""
+    """Limits that a worker proves to be in effect before it is READY. `multiprocessors` of the GPU; 0 means unknown."""
 
     vram_bytes: int
     sm_percent: int
@@ -24,23 +24,23 @@ class MpsLimits(msgspec.Struct, frozen=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by the agent to `config.json` in the worker's folder, before the process starts."""
+    """The content of `config.json`, which the agent writes to the worker's folder before the process starts."""
 
     worker: str
     function: str
     revision: int
     spec: FunctionSpec
     bundle_dir: str  # the unpacked bundle, read-only, shared between workers
-    socket: str  # the runner listens here
-    parcels: str = ""  # folder of the large bodies that are this worker's to read, and where it writes its own
+    socket: str  # the runner listens on it
+    parcels: str = ""  # folder of large bodies: those that this worker may read, and those that it writes
     launched_at: float  # unix seconds
-    engines: dict[str, tuple[str, ...]] = {}  # a model's parameter → folders of its engines, the best first
-    mps: MpsLimits | None = None  # it shares its GPU by MPS
-    memory_bytes: int | None = None  # what it may use, whatever holds it to that
-    memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
-    supervisor_fifo: str = ""  # the worker ends when nobody holds it open for writing any more
-    open_files: int | None = None  # at first; its node's agent, which it has its limits from, allows itself all
-    cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
+    engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
+    mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
+    memory_bytes: int | None = None  # memory that the worker may use, however that is enforced
+    memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one
+    supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing
+    open_files: int | None = None  # soft limit to restore: the worker inherits the agent's limit, which was raised
+    cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
@@ -50,14 +50,14 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ForkReply(msgspec.Struct, frozen=True):
-    """`pid` of the new worker, which is no child of the template; or why there is none."""
+    """`pid` of the new worker, which is not a child of the template; or `error` if none was forked."""
 
     pid: int = 0
     error: str = ""
 
 
 class TemplateReady(msgspec.Struct, frozen=True):
-    """The template's first line: what it has in memory, or why it must not be forked from."""
+    """The first line of a template: its loaded modules, or the reason why it must not be forked."""
 
     modules: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -65,18 +65,19 @@ class TemplateReady(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-LONGEST_LINE_BYTES = 1 << 20  # of what a template, or a container's process, says to its agent
+LONGEST_LINE_BYTES = 1 << 20  # of a line from a template, or from a process in a container, to its agent
 
 CONTAINED = "--contained"
-IN_CONTAINER = "/gpufn"  # all that a container has of us is below it
-CONTROL_NAME = "a"  # in the worker's folder; the agent listens
+IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container
+CONTROL_NAME = "a"  # name of the socket in the worker's folder; the agent listens on it
 CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 
-# The worker's exit codes that are not the user's.
+# Exit codes that the worker itself produces, as opposed to user code.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
-EXIT_SIGNALLED = 128  # above it, as a shell tells it: the signal that ended a contained worker
+EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained worker, as in a shell
 
-CONNECT_S = 10.0  # a new worker looks for its runner, which hears of the assignment when the agent does, for so long
-RECONNECT_S = 30.0  # and one whose runner has gone for that: its supervisor starts it again within seconds
-LAST_CALL_S = 30.0  # after that, calls that still run have so long to end before the worker ends itself
+# A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.
+CONNECT_S = 10.0
+RECONNECT_S = 30.0  # a worker that lost its runner tries to reconnect for this long; runners restart within seconds
+LAST_CALL_S = 30.0  # then its running calls get this long to end before the worker exits

@@ -1,7 +1,7 @@
-"""What is sent: calls and replies, what is asked about a call on its way, orders to end a worker, lines of output.
+"""Messages: calls and replies, queries about calls in flight, orders to kill a worker, and log lines.
 
-Messages with user bytes are packed by `codec.pack`, header and body; the rest are plain msgpack (`codec.encode`, and a
-decoder of their own where they are read). Times that travel are unix seconds; durations are seconds.
+Messages with user bytes are packed by `codec.pack` into a header and a body. The others are plain msgpack
+(`codec.encode`; each reader has its own decoder). Times are unix seconds; durations are seconds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gpufn_core.spec.priority import Priority, QueueKind
 
 
 class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none.
+    """One invocation in a queue. `reply` is empty if no caller waits; a `deadline` of 0 means none.
 
-    `digest` tells a repeated submission from another one under the same id, and `attempts` are those before this one;
-    both are empty for a call that somebody waits for.
+    `digest` distinguishes a repeated submission from a different one under the same id. `attempts` are the earlier
+    attempts. Both are empty for a call whose caller waits.
 
-    A submitted one without an id of its own is stored with a stem (`gpufn_core.ids`), which its place in the queue
-    completes: `gpufn_platform.queue.queued_calls` reads it. `keep_s` is for how long its record is kept after its end.
+    A submitted invocation without a client-chosen id is stored with a stem (`gpufn_core.ids`), which its queue position
+    completes; `gpufn_platform.queue.queued_calls` reads it. `keep_s` is how long its record is kept after its end.
 
-    `parcels` is the caller's folder in `Home.parcels`, if it can take the result as a parcel. `parcel` is the body's
-    name in it, when the body is not beside this header. `reference` is where a body is that is too large for the
-    message.
+    `parcels` is the caller's folder in `Home.parcels`, if the caller can receive the result as a file. `parcel` is the
+    file name of the body in that folder, if the body does not follow this header. `reference` locates a body that is
+    too large for the message.
     """
 
     id: str
@@ -45,7 +45,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     deadline: float = 0.0
     attempt: int = 1
     stream: bool = False
-    not_before: float = 0.0  # a retry waits until then
+    not_before: float = 0.0  # a retry starts at this time or later
     parent: str = ""  # the invocation that made this one
     trace: str = ""  # W3C traceparent
     parcels: str = ""
@@ -56,14 +56,14 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keep_s: float = RETENTION_S
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
-    gpu_s: float = 0.0  # that all attempts before this one are charged: not all of them are in `attempts`
-    may_have_begun: bool = False  # on the lane, with a runner that is gone
-    retried: int | None = None  # how often its Retry policy was used; None in messages of older versions
+    gpu_s: float = 0.0  # GPU seconds charged for all earlier attempts, some of which may be missing in `attempts`
+    may_have_begun: bool = False  # on the fast path, with a runner that is gone
+    retried: int | None = None  # retries used of the function's policy; None in messages of older versions
     reference: BodyReference | None = None
 
     @property
     def retries_used(self) -> int:
-        """Of the function's Retry policy. `attempt` may be further: it counts each start of user code."""
+        """Retries used of the function's policy. `attempt` may be higher: it counts every start of user code."""
         return self.attempt - 1 if self.retried is None else self.retried
 
     @property
@@ -71,8 +71,8 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return QueueKind(self.priority, is_sync=bool(self.reply))
 
     def expires_at(self, queue_timeout_s: float | None, delivered: int = 1) -> float:
-        """When nobody wants it any more unless it has started, in unix seconds; inf for never. Who held a delivery
-        before this one may have started it.
+        """Return when the call expires unless it has started, in unix seconds; inf for never. After more than one
+        delivery the queue timeout does not apply: an earlier runner may have started the call.
         """
         at = self.deadline or math.inf
         if queue_timeout_s is not None and self.attempt == 1 and delivered == 1 and not self.may_have_begun:
@@ -106,7 +106,7 @@ class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False)
 
 
 class ItemReply(msgspec.Struct, tag=2, frozen=True, array_like=True, gc=False):
-    """Item `number` (from 0) of a stream. `credit_to` is where the reader asks for more (a StreamCredit)."""
+    """Item `number` (from 0) of a stream. `credit_to` is the subject for the reader's StreamCredit."""
 
     invocation: str
     number: int
@@ -115,15 +115,16 @@ class ItemReply(msgspec.Struct, tag=2, frozen=True, array_like=True, gc=False):
 
 
 class StreamCredit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """So many items of a stream were read, in all: STREAM_WINDOW more may come. Said again it changes nothing, and the
-    next one makes up for one that was lost."""
+    """`taken` items of a stream were read in total: STREAM_WINDOW more may be sent. The credit is idempotent, and the
+    next one makes up for a lost one."""
 
     invocation: str
     taken: int
 
 
 class BegunReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
-    """It runs now, and has not waited for too long, whatever becomes of its runner. Said where there is a limit."""
+    """The call has started and no longer expires in the queue, whatever happens to its runner. Sent only for calls with
+    a queue timeout."""
 
     invocation: str
 
@@ -134,28 +135,28 @@ unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To all runners: end this invocation if it is yours; of a map's id, all of its items."""
+    """To all runners: cancel this invocation if you run it. The id of a map cancels all of its items."""
 
     invocation: str
 
 
 class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To a caller, by who runs these: does he still wait for them? The answer is of the same kind, with those for which
-    he does. `anew`: by who would run them once more, from the start."""
+    """From a runner to a caller: do you still wait for these invocations? The reply is of the same type and lists the
+    ones that the caller still waits for. `anew`: the sender would run them again from the start."""
 
     invocations: tuple[str, ...]
     anew: bool = False
 
 
 class WhereIs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To all runners: who holds this invocation? Only that one answers; one that has ended it lately replies to its
-    caller once more. Empty: each tells all submitted ones it has."""
+    """To all runners: do you have this invocation? Only its runner replies; a runner that recently ended it resends the
+    result to its caller. Empty: each runner replies with all submitted invocations that it has."""
 
     invocation: str
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a call says that it is: `fraction` from 0 to 1."""
+    """The progress that a call reports: `fraction` is from 0 to 1."""
 
     fraction: float
     message: str = ""
@@ -168,18 +169,19 @@ class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int
     started_at: float
     progress: Progress | None = None
-    waits_on: str = ""  # the GPU that it waits for its turn on, and then it has not started
+    waits_on: str = ""  # the GPU on which the call waits for its turn; it has not started then
 
 
 class KillOrder(msgspec.Struct, frozen=True):
-    """From a Runner to its node's Agent: end this worker's process now."""
+    """From a runner to its node's agent: kill this worker's process now."""
 
     worker: str
     reason: str
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Text of a worker. `stream` is ``stdout``, ``stderr``, ``log``, or ``error`` for how a call or a start failed."""
+    """Output of a worker. `stream` is ``stdout``, ``stderr``, ``log``, or ``error`` for the failure of a call or
+    start."""
 
     at: float
     function: str

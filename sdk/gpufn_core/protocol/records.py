@@ -1,4 +1,4 @@
-"""What the bus keeps: of submitted calls, maps and schedules, and of API keys; one frozen struct each.
+"""Records stored in NATS, one frozen struct each: submitted calls, maps, schedules and API keys.
 
 Times are unix seconds; durations are seconds.
 """
@@ -20,8 +20,8 @@ from gpufn_core.spec.schedule import Schedule
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one Attempt of a submitted Invocation ended, and where. `code` and `message` are its error's, shortened.
-    `reason` says why it was started; both it and `node` are empty in records of older versions."""
+    """The end of one attempt of a submitted invocation. `code` and `message` are those of its error, shortened.
+    `reason` is why it was started. `reason` and `node` are empty in records of older versions."""
 
     number: int
     outcome: OutcomeKind
@@ -30,16 +30,16 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     code: str = ""
     message: str = ""
-    gpu_s: float = 0.0  # GPU seconds that it is charged
+    gpu_s: float = 0.0  # GPU seconds charged for it
     node: str = ""
     reason: StartReason | None = None
 
 
 class BodyReference(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A body that is too large for its message: a blob in the bus's object store (`gpufn_platform.queue.large_bodies`).
+    """A body that is too large for its message: a blob in the NATS object store (`gpufn_platform.queue.large_bodies`).
 
-    `owner` is the invocation's id, or a name of its own for a call that somebody waits for. `digest` is the sha256 of
-    its `size` bytes; the message that has the reference has the content type.
+    `owner` is the invocation's id, or a separate name for a call whose caller waits. `digest` is the sha256 of its
+    `size` bytes. The message with the reference has the content type.
     """
 
     owner: str
@@ -48,7 +48,8 @@ class BodyReference(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the end of a submitted call is told. `owner`'s secret signs it: an API key's id, or the platform."""
+    """Destination of the end of a submitted call. `owner` is the API key's id, or the platform; its secret signs the
+    request."""
 
     PLATFORM: ClassVar = subjects.PLATFORM
 
@@ -57,10 +58,10 @@ class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is kept of a submitted Invocation; packed with its result as body. The first end wins.
+    """The stored state of a submitted invocation, packed with its result as body. The first end wins.
 
-    `attempts` are the last ones that ended. A queued one is not taken before `not_before`; an ended one is kept for
-    `keep_s`. `blob` is the Digest of a result that is too large to be the body, `size` the bytes of either.
+    `attempts` are the last attempts that ended. A queued invocation does not start before `not_before`. An ended one is
+    kept for `keep_s`. `blob` is the digest of a result that is too large to be the body. `size` is the result's bytes.
     """
 
     id: str
@@ -69,7 +70,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     method: str = ""
     state: InvocationState
     submitted_at: float
-    queue_seq: int = 0  # place in ASYNC, while queued
+    queue_seq: int = 0  # position in ASYNC, while queued
     started_at: float | None = None
     ended_at: float | None = None
     attempt: int = 1
@@ -77,8 +78,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_type: str = ""
     queue_s: float | None = None
     run_s: float | None = None
-    gather_s: float = 0.0  # between these: in its worker, until its batch ran
-    gpu_s: float = 0.0  # that its attempts are charged
+    gather_s: float = 0.0  # between queue_s and run_s: time in the worker until its batch ran
+    gpu_s: float = 0.0  # GPU seconds charged for its attempts
     cold_start: ColdStart | None = None
     worker: str = ""
     digest: str = ""
@@ -97,8 +98,8 @@ unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted Invocation that ended without a result, and why; packed with its payload as body, or with the
-    `reference` of a large one. `size` is the payload's, in bytes.
+    """A submitted invocation that ended without a result, and why. Packed with its payload as body, or with the
+    `reference` of a large payload. `size` is the payload's, in bytes.
     """
 
     id: str
@@ -122,33 +123,33 @@ unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
 
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What was accepted of a Map until then: its items below `accepted`. Each Chunk's entry is stored right behind its
-    items, those from `first` on; `digest` is of its body, so that it is known when it comes again. `is_tried_once`: no
-    revision that its items are of has retries, so that an item with a record has ended.
+    """The state of a map after a chunk: all items below `accepted` were accepted. A chunk's entry is stored right after
+    its items, which start at `first`. `digest` is that of the chunk's body, so that a resent chunk is recognized.
+    `is_tried_once`: no revision of the map's items has retries, so that an item with a record has ended.
 
-    Nothing more is accepted of a map that is closed or cancelled. An entry that says that it was cancelled, or has
-    ended, is no Chunk's: the rest of it is the one before.
+    A closed or cancelled map accepts no more chunks. The entry that records a cancellation, or the map's end, does not
+    belong to a chunk: its other fields are copied from the previous entry.
     """
 
     id: str
     function: str
     revision: int
     method: str
-    submitted_at: float  # its first item
+    submitted_at: float  # of the first item
     first: int
     accepted: int
-    chunk: int  # counts them, from 1
+    chunk: int  # number of the chunk, from 1
     digest: str = ""
     is_tried_once: bool = False
     is_closed: bool = False
     is_cancelled: bool = False
-    is_ended: bool = False  # all its items have
+    is_ended: bool = False  # all of its items have ended
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A Schedule and how far it is: what is due until `done_until` has been submitted, the last as `invocation`.
+    """A schedule and its progress: all runs due up to `done_until` were submitted, the last one as `invocation`.
 
-    A function's own is `declared`, and its id is the function's name.
+    `declared` marks a schedule from the function's declaration. Its id is the function's name.
     """
 
     id: str
@@ -162,7 +163,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """What a call left for its next attempt; packed with the value as body. `attempt` made it, at `at`."""
+    """State that a call stored for its next attempt, packed with the value as body. `attempt` stored it at `at`."""
 
     content_type: str
     attempt: int
@@ -173,10 +174,10 @@ unpack_checkpoint: Unpacker[Checkpoint] = Unpacker(Checkpoint)
 
 
 class StartNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last start of user code for a submitted Invocation, kept while that start has no end.
+    """The last start of user code for a submitted invocation, kept until that start has ended.
 
-    It belongs to the message at `seq` of ASYNC, in its hand-over `delivered`. `interrupted` says why the attempt was
-    stopped before its end, and `message` says more; `attempts` are those before it.
+    It belongs to delivery number `delivered` of the message at `seq` of ASYNC. `interrupted` is why the attempt was
+    stopped before its end, with details in `message`. `attempts` are the earlier ones.
     """
 
     seq: int
@@ -193,9 +194,9 @@ class StartNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an API key may use; None is no limit. `rate` is in calls per second, of which `burst` may come at once
-    (else as many as in a second); `concurrency` is of calls that are waited for, `queued` of submitted ones that have
-    not ended. `run_s` and `gpu_s` are seconds per day of UTC, as `gpufn_core.domain.metering` counts them.
+    """The limits of an API key; None means no limit. `rate` is in calls per second. `burst` is how many calls may
+    arrive at once (default: the calls of one second). `concurrency` limits calls whose callers wait, `queued` submitted
+    calls that have not ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.metering` counts them.
     """
 
     rate: float | None = None
@@ -207,7 +208,7 @@ class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
+    """A stored API key: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
     ``hi``, ``deploy``, ``read`` or ``admin``."""
 
     id: str

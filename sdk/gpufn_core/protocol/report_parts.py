@@ -1,11 +1,10 @@
-"""A ControllerReport in parts that the bus takes, and the readers' side, which joins them. Pure.
+"""Splitting of a ControllerReport into parts that fit a NATS message, and the joining of parts by readers. Pure.
 
     for payload in encode_parts(report, most_bytes): publish(payload)
-    known = Statuses(); known.take(report); known.get("resize")
+    statuses = Statuses(); statuses.take(report); statuses.get("resize")
 
-A reader uses each part as soon as it comes. With the last part of a full report it drops the functions that none of the
-parts named. A part that is lost, or that the bus refuses, changes nothing: the status before it stays until a part
-replaces it.
+A reader uses each part as soon as it arrives. With the last part of a full report it drops the functions that none of
+the parts contained. A lost or rejected part changes nothing: the previous status stays until a part replaces it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus
 
 PART_BYTES: Final = 256 << 10
-_ENVELOPE_BYTES: Final = 1 << 10  # of a report without its functions
+_ENVELOPE_BYTES: Final = 1 << 10  # a report without its functions
 
 
 def encode_parts(report: ControllerReport, most_bytes: int = PART_BYTES) -> list[bytes]:
-    """Each at most `most_bytes`, unless the status of one function alone is larger. A report of several parts calls
-    itself partial, for readers of an older version."""
+    """Encode a report in payloads of at most `most_bytes`, unless the status of a single function is larger. Each part
+    of several is marked partial, for readers of an older version."""
     whole = encode(report)
     if len(whole) <= most_bytes:
         return [whole]
@@ -51,34 +50,34 @@ def _split(functions: tuple[FunctionStatus, ...], most_bytes: int) -> Iterator[t
 
 
 class Statuses:
-    """The last status of each function, joined from reports of one controller at a time."""
+    """The latest status of each function, joined from the reports of one controller at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[str, FunctionStatus] = {}
-        self._report: tuple[int, int] = (0, 0)  # epoch and sequence of the full report whose parts come in
+        self._statuses: dict[str, FunctionStatus] = {}
+        self._report: tuple[int, int] = (0, 0)  # epoch and sequence of the full report that is being received
         self._parts: set[int] = set()
-        self._named: set[str] = set()
+        self._functions: set[str] = set()  # functions in the parts received so far
 
     def __repr__(self) -> str:
-        return f"<Statuses [{len(self._known)} functions]>"
+        return f"<Statuses [{len(self._statuses)} functions]>"
 
     def get(self, function: str) -> FunctionStatus | None:
-        return self._known.get(function)
+        return self._statuses.get(function)
 
     def pop(self, function: str) -> None:
-        self._known.pop(function, None)
+        self._statuses.pop(function, None)
 
     def take(self, report: ControllerReport) -> None:
-        told = {status.function: status for status in report.functions}
+        received = {status.function: status for status in report.functions}
         if not report.partial:
-            self._known = told
+            self._statuses = received
             return
-        self._known.update(told)
+        self._statuses.update(received)
         if report.parts > 1 and self._report != (report.epoch, report.sequence):
             self._report = report.epoch, report.sequence
-            self._parts, self._named = set(), set()
-        self._named.update(told)
+            self._parts, self._functions = set(), set()
+        self._functions.update(received)
         if report.parts > 1:
             self._parts.add(report.part)
             if len(self._parts) == report.parts:
-                self._known = {name: status for name, status in self._known.items() if name in self._named}
+                self._statuses = {name: status for name, status in self._statuses.items() if name in self._functions}

@@ -1,7 +1,7 @@
-"""What processes tell all others: reports, each second and on change, kept in memory by who cares; and once, what
-happened to a worker.
+"""Broadcasts: reports that processes send each second and on change, kept in memory by their readers; and worker
+events, each sent once.
 
-Times are unix seconds, unless they say otherwise; durations are seconds.
+Times are unix seconds unless stated otherwise; durations are seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufn_core.errors import ErrorInfo
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A Worker as its Runner sees it."""
+    """A worker as its runner sees it."""
 
     worker: str
     function: str
@@ -25,20 +25,20 @@ class WorkerReport(msgspec.Struct, frozen=True):
     state: WorkerState
     slots: int
     in_use: int = 0
-    left_over: int = 0  # of those in use: by calls of an earlier runner, which the queue has given out again by now
+    left_over: int = 0  # slots in use by calls of an earlier runner, which NATS has redelivered meanwhile
     poisoned: int = 0
     idle_since: float | None = None  # None while a slot is in use or before READY
     cold_start: ColdStart | None = None
     modules: tuple[str, ...] = ()
-    waits_on: str = ""  # the GPU that its calls wait for their turn on
-    waits_for_own: int = 0  # of those in use: by calls that wait for others of the same function
-    parked: ParkedMemory | None = None  # as it says itself
+    waits_on: str = ""  # the GPU on which its calls wait for their turn
+    waits_for_own: int = 0  # slots in use by calls that wait for other calls of the same function
+    parked: ParkedMemory | None = None  # as reported by the worker itself
 
 
 class RevisionTraffic(msgspec.Struct, frozen=True):
-    """Counters of a Revision on one Runner, since the runner started.
+    """Counters of a revision on one runner, since the runner started.
 
-    `direct` is how many calls that no queue counts, for they came by the lane, run or stand in line there.
+    `direct` is the number of calls that came over the fast path and run or wait there. No queue counts them.
     """
 
     function: str
@@ -57,15 +57,16 @@ class RunnerReport(msgspec.Struct, frozen=True):
     sent_at: float
     workers: tuple[WorkerReport, ...] = ()
     traffic: tuple[RevisionTraffic, ...] = ()
-    dropped_outcomes: int = 0  # of submitted calls that had ended already
+    dropped_outcomes: int = 0  # outcomes of submitted calls that had already ended
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """A Worker's process as its Agent sees it. `parked` is proven: what it holds of its GPUs was looked at.
+    """A worker's process as its agent sees it. `parked` is measured: the agent inspected what it still holds of its
+    GPUs.
 
-    `gpus_busy` is how many of its GPUs it kept busy in the last second, 0.5 for one half of the time, as measured; None
-    where that is not told, as of a worker that shares a GPU by MPS. `gpu_bytes` is what it holds of each, by uuid, as
-    far as that is told.
+    `gpus_busy` is the number of its GPUs that it kept busy in the last second, as measured; 0.5 means half of the time.
+    None if unknown, as for a worker that shares a GPU by MPS. `gpu_bytes` is the memory that it holds on each GPU, by
+    uuid, if known.
     """
 
     worker: str
@@ -87,18 +88,19 @@ class NodeReport(msgspec.Struct, frozen=True):
     links: tuple[DeviceLink, ...] = ()
     facts: NodeFacts = NodeFacts()
     processes: tuple[ProcessReport, ...] = ()
-    templates: tuple[str, ...] = ()  # the standbys' module sets, as "a,b,c"
-    park_bytes: int = 0  # of the host's memory, for all parked workers together
+    templates: tuple[str, ...] = ()  # the module sets of its template processes, as "a,b,c"
+    park_bytes: int = 0  # host memory for all parked workers together
     hostname: str = ""
     python: str = ""
     platform: str = ""
-    container_trouble: str = ""  # why no container can be started there
-    contains_all: bool = False  # functions without an image live in containers there, too
-    clock_skew_s: float | None = None  # its wall clock minus the bus server's; None: unknown
+    container_trouble: str = ""  # why the node cannot start containers
+    contains_all: bool = False  # functions without an image run in containers too
+    clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """How a node's GPUs are. Apart from the NodeReport, which placement reads: here nothing hangs on one of them."""
+    """Metrics of a node's GPUs. Separate from the NodeReport, which placement reads: no decision depends on this
+    one."""
 
     node: str
     sent_at: float
@@ -114,7 +116,7 @@ class WorkerEventKind(enum.StrEnum):
 
 
 class WorkerEvent(msgspec.Struct, frozen=True):
-    """Something happened to a Worker; sent once."""
+    """An event in a worker's life; sent once."""
 
     kind: WorkerEventKind
     worker: str
@@ -125,7 +127,7 @@ class WorkerEvent(msgspec.Struct, frozen=True):
     cold_start: ColdStart | None = None
     failure: StartFailure | None = None
     exit: Exit | None = None
-    needs_bytes: int = 0  # of the host's memory, when it was not parked for lack of it
+    needs_bytes: int = 0  # host memory that parking would have needed, if it failed for lack of memory
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):
@@ -142,15 +144,15 @@ class WaitReason(enum.StrEnum):
     STARTING = "starting"
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
-    STORE = "store"  # the bus stores nothing: its disk may be full
-    TURN = "turn"  # other functions have the GPU that it shares
-    RETRY = "retry"  # the pause before its next attempt
-    OTHERS = "others"  # calls before it have the slots
+    STORE = "store"  # NATS stores nothing; its disk may be full
+    TURN = "turn"  # other functions are using the shared GPU
+    RETRY = "retry"  # the delay before the next attempt
+    OTHERS = "others"  # earlier calls occupy the slots
     UNKNOWN = "unknown"
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why calls of a function wait."""
+    """The reason why calls of a function wait."""
 
     reason: WaitReason
     detail: str
@@ -158,16 +160,16 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class NextRevision(msgspec.Struct, frozen=True):
-    """The revision that takes over from the one that serves. While `start_error` is set its starts fail, and calls stay
-    where they are."""
+    """The revision that will replace the serving one. While `start_error` is set its workers fail to start, and calls
+    stay with the serving revision."""
 
     revision: int
     start_error: ErrorInfo | None = None
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller last knew and decided of a Function. None means unknown. `waiting` is of the revision that
-    serves, `waiting_of` of the others that have calls."""
+    """The controller's latest knowledge and decision about a function. None means unknown. `waiting` is about the
+    serving revision, `waiting_of` about other revisions with calls."""
 
     function: str
     serving: int
@@ -179,29 +181,29 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
     waiting_of: dict[int, Waiting] = {}
-    service_s: float | None = None  # what one call takes
+    service_s: float | None = None  # duration of one call
     cold_start_s: float | None = None
-    start_error: ErrorInfo | None = None  # set while the circuit is open
-    next: NextRevision | None = None  # while it is another than the one that serves
+    start_error: ErrorInfo | None = None  # set while the circuit breaker is open
+    next: NextRevision | None = None  # set while another revision is about to serve
 
 
 class ControllerReport(msgspec.Struct, frozen=True):
-    """What is too large for one message is split by function, see `gpufn_core.protocol.report_parts`: `part` of `parts` of
-    the full report with the number `sequence`."""
+    """Statuses of functions. A report that is too large for one message is split by function
+    (`gpufn_core.protocol.report_parts`) into `parts` of the full report with the number `sequence`."""
 
     controller: str
     epoch: int
     sent_at: float
     functions: tuple[FunctionStatus, ...] = ()
-    partial: bool = False  # only some functions: those that changed, or a part of all
+    partial: bool = False  # only some functions: changed ones, or one part of all
     sequence: int = 0
     part: int = 1
     parts: int = 1
 
 
 class KeyUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a gateway let pass of an API key's calls: since it told last, and of those that are waited for, how many
-    run."""
+    """Calls of an API key that a gateway `admitted` since its last report, and how many calls with waiting callers it
+    is `running`."""
 
     key: str
     admitted: int
@@ -209,7 +211,7 @@ class KeyUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class GatewayReport(msgspec.Struct, frozen=True):
-    """To the other gateways, each second in which there is something to tell."""
+    """To the other gateways, each second in which there is something to report."""
 
     gateway: str
     uses: tuple[KeyUse, ...] = ()

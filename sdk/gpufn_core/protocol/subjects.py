@@ -1,6 +1,6 @@
-"""Every subject, stream, consumer and bucket name on the bus, built in one place.
+"""Every subject, stream, consumer and bucket name in NATS, built in one place.
 
-User text never gets into a subject: function names match `FUNCTION_NAME`, the rest are our own ids.
+User text never becomes part of a subject: function names match `FUNCTION_NAME`, and the rest are our own ids.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import re
 from gpufn_core.spec.priority import Priority
 
 PREFIX = "gpufn.v1"
-PLATFORM = "platform"  # stands where an API key's id does, for what is done without one
+PLATFORM = "platform"  # replaces an API key's id for actions without a key
 FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 # Streams
-SYNC = "GPUFN_SYNC"  # work queue in memory: callers wait for these
-ASYNC = "GPUFN_ASYNC"  # work queue on disk: callers come back for these
+SYNC = "GPUFN_SYNC"  # work queue in memory: calls whose callers wait
+ASYNC = "GPUFN_ASYNC"  # work queue on disk: submitted calls
 RESULTS = "GPUFN_RESULTS"  # one record per submitted invocation
-DEAD_LETTERS = "GPUFN_DLQ"  # submitted invocations that failed for good, with their payload
+DEAD_LETTERS = "GPUFN_DLQ"  # submitted invocations that failed permanently, with their payload
 LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
-CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
-WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of calls whose end is to be told
-PROBE = "GPUFN_PROBE"  # one message in memory, by which a gateway checks the server's settings
+CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last checkpoint of each call
+WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of ended calls with a webhook to deliver
+PROBE = "GPUFN_PROBE"  # one message in memory, which a gateway uses to check the server's settings
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
-MAPS_FILTER = f"{PREFIX}.map.>"  # in ASYNC, so that a chunk's items and its entry are stored together or not at all
+MAPS_FILTER = f"{PREFIX}.map.>"  # in ASYNC, so that a chunk's items and its entry are stored atomically
 RESULTS_FILTER = f"{PREFIX}.res.>"
 DEAD_LETTERS_FILTER = f"{PREFIX}.dlq.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
@@ -45,16 +45,16 @@ BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
-WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → what its webhooks are signed with
+WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → secret that signs its webhooks
 BUNDLES = "gpufn_bundles"
 BUILDS = "gpufn_builds"  # <build id> → Build
-ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once it is whole
-MODEL_FILES = "gpufn_models"  # uploaded: ONNX files, external data, samples
+ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once the engine is complete
+MODEL_FILES = "gpufn_models"  # uploads: ONNX files, external data, samples
 ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
-ARGUMENT_FILES = "gpufn_arguments"  # arguments too large for their message; each is its own invocation's
-RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each is its own invocation's
+ARGUMENT_FILES = "gpufn_arguments"  # arguments too large for their message; each belongs to one invocation
+RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each belongs to one invocation
 
-# Broadcasts, core NATS
+# Broadcasts over core NATS
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
 DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
@@ -71,33 +71,33 @@ def is_function_name(name: str) -> bool:
 
 
 def sync_queue(function: str, revision: int, priority: str = "normal") -> str:
-    """`priority` may be ``*``."""
+    """Queue of calls whose callers wait. `priority` may be ``*``."""
     return f"{PREFIX}.inv.s.{function}.{revision}.{priority}"
 
 
 def async_queue(function: str, revision: int, priority: str = "normal", owner: str = PLATFORM) -> str:
-    """`owner` is the id of the API key that submits. `priority` and `owner` may be ``*``."""
+    """Queue of submitted calls. `owner` is the id of the submitting API key. `priority` and `owner` may be ``*``."""
     return f"{PREFIX}.inv.a.{function}.{revision}.{priority}.{owner}"
 
 
 def async_queues_of(owner: str) -> str:
-    """Matches all that an API key has submitted and that has not ended, whichever function it calls."""
+    """Filter for all submitted calls of an API key that have not ended, of any function."""
     return f"{PREFIX}.inv.a.*.*.*.{owner}"
 
 
 def async_queues(function: str) -> str:
-    """Matches the async queues of all revisions of a function (``*``: of all functions)."""
+    """Filter for the async queues of all revisions of a function (``*``: of all functions)."""
     return f"{PREFIX}.inv.a.{function}.>"
 
 
 def queue_owner(subject: str) -> tuple[str, int]:
-    """The function and revision that a `sync_queue` or `async_queue` subject belongs to."""
+    """Return the function and revision of a `sync_queue` or `async_queue` subject."""
     tokens = subject.split(".")
     return tokens[4], int(tokens[5])
 
 
 def queue_class(subject: str) -> Priority:
-    """The class of the calls in a `sync_queue` or `async_queue`."""
+    """Return the priority class of a `sync_queue` or `async_queue` subject."""
     return Priority(subject.split(".")[6])
 
 
@@ -110,27 +110,28 @@ def async_consumer(function: str, revision: int, priority: str = "normal") -> st
 
 
 def result(function: str, invocation: str) -> str:
-    """Of a map's item, its index is a token of its own: `map_results` has all, and `result(function, "*")` none."""
+    """Subject of a CallRecord. The index of a map's item is a separate token: `map_results` matches all items of a map,
+    and `result(function, "*")` matches none."""
     return f"{PREFIX}.res.{function}.{invocation.replace('-', '.')}"
 
 
 def any_result(invocation: str) -> str:
-    """Matches the record of `invocation`, whichever function it belongs to."""
+    """Filter for the record of `invocation`, of any function."""
     return result("*", invocation)
 
 
 def map_results(function: str, map_id: str) -> str:
-    """Matches the records of a map's items."""
+    """Filter for the records of a map's items."""
     return f"{PREFIX}.res.{function}.{map_id}.*"
 
 
 def item_index(subject: str) -> int:
-    """Of the item whose record is at `subject`, which matches `map_results`."""
+    """Return the index of the item whose record is at `subject`, which matches `map_results`."""
     return int(subject.rpartition(".")[2])
 
 
 def map_log(function: str, map_id: str) -> str:
-    """What was accepted of a map: an entry per chunk."""
+    """Log of a map, with an entry per accepted chunk."""
     return f"{PREFIX}.map.{function}.{map_id}"
 
 
@@ -147,7 +148,7 @@ def start_note(invocation: str) -> str:
 
 
 def progress(invocation: str) -> str:
-    """Where a call that runs says how far it is: core NATS, a Progress each time."""
+    """Subject on which a running call reports Progress (core NATS)."""
     return f"{PREFIX}.prg.{invocation}"
 
 
@@ -156,7 +157,7 @@ def dead_letter(function: str, invocation: str) -> str:
 
 
 def call_started(invocation: str) -> str:
-    """Where a runner says that an attempt of a submitted invocation began."""
+    """Subject on which a runner announces the start of an attempt of a submitted invocation."""
     return f"{PREFIX}.evt.call.{invocation}"
 
 
@@ -165,7 +166,7 @@ def logs(function: str) -> str:
 
 
 def build_queue(device: str) -> str:
-    """Build jobs for one DeviceKind."""
+    """Queue of build jobs for one DeviceKind."""
     return f"{PREFIX}.bld.{device_token(device)}"
 
 
@@ -174,22 +175,22 @@ def build_consumer(device: str) -> str:
 
 
 def builders(device: str) -> str:
-    """Where the builders for a DeviceKind answer whoever asks whether there are any, also while they build."""
+    """Subject on which builders for a DeviceKind answer presence requests, also while they build."""
     return f"{PREFIX}.ctl.builder.{device_token(device)}"
 
 
 def device_token(device: str) -> str:
-    """A DeviceKind ("NVIDIA L4") as part of a subject; the driver's names differ in more than this drops."""
+    """Turn a DeviceKind ("NVIDIA L4") into a subject token. No two device names of the driver get the same token."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
 
 
 def runner_caller(runner: str) -> str:
-    """A runner's name as a caller. Its first token keeps runners out of the replies to gateways."""
+    """Name of a runner as a caller. Its first token keeps its replies separate from those to gateways."""
     return f"{RUNNER_CALLERS}.{runner}"
 
 
 def replies(caller: str) -> str:
-    """What one caller (a gateway or a runner) subscribes to, once, for the replies to all of its calls."""
+    """Filter that a caller (a gateway or a runner) subscribes to once for the replies to all of its calls."""
     return f"{PREFIX}.rep.*.{caller}.*"
 
 
@@ -198,7 +199,7 @@ def reply(function: str, caller: str, token: str) -> str:
 
 
 def is_reply(subject: str) -> bool:
-    """Whether somebody waits for a reply there. A subject in a message may be any."""
+    """Whether `subject` is a reply subject. A subject in a message can be anything."""
     return subject.startswith(f"{PREFIX}.rep.")
 
 
@@ -207,12 +208,12 @@ RUNNER_CALLERS = "runner"
 
 
 def beside(reply: str) -> str:
-    """Where the caller who waits for `reply` is asked whether he still does (`WaitedFor`)."""
+    """Subject on which the caller that waits for `reply` is asked whether it still waits (`WaitedFor`)."""
     return f"{reply.rpartition('.')[0]}.{ASKED}"
 
 
 def runner_inbox(runner: str) -> str:
-    """Where a runner takes credits for the streams that it feeds."""
+    """Subject on which a runner receives credits for the streams that it sends."""
     return f"{PREFIX}.run.{runner}"
 
 
@@ -245,12 +246,12 @@ def worker_event(function: str) -> str:
 
 
 def on_node(role: str, node: str) -> str:
-    """Where a node's agent, runner or builder answers on which host it runs."""
+    """Subject on which a node's agent, runner or builder reports its host."""
     return f"{PREFIX}.ctl.node.{role}.{node}"
 
 
 def kill(node: str) -> str:
-    """Where an agent takes orders to end a worker at once."""
+    """Subject on which an agent receives orders to kill a worker."""
     return f"{PREFIX}.ctl.kill.{node}"
 
 

@@ -1,7 +1,7 @@
-"""What the user asked for: FunctionSpec and its parts, frozen values that validate themselves.
+"""The deployed form of a function: FunctionSpec and its parts, frozen and self-validating.
 
-`FunctionSpec` is made by `@gpu_function` at deploy, travels as JSON, and is checked again by the gateway: construction
-runs the same checks everywhere. An option that no part of this release implements is refused here, never ignored.
+`@gpu_function` builds a `FunctionSpec` at deploy. It travels as JSON; the gateway validates it again: the constructor
+runs the same checks everywhere. An option that this release does not implement is rejected, never ignored.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from gpufn_core.spec.units import Bounds, check_fields
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
-# What follows /v2/ in the Open Inference Protocol; other protocols have a function's name there.
+# Path segments after /v2/ in the Open Inference Protocol, where the other protocols have a function name.
 RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
-MOST_MODULES = 256  # third-party ones of one revision
+MOST_MODULES = 256  # third-party modules of one revision
 LONGEST_METHOD_NAME = 100
-_MOST_ENV_BYTES = 32 << 10
+_MAX_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
 RETENTION_S = 86400.0
-_LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
-# What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
+_LONGEST_RETENTION_S = 30 * 86400  # the stream of call records keeps messages for 30 days
+# Environment variables that gpufn sets in workers. A user's value would break them or impersonate gpufn.
 RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
 
 
-# What `function_name` makes a valid name of.
+# Python names that `function_name` turns into a valid function name.
 SPELLED_NAME = re.compile(r"_*[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}[A-Za-z0-9])?_*")
 
 
 def function_name(name: str) -> str:
-    """The deployed spelling of a Python name: `f_x` is deployed as `f-x`, and both spellings reach it."""
+    """Return the deployed name for a Python name: `f_x` is deployed as `f-x`. Both spellings reach the function."""
     return name.strip("_").replace("_", "-").lower()
 
 
 def is_module_name(name: str) -> bool:
-    """Whether this can be a top-level module's name, for it is given to an interpreter to import."""
+    """Whether `name` can be a top-level module's name. Such names are passed to an interpreter to import."""
     return MODULE_NAME.fullmatch(name) is not None
 
 
@@ -72,12 +72,12 @@ class CallKind(enum.StrEnum):
 
 class Packaging(enum.StrEnum):
     SOURCE = "source"  # the bundle holds modules; `module` is imported and `qualname` looked up
-    PICKLE = "pickle"  # the bundle holds `function.pkl`, by value; unpickled in the worker only
-    MODEL = "model"  # the bundle has no code: the function is its one model, tensors in and tensors out
+    PICKLE = "pickle"  # the bundle holds `function.pkl`, pickled by value; only workers unpickle it
+    MODEL = "model"  # the bundle has no code: the function is a single model, tensors in and tensors out
 
 
 class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the function is inside its bundle."""
+    """The location of the function inside its bundle."""
 
     module: str
     qualname: str
@@ -85,10 +85,10 @@ class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One callable of the function. A plain function has one, named ``""``; a class one per ``@method``.
+    """One callable of the function. A plain function has one, named ``""``; a class has one per ``@method``.
 
-    `parameters` is the JSON Schema (type object) of one call's keyword arguments, in the order of the signature, and
-    `returns` that of its result. `raw_parameter` takes a body that is neither JSON nor msgpack.
+    `parameters` is the JSON Schema (type object) of the keyword arguments, in signature order. `returns` is the JSON
+    Schema of the result. `raw_parameter` names the parameter that receives a body that is neither JSON nor msgpack.
     """
 
     name: str = ""
@@ -100,14 +100,15 @@ class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Gather calls into one: the function takes a list per parameter and returns a list as long.
+    """Batch calls: the function takes a list per parameter and returns a list of the same length.
 
-    A batch is one run: `concurrency` is how many batches one worker runs at the same time. With the default of 1 a
-    worker runs at most `max_size` calls, and as many more gather; with 4 it runs up to `4 * max_size`.
+    One batch is one run, and `concurrency` is the number of batches that a worker runs at the same time. With the
+    default of 1 a worker runs at most `max_size` calls while as many more gather; with 4 it runs up to `4 * max_size`.
 
-    A call that finds the worker idle runs at once. Calls that arrive while a batch runs gather, and run together when
-    it ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`. When the function raises, or
-    returns a list of another length, its log says so and each call is run once more, alone: who is to blame fails.
+    A call that arrives at an idle worker runs at once. Calls that arrive while a batch runs gather. They run together
+    when that batch ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`. If the function
+    raises, or returns a list of another length, the worker logs it and runs each call once more by itself, so that
+    only the faulty call fails.
 
     >>> Batch(max_size=32, max_wait_ms=5)
     Batch(max_size=32, max_wait_ms=5.0)
@@ -126,7 +127,7 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
 
-# Users write classes; `Retry` keeps and sends their names.
+# Users pass exception classes; `Retry` stores and sends their names.
 if TYPE_CHECKING:
     _Exceptions = tuple[str | type[BaseException], ...]
 else:
@@ -134,12 +135,12 @@ else:
 
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ... seconds,
-    an hour at most; after more than a minute, a submitted call up to a second later.
+    """Retry policy: up to `attempts` retries, after `delay_s`, `delay_s * backoff`, ... seconds, at most an hour each.
+    A submitted call whose delay exceeds a minute may start up to a second late.
 
-    `on` names the exceptions that are worth another attempt; empty means all of them. A worker that dies counts as a
-    failed attempt. A generator whose items are waited for is not run again once it gave one. Write the classes
-    themselves: ``Retry(3, on=(IOError,))``.
+    `on` names the exceptions that are retried; empty means all. The death of the worker counts as a failed attempt.
+    A generator call with a waiting reader is not retried after its first item. Pass the exception classes:
+    ``Retry(3, on=(IOError,))``.
 
     >>> Retry(3, backoff=2.0, on=(IOError,)).on
     ('OSError',)
@@ -159,21 +160,21 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         check_fields(self, self.bounds)
         if self.on and not self.attempts:
-            raise InvalidSpec("retries: on=... says what to try again, and attempts=0 to try nothing again")
+            raise InvalidSpec("retries: on=... has no effect with attempts=0: raise attempts or remove on")
         if not isinstance(self.on, (tuple, list)):
-            raise InvalidSpec("retries.on takes several exception classes: write on=(OSError,)")
+            raise InvalidSpec("retries.on must be a tuple of exception classes: write on=(OSError,)")
         names = tuple(kind if isinstance(kind, str) else _exception_name(kind) for kind in self.on)
         msgspec.structs.force_setattr(self, "on", names)
 
     def delay_before(self, attempt: int) -> float:
-        """Seconds to wait before `attempt` (2 is the first retry)."""
+        """Return the seconds to wait before `attempt` (2 is the first retry)."""
         return min(self.delay_s * self.backoff ** max(attempt - 2, 0), _LONGEST_DELAY_S)
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many workers, within what bounds. `target` is the share of a worker's slots to plan with.
+    """Bounds and targets of the autoscaler. `target` is the fraction of a worker's slots to plan with.
 
-    `park_timeout_s` None: as long as is usual for the function's device (`FunctionSpec.park_timeout_s`).
+    `park_timeout_s` of None means the default of the function's device (see `FunctionSpec.park_timeout_s`).
     """
 
     bounds: ClassVar[Mapping[str, Bounds]] = {
@@ -203,7 +204,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A function as deployed. Frozen: what is not here does not change how it runs."""
+    """A function as deployed. Everything that affects how it runs is in here."""
 
     bounds: ClassVar[Mapping[str, Bounds]] = {
         "concurrency": Bounds("concurrency", 1, 1000, is_whole=True),
@@ -225,17 +226,17 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
-    priority: Priority = Priority.NORMAL  # of its calls, unless they say otherwise
+    priority: Priority = Priority.NORMAL  # default of its calls
     schedule: Schedule | None = None
-    webhook: str | None = None  # where the ends of its submitted calls are told
-    retention_s: float = RETENTION_S  # how long a submitted call is remembered after its end, and its result kept
+    webhook: str | None = None  # URL that receives the ends of submitted calls
+    retention_s: float = RETENTION_S  # how long the record and the result of a submitted call are kept after its end
     env: dict[str, str] = {}
-    python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
+    python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same version
     models: tuple[ModelSpec, ...] = ()
-    image: ImageSpec | None = None  # of its workers' containers
-    egress: bool = False  # in a container: whether it reaches the network
-    pickle: bool = False  # whether its workers take and return pickles, which run code (decision 0030)
-    modules: tuple[str, ...] = ()  # third-party modules that its import pulled in: what a standby preloads
+    image: ImageSpec | None = None  # the image of its workers' containers
+    egress: bool = False  # whether its containers can reach the network
+    pickle: bool = False  # whether its workers accept and return pickles, which can run code (decision 0030)
+    modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
         if not subjects.is_function_name(self.name):
@@ -244,7 +245,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 "with a letter or digit at both ends"
             )
         if self.name in RESERVED_NAMES:
-            raise InvalidSpec(f"{self.name!r} is a word of the protocols that the gateway speaks: choose another name")
+            raise InvalidSpec(f"{self.name!r} is reserved by the HTTP protocols of the gateway: choose another name")
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
@@ -259,7 +260,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                     where = f"{self.name}: {method.name}" if method.name else self.name
                     raise InvalidSpec(
                         f"{where}: batch=... and a generator contradict each other: return a list with one result per "
-                        "call, or leave batch out"
+                        "call, or remove batch"
                     )
         self._check_env()
         self._check_modules()
@@ -270,19 +271,19 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         method = self.method(schedule.method)
         if schedule.at is not None:
             raise InvalidSpec(
-                f"{self.name}: a function's own schedule has a cron line; `gpufn schedules add` runs it once"
+                f"{self.name}: a function's own schedule needs a cron line; use `gpufn schedules add` for a single run"
             )
         if method is None:
             known = ", ".join(repr(each.name) for each in self.methods)
             raise InvalidSpec(f"{self.name}: the schedule calls {schedule.method!r}; the methods are {known}")
-        lacking = [name for name in method.parameters.get("required", ()) if name not in schedule.arguments]
-        if lacking:
+        missing = [name for name in method.parameters.get("required", ()) if name not in schedule.arguments]
+        if missing:
             raise InvalidSpec(
-                f"{self.name}: the schedule gives no {', '.join(lacking)}; write Schedule(..., arguments={{...}})"
+                f"{self.name}: the schedule lacks {', '.join(missing)}; write Schedule(..., arguments={{...}})"
             )
 
     def _check_webhook(self, url: str) -> None:
-        from gpufn_core.encoding.urls import check_webhook  # noqa: PLC0415  no worker needs it
+        from gpufn_core.encoding.urls import check_webhook  # noqa: PLC0415  workers do not need it
 
         try:
             check_webhook(url)
@@ -302,9 +303,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _check_models(self) -> None:
         parameters = [model.parameter for model in self.models]
         if len(set(parameters)) < len(parameters):
-            raise InvalidSpec(f"{self.name}: two models are handed to the same parameter")
+            raise InvalidSpec(f"{self.name}: two models use the same parameter")
         if self.entry.packaging is Packaging.MODEL and len(self.models) != 1:
-            raise InvalidSpec(f"{self.name}: a function without code is one model, not {len(self.models)}")
+            raise InvalidSpec(f"{self.name}: a function without code needs exactly one model, not {len(self.models)}")
         if not self.resources.gpu and any(model.require_gpu for model in self.models):
             raise InvalidSpec(f"{self.name}: a model requires a GPU, and gpu=... asks for none")
 
@@ -312,8 +313,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         image = self.image
         if image and image.python and self.entry.packaging is Packaging.PICKLE and image.python != self.python:
             raise InvalidSpec(
-                f"{self.name}: it travels by value, which needs the same Python everywhere: yours is {self.python}, "
-                f"its image's {image.python}"
+                f"{self.name}: a function that is deployed by value needs the same Python version everywhere: "
+                f"yours is {self.python}, its image's {image.python}"
             )
 
     def _check_env(self) -> None:
@@ -321,13 +322,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             if ENV_NAME.fullmatch(name) is None:
                 raise InvalidSpec(f"{self.name}: {name!r} is not the name of an environment variable")
             if name.startswith(RESERVED_ENV):
-                raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be given in env")
+                raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be set in env")
             if "\0" in value:
                 raise InvalidSpec(f"{self.name}: {name}: an environment variable cannot hold a null character")
         env_bytes = sum(len(part.encode(errors="replace")) for item in self.env.items() for part in item)
-        if env_bytes > _MOST_ENV_BYTES:
+        if env_bytes > _MAX_ENV_BYTES:
             raise InvalidSpec(
-                f"{self.name}: env holds {env_bytes:,} bytes, and {_MOST_ENV_BYTES:,} are allowed: "
+                f"{self.name}: env holds {env_bytes:,} bytes, more than the {_MAX_ENV_BYTES:,} allowed: "
                 "put large values into a file"
             )
 
@@ -345,12 +346,12 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def slots(self) -> int:
-        """Calls that one worker holds at a time: those that run and, with `batch`, one more batch, which gathers."""
+        """Calls that one worker holds at a time: running calls and, with `batch`, one more batch that gathers."""
         return self.parallel_calls if self.batch is None else self.parallel_calls + self.batch.max_size
 
     @property
     def park_timeout_s(self) -> float:
-        """How long a worker that was idle for its timeout is parked before it ends; 0: it ends at once."""
+        """How long a worker stays parked after its idle timeout before it stops. 0 means that it stops at once."""
         if self.scaling.park_timeout_s is not None:
             return self.scaling.park_timeout_s
         return _PARKED_ON_A_GPU_S if self.resources.gpu else 0.0
@@ -360,13 +361,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def spec_from_json(data: bytes | Mapping[str, Any]) -> FunctionSpec:
-    """A validated FunctionSpec; InvalidSpec says which field is wrong."""
+    """Decode and validate a FunctionSpec. Raises InvalidSpec, which names the wrong field."""
     try:
         if isinstance(data, bytes):
             spec = msgspec.json.decode(data, type=FunctionSpec)
         else:
             spec = msgspec.convert(data, FunctionSpec)
-        msgspec.msgpack.encode(spec)  # as which it is stored
+        msgspec.msgpack.encode(spec)  # the stored form; rejects integers over 64 bits
     except msgspec.ValidationError as error:
         raise InvalidSpec(str(error)) from error
     except msgspec.DecodeError as error:

@@ -1,6 +1,6 @@
-"""What a worker's container is made from: ImageSpec, a part of a FunctionSpec. Frozen; validates itself.
+"""The contents of a worker's container image: ImageSpec, a part of FunctionSpec. Frozen and self-validating.
 
-Names in it reach package managers and a build file on the nodes, so each is held to the letters that it needs.
+Its names reach package managers and a build file on the nodes, so each is restricted to the characters that it needs.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import is_digest
 
-FILES_FOLDER = ".image"  # in the bundle: the image's files, each named by its digest
+FILES_FOLDER = ".image"  # in the bundle; holds the image's files, each named by its digest
 
 PYTHON = re.compile(r"3\.(1[1-9]|[2-9]\d)")
 BASE = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?")
 APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,100}(=[A-Za-z0-9.+:~-]{1,100})?")
-# A requirement as pip takes it: name, extras, version, or `name @ https://...`; never an option.
+# A requirement in pip's syntax: name, extras, version, or `name @ https://...`; never an option.
 PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCII)
-PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would replace
+PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would expand
 MOST_PACKAGES = 500
 MOST_FILES = 500
 
 
 class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the user's at `path` in the image; its bytes are in the bundle, by digest."""
+    """A user's file at `path` in the image. Its bytes are in the bundle, by digest."""
 
     path: str
     digest: str
@@ -40,9 +40,10 @@ class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """`python` asks for the node's base image of that version, `base` for an image by name; one of the two.
+    """A container image: `python` selects the node's base image of that version, `base` an image by name. Exactly one
+    of the two is set.
 
-    `lock` is the digest of a requirements file, which is installed as it is.
+    `lock` is the digest of a requirements file, which is installed unchanged.
 
     >>> ImageSpec(python="3.12", pip=("numpy>=2",)).digest[:12]
     '80681d06d821'
@@ -83,11 +84,11 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def digest(self) -> str:
-        """Of what was asked for: the same in every process."""
+        """Digest of the spec, the same in every process."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
     def file_digests(self) -> tuple[str, ...]:
-        """Of all that a build reads from the bundle."""
+        """Digests of all files that a build reads from the bundle."""
         digests = [file.digest for file in self.files]
         return tuple(dict.fromkeys([*digests, self.lock] if self.lock else digests))

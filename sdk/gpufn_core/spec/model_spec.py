@@ -1,7 +1,7 @@
-"""What the user asks of the builder: a ModelSpec, which is an ONNX model's files and how they shall be compiled.
+"""The builder's input: ModelSpec, the files of an ONNX model and the options of its compilation.
 
-Frozen values that validate themselves, as in `spec`. `Model`, which users write, becomes a ModelSpec at deploy, when
-its files have digests (`gpufn.declare.model`).
+Frozen and self-validating, like FunctionSpec. Users write a `Model`, which becomes a ModelSpec at deploy, when the
+digests of its files are known (`gpufn.declare.model`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec.units import LEAST_PROCESS_BYTES, check_least_bytes
 
 MAX_MODEL_FILES = 2048
-MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
+MOST_DIMENSIONS = 64  # of a tensor; numpy's limit
 LARGEST_SIZE = (1 << 31) - 1  # of one dimension
 LONGEST_NAME = 1000  # of an input or output, in characters
 MOST_BATCH = 65_536
@@ -27,16 +27,16 @@ PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
 class Precision(enum.StrEnum):
-    """The arithmetic of an engine, the most exact first. Inputs and outputs keep the model's own types."""
+    """The arithmetic of an engine, the most exact first. Inputs and outputs keep the types of the model."""
 
     FP32 = "fp32"  # without TF32
-    TF32 = "tf32"  # float32 storage; matrix products may round their factors to 10 bits of mantissa, where a GPU does
+    TF32 = "tf32"  # float32 storage; on GPUs that support it, matrix products may round factors to 10 mantissa bits
     FP16 = "fp16"
     BF16 = "bf16"
-    INT8 = "int8"  # static quantisation, calibrated on the samples
+    INT8 = "int8"  # static quantization, calibrated on the samples
 
 
-# Open Inference Protocol datatype → the element's size in bytes; BYTES elements have a length of their own.
+# Open Inference Protocol datatype → size of an element in bytes. BYTES elements vary in length.
 DATATYPES: dict[str, int] = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
@@ -44,9 +44,9 @@ DATATYPES: dict[str, int] = {
 
 
 class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic.
+    """An input or output of a model. `datatype` is an Open Inference Protocol name; a dynamic size is -1 in `shape`.
 
-    `default` is the value of an input that a caller may leave out: its elements, little-endian and row-major.
+    `default` is the value of an optional input: its elements, little-endian and row-major.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shapes of one input that an engine accepts, and the one it is tuned for."""
+    """The shapes of one input that an engine accepts, and the shape that it is tuned for."""
 
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -79,16 +79,16 @@ class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ShapeRange for each input with dynamic sizes."""
+    """A ShapeRange for each input with dynamic sizes."""
 
     inputs: dict[str, ShapeRange]
 
 
 class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far an engine's outputs may be from the reference's; None does not look.
+    """The largest allowed distance of an engine's outputs from the reference's. None skips the check.
 
-    `max_abs` is the largest difference; `rel_l2` the L2 norm of the difference over that of the reference; `cosine` the
-    least cosine similarity.
+    `max_abs` is the largest difference; `rel_l2` is the L2 norm of the difference divided by the reference's; `cosine`
+    is the least cosine similarity.
     """
 
     max_abs: float | None = None
@@ -103,7 +103,7 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"tolerance: cosine is from -1 to 1, not {self.cosine:g}")
 
 
-# The presets, by the coarsest arithmetic in an engine; a ModelSpec's own tolerance takes their place.
+# The presets, by the coarsest arithmetic in an engine. The tolerance of a ModelSpec overrides them.
 TOLERANCES: dict[Precision, Tolerance] = {
     Precision.FP32: Tolerance(rel_l2=1e-5),
     Precision.TF32: Tolerance(rel_l2=2e-3),
@@ -122,14 +122,14 @@ def coarser(one: Precision, other: Precision) -> Precision:
 
 
 def wrong_build_time(seconds: float) -> str | None:
-    """What it should be, of a time that no build may take."""
+    """Describe the valid build times if `seconds` is not one of them."""
     if LEAST_BUILD_S <= seconds <= LONGEST_BUILD_S:
         return None
     return f"a number of seconds from {LEAST_BUILD_S} to {LONGEST_BUILD_S}, not {seconds:g}"
 
 
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a model, by plain name, as it was uploaded."""
+    """An uploaded file of a model, by its plain name."""
 
     name: str
     digest: str
@@ -141,15 +141,15 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not is_digest(self.digest):
             raise InvalidSpec(f"{self.name}: {self.digest[:80]!r} is not a sha256")
         if not 0 <= self.size <= LARGEST_INTEGER:
-            raise InvalidSpec(f"{self.name}: a size is not negative and less than 8 EiB, not {self.size}")
+            raise InvalidSpec(f"{self.name}: the size must be from 0 to less than 8 EiB, not {self.size}")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """One model of a function. `parameter` is where the function receives the EngineSession.
 
-    `files` holds the ONNX file first, then its external data. `samples` is an .npz or .safetensors file with one array
-    per input, stacked along a new first axis of samples. Without `profiles` they are made from `max_batch` and the
-    samples.
+    `files` lists the ONNX file first, then its external data. `samples` is an .npz or .safetensors file with one array
+    per input, stacked along a new first axis of samples. If `profiles` is empty, the builder derives them from
+    `max_batch` and the samples.
     """
 
     parameter: str
@@ -159,15 +159,15 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     profiles: tuple[ShapeProfile, ...] = ()
     samples: ModelFile | None = None
     tolerance: Tolerance | None = None
-    require_gpu: bool = False  # never fall back to an engine on the CPU
+    require_gpu: bool = False  # never fall back to a CPU engine
     max_build_s: float = 3600.0
-    memory_limit_bytes: int | None = None  # of each process that compiles
+    memory_limit_bytes: int | None = None  # of each compiler process
 
     def __post_init__(self) -> None:
         if PARAMETER.fullmatch(self.parameter) is None:
             raise InvalidSpec(f"{self.parameter[:120]!r} is not the name of a parameter")
         if not self.files:
-            raise InvalidSpec(f"{self.parameter}: a model has at least its ONNX file")
+            raise InvalidSpec(f"{self.parameter}: a model needs at least its ONNX file")
         if len(self.files) > MAX_MODEL_FILES:
             raise InvalidSpec(f"{self.parameter}: {len(self.files)} files are more than the {MAX_MODEL_FILES} allowed")
         names = [file.name for file in self.files]
@@ -188,5 +188,5 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 
     def accepted(self, arithmetic: Precision) -> Tolerance:
-        """What an engine is held to whose coarsest arithmetic is this."""
+        """Return the tolerance of an engine whose coarsest arithmetic is `arithmetic`."""
         return self.tolerance or TOLERANCES[arithmetic]

@@ -1,5 +1,5 @@
-"""The classes of calls, and the queues of a Revision: six, of each class one for calls that somebody waits for and one
-of submitted ones."""
+"""Priority classes of calls, and the six queues of a revision: per class one for synchronous calls (whose caller waits)
+and one for submitted calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Priority(enum.StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 is the highest."""
+        """The position among the classes; 0 is the highest."""
         return _RANKS[self]
 
     def is_above(self, other: Priority) -> bool:
@@ -33,7 +33,7 @@ _RANKS = {priority: rank for rank, priority in enumerate(Priority)}
 
 
 class QueueKind(NamedTuple):
-    """One of a Revision's queues, of calls that somebody waits for (`is_sync`) or that were submitted."""
+    """One of a revision's queues. `is_sync`: for calls whose caller waits; otherwise for submitted calls."""
 
     priority: Priority
     is_sync: bool
@@ -43,7 +43,7 @@ QUEUES = tuple(QueueKind(priority, is_sync) for priority in Priority for is_sync
 
 
 def priority_of(text: str, field: str | None = None) -> Priority:
-    """The class of this name. Raises InvalidInput, about `field`.
+    """Return the class of this name. Raises InvalidInput with `field`.
 
     >>> priority_of("low").value
     'low'

@@ -1,4 +1,4 @@
-"""What one worker takes of a node: Resources, a part of a FunctionSpec. Frozen; validates itself."""
+"""Resources that one worker needs from a node: Resources, a part of FunctionSpec. Frozen and self-validating."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpufn_core.spec.units import LEAST_PROCESS_BYTES, Bounds, check_fields, che
 
 DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
-LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
+LEAST_VRAM_BYTES = 64 << 20  # MPS limits are in whole MiB; a CUDA context alone uses more than this
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker takes of a node.
+    """Resources of one worker.
 
-    `gpu` lists acceptable device names in order of preference, empty for none; a worker has `gpu_count` of one name.
-    `cpu` is in cores and reserves a share of time, not a core of one's own. `memory_bytes`, when given, is both
-    reserved and enforced. Under MPS `vram_bytes` of the GPU's memory are, and `sm_percent` is a ceiling of its
-    multiprocessors. A GPU that is shared is shared with functions of the same `trust_domain` only.
+    `gpu` lists acceptable device names in order of preference; empty means no GPU. A worker gets `gpu_count` GPUs of
+    one name. `cpu` is in cores and reserves CPU time, not dedicated cores. `memory_bytes`, if set, is reserved and
+    enforced. Under MPS, `vram_bytes` of GPU memory is reserved and enforced, and `sm_percent` caps the share of the
+    GPU's multiprocessors. Only functions of the same `trust_domain` share a GPU.
     """
 
     bounds: ClassVar[Mapping[str, Bounds]] = {
@@ -49,7 +49,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
         if self.share is Share.MPS:
             self._check_fraction()
-        elif (option := _given(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
+        elif (option := _first_set(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
             raise InvalidSpec(f"{option}=... is a limit that only share='mps' has, not share={self.share.value!r}")
         if self.share is not Share.EXCLUSIVE and self.gpu_count > 1:
             raise InvalidSpec(
@@ -65,6 +65,6 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_least_bytes("vram", parse_bytes(self.vram_bytes), LEAST_VRAM_BYTES, "a CUDA context under MPS")
 
 
-def _given(**options: object) -> str | None:
-    """The first that is not None."""
+def _first_set(**options: object) -> str | None:
+    """Return the name of the first option that is set."""
     return next((name for name, value in options.items() if value is not None), None)

@@ -1,7 +1,7 @@
-"""When a function is called by itself: a cron line in a time zone, or once.
+"""The schedule of a function: a cron line in a time zone, or a single time.
 
-The lines are read by cronsim, which follows Debian's cron: where the clock is set forward, what falls into the gap runs
-right after it; where it is set back, a line with a fixed hour runs once, and one with a `*` goes on by the clock.
+cronsim evaluates the lines and follows Debian's cron. When the clock is set forward, runs that fall into the gap start
+right after it. When it is set back, a line with a fixed hour runs once, and a line with a `*` follows the clock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from cronsim import CronSim
 
 MOST_MISSED = 100
-LATE_S = 60.0  # a run that is no later was not missed
+LATE_S = 60.0  # a run that is at most this late does not count as missed
 
 _FIELDS = 5
-_LONGEST_FOLD_S = 3 * 3600  # no clock is set back by more, but for a day that is left out
+_LONGEST_FOLD_S = 3 * 3600  # no clock is set back by more, except where a time zone skips a day
 
 
 class Missed(enum.StrEnum):
-    """What becomes of runs whose time has passed while nobody led, or the platform was down."""
+    """Policy for runs whose time passed while there was no leader or the platform was down."""
 
     SKIP = "skip"
     ONCE = "once"
@@ -36,11 +36,12 @@ class Missed(enum.StrEnum):
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Call a function by itself: `cron` is minute, hour, day of month, month and day of week, in `timezone`.
+    """Call a function on a schedule: `cron` is minute, hour, day of month, month and day of week, in `timezone`.
 
-    `arguments` are what it is called with, `method` which one of a class; `priority` is the class of its calls, else
-    the function's. Runs that were missed are made up for `once` (the newest), not at all (`skip`), or `all` (the newest
-    100). `at`, in unix seconds, stands for a cron line in a schedule that runs once; a function's own has a cron line.
+    `arguments` are the arguments of each call, `method` selects a method of a class, and `priority` is the class of the
+    calls (default: the function's). `missed` selects which missed runs are made up for: `once` (the newest), `skip`
+    (none) or `all` (the newest 100). `at`, in unix seconds, replaces the cron line in a schedule that runs once. A
+    schedule in a function's declaration needs a cron line.
 
     >>> Schedule("*/5 9-17 * * MON-FRI", timezone="Europe/Berlin", arguments={"full": False}).missed.value
     'once'
@@ -76,7 +77,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         except OverflowError:
             raise InvalidSpec("schedule: a number in its arguments has more than 64 bits") from None
         except TypeError:
-            pass  # the function's signature says it better
+            pass  # the check against the function's signature has a better message
         if self.cron:
             _check(self.cron, self.timezone)
 
@@ -86,38 +87,38 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         if not isinstance(self.timezone, str):
             raise InvalidSpec(f"schedule: a time zone is text such as 'Europe/Berlin', not {self.timezone!r}")
         if not isinstance(self.method, str):
-            raise InvalidSpec(f"schedule: a method is its name, not {self.method!r}")
+            raise InvalidSpec(f"schedule: method is the name of a method, not {self.method!r}")
         if self.at is not None and (isinstance(self.at, bool) or not isinstance(self.at, (int, float))):
-            instead = ": write .timestamp()" if isinstance(self.at, datetime.datetime) else ""
-            raise InvalidSpec(f"schedule: at is a time in unix seconds, not {self.at!r}{instead}")
+            hint = ": write .timestamp()" if isinstance(self.at, datetime.datetime) else ""
+            raise InvalidSpec(f"schedule: at is a time in unix seconds, not {self.at!r}{hint}")
 
 
 def next_time(schedule: Schedule, after: float) -> float | None:
-    """The first time after `after`, in unix seconds; None when there is none."""
+    """Return the first time after `after`, in unix seconds; None if there is none."""
     if schedule.at is not None:
         return schedule.at if schedule.at > after else None
     return next(_times(schedule, after), None)
 
 
 def due(schedule: Schedule, since: float, now: float) -> list[float]:
-    """The times after `since`, until `now`, that a call is to be made for; the oldest first."""
+    """Return the times after `since` and up to `now` for which a call is due, oldest first."""
     if schedule.at is not None:
         return [schedule.at] if since < schedule.at <= now else []
-    passed = itertools.takewhile(lambda at: at > since, _times(schedule, now, reverse=True))
+    times = itertools.takewhile(lambda at: at > since, _times(schedule, now, reverse=True))
     if schedule.missed is Missed.SKIP:
-        passed = itertools.takewhile(lambda at: now - at <= LATE_S, passed)
-    most = 1 if schedule.missed is Missed.ONCE else MOST_MISSED
-    return list(itertools.islice(passed, most))[::-1]
+        times = itertools.takewhile(lambda at: now - at <= LATE_S, times)
+    limit = 1 if schedule.missed is Missed.ONCE else MOST_MISSED
+    return list(itertools.islice(times, limit))[::-1]
 
 
 def _times(schedule: Schedule, start: float, *, reverse: bool = False) -> Iterator[float]:
-    """After `start`; or, `reverse`, at `start` and before.
+    """Yield the times after `start`; with `reverse`, the times at `start` and before.
 
-    Of an hour that the clock shows twice, a line with a fixed hour knows the first only: from within the second,
-    cronsim would give times that have passed as coming, and leave them out on the way back.
+    In an hour that the clock shows twice, a line with a fixed hour runs in the first only. Started from within the
+    second, cronsim would yield past times as future ones, and skip them in reverse.
     """
     zone = _zone(schedule.timezone)
-    whole = int(start) + 1 if reverse else start  # a time is a whole second; cronsim's are before what it is given
+    whole = int(start) + 1 if reverse else start  # times are whole seconds; cronsim yields those before its start
     begin = datetime.datetime.fromtimestamp(whole, zone)
     if reverse and begin.fold:
         begin = datetime.datetime.fromtimestamp(whole + _LONGEST_FOLD_S, zone)
@@ -126,15 +127,15 @@ def _times(schedule: Schedule, start: float, *, reverse: bool = False) -> Iterat
 
 
 def _simulate(cron: str, begin: datetime.datetime, *, reverse: bool) -> CronSim:
-    from cronsim import CronSim  # noqa: PLC0415  only who has a schedule pays for it
+    from cronsim import CronSim  # noqa: PLC0415  imported only where there is a schedule
 
     return CronSim(cron, begin, reverse=reverse)
 
 
 def _zone(name: str) -> datetime.tzinfo:
-    """Raises InvalidSpec."""
+    """Return the time zone of this name. Raises InvalidSpec."""
     if name == "UTC":
-        return datetime.UTC  # which needs no files of the system's
+        return datetime.UTC  # needs no time zone files
     import zoneinfo  # noqa: PLC0415
 
     try:
@@ -142,10 +143,10 @@ def _zone(name: str) -> datetime.tzinfo:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         if not zoneinfo.available_timezones():
             raise InvalidSpec(
-                f"schedule: time zone {name!r}: no time zones but UTC are installed here; install the system's package "
-                "tzdata, or `pip install tzdata`"
+                f"schedule: time zone {name!r}: only UTC is installed here; install the system package tzdata, or "
+                "`pip install tzdata`"
             ) from None
-        raise InvalidSpec(f"schedule: there is no time zone {name!r} here; write for example 'Europe/Berlin'") from None
+        raise InvalidSpec(f"schedule: unknown time zone {name!r}; write for example 'Europe/Berlin'") from None
 
 
 def _check(cron: str, timezone: str) -> None:
@@ -153,14 +154,12 @@ def _check(cron: str, timezone: str) -> None:
 
     zone = _zone(timezone)
     if len(cron.split()) != _FIELDS:
-        raise InvalidSpec(
-            f"schedule: a cron line has five fields (minute hour day month weekday), unlike {cron[:40]!r}"
-        )
+        raise InvalidSpec(f"schedule: a cron line has five fields (minute hour day month weekday), not {cron[:40]!r}")
     try:
         next(_simulate(cron, datetime.datetime(2000, 1, 1, tzinfo=zone), reverse=False))
     except CronSimError as error:
-        why = str(error)
-        verb = "never fires" if why == "Bad day-of-month" else "is no cron line"
-        raise InvalidSpec(f"schedule: {cron!r} {verb}: {why[:1].lower()}{why[1:]}") from None
+        reason = str(error)
+        verb = "never fires" if reason == "Bad day-of-month" else "is not a valid cron line"
+        raise InvalidSpec(f"schedule: {cron!r} {verb}: {reason[:1].lower()}{reason[1:]}") from None
     except StopIteration:
-        raise InvalidSpec(f"schedule: {cron!r} never fires: no date is like that") from None
+        raise InvalidSpec(f"schedule: {cron!r} never fires: no date matches") from None

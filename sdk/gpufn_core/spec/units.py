@@ -1,4 +1,4 @@
-"""Checks of numbers and sizes of memory in options and settings. An invalid value raises InvalidSpec."""
+"""Validation of numbers and memory sizes in options and settings. Raises InvalidSpec for an invalid value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
-# A worker that has imported nothing else takes 22 MiB; a fork of a template shares a part of them.
+# A worker without further imports uses 22 MiB; a fork of a template process shares a part of them.
 LEAST_PROCESS_BYTES = 16 << 20
-_LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was meant as MiB
+_LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was probably meant as MiB
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 class Bounds(NamedTuple):
-    """The least and the largest value of a number. `option` is what its users call it."""
+    """The least and the largest value of a number. `option` is the name that users see."""
 
     option: str
     low: float
@@ -26,7 +26,7 @@ class Bounds(NamedTuple):
     may_be_none: bool = False
 
     def check(self, value: float | None) -> None:
-        """Raises InvalidSpec."""
+        """Raise InvalidSpec if `value` is out of bounds."""
         if value is None and self.may_be_none:
             return
         if self.is_whole:
@@ -36,13 +36,13 @@ class Bounds(NamedTuple):
 
 
 def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
-    """`bounds` by field of `owner`. Raises InvalidSpec."""
+    """Check fields of `owner`; `bounds` is keyed by field. Raises InvalidSpec."""
     for field, each in bounds.items():
         each.check(getattr(owner, field))
 
 
 def parse_bytes(quantity: str | int) -> int:
-    """Bytes of `"2Gi"`, `"500M"` or a number. Raises InvalidSpec.
+    """Return the bytes of `"2Gi"`, `"500M"` or a number. Raises InvalidSpec.
 
     >>> parse_bytes("1.5Gi"), parse_bytes("500 MB")
     (1610612736, 500000000)
@@ -64,7 +64,7 @@ def parse_bytes(quantity: str | int) -> int:
 
 
 def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
-    """Refuse a size that is too small to work, and suggest a unit for a number that lacks one. Raises InvalidSpec.
+    """Reject a size that is too small to work, and suggest a unit if the number lacks one. Raises InvalidSpec.
 
     >>> check_least_bytes("memory", 512, LEAST_PROCESS_BYTES, "a Python process")
     Traceback (most recent call last):

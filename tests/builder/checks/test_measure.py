@@ -3,14 +3,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from gpufn_builder.checks.measure import Measured, measure
+from gpufn_builder.checks.measure import Measurement, measure
 from gpufn_builder.processes.process_messages import MeasurePlan
 
 PLAN = MeasurePlan(warm_up_s=1.0, least_s=3.0, most_s=9.0)
 
 
 class Time:
-    """Each run takes what the table says next."""
+    """A clock that advances by the next value of a table with each run."""
 
     def __init__(self, runs_s: Iterable[float]) -> None:
         self.now = 100.0
@@ -21,7 +21,7 @@ class Time:
         self.runs += 1
         self.now += next(self._runs_s)
 
-    def measure(self, plan: MeasurePlan = PLAN) -> Measured:
+    def measure(self, plan: MeasurePlan = PLAN) -> Measurement:
         return measure(self.run, plan, lambda: self.now)
 
 

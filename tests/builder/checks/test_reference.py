@@ -27,7 +27,7 @@ def normal(proto: ModelProto, tmp_path: Path) -> NormalModel:
 
 
 def given(**inputs: object) -> Case:
-    return Case("sample 0", {name: np.asarray(each) for name, each in inputs.items()}, is_given=True)
+    return Case("sample 0", {name: np.asarray(each) for name, each in inputs.items()}, is_user_sample=True)
 
 
 def run(proto: ModelProto, tmp_path: Path, *cases: Case) -> list[Arrays]:
@@ -68,8 +68,8 @@ def test_a_model_is_run_as_it_is_written_unless_it_has_products_of_integers(tmp_
     levels = {has: session_options(has_integer_products=has).graph_optimization_level.name for has in (False, True)}
     assert levels == {False: "ORT_DISABLE_ALL", True: "ORT_ENABLE_EXTENDED"}
     session = CpuSession(found.path, found.outputs, BuildStage.REFERENCE, has_integer_products=True)
-    told = session._session.get_session_options()
-    assert told.get_session_config_entry("session.x64quantprecision") == "1"
+    options = session._session.get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def test_texts_go_through(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_model_that_onnx_runtime_does_not_take_names_the_node(tmp_path: Path) 
     with pytest.raises(BuildFailed) as caught:
         run(proto, tmp_path, given(x=np.ones((3, 4), np.float32)))
     assert (caught.value.stage, caught.value.node) == ("reference", "y_node")
-    assert caught.value.message.startswith("ONNX Runtime does not take the model: ")
+    assert caught.value.message.startswith("ONNX Runtime rejects the model: ")
     assert "onnxruntime_src" not in caught.value.message
     assert str(tmp_path) not in caught.value.message
 
@@ -144,7 +144,7 @@ def _root() -> ModelProto:
 def test_nan_all_over_for_the_users_own_sample_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as caught:
         run(_root(), tmp_path, given(x=np.array([-1, -2], np.float32)))
-    assert (caught.value.node, caught.value.message) == ("y", "output y is NaN all over for sample 0")
+    assert (caught.value.node, caught.value.message) == ("y", "output y is entirely NaN for sample 0")
 
 
 def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     assert caught.value.message.startswith("output y differs between two runs on the same input (sample 0)")
 
 
-# --- what the outputs look like --------------------------------------------------------------------------------------
+# --- the shapes of the outputs ---------------------------------------------------------------------------------------
 
 
 def _reshaping() -> ModelProto:
@@ -197,7 +197,7 @@ def test_an_output_whose_rank_changes_is_refused(tmp_path: Path) -> None:
 
 def test_an_output_of_another_type_than_it_was_declared_is_refused(tmp_path: Path) -> None:
     found = normal(model([], [value("x", [2], TensorProto.UINT8)], [value("x", [2], TensorProto.INT32)]), tmp_path)
-    with pytest.raises(BuildFailed, match="output x is declared as INT32, and comes out as uint8") as caught:
+    with pytest.raises(BuildFailed, match="output x is declared as INT32, but is uint8") as caught:
         run_reference(found, generate(found.inputs, (), 0))
     assert caught.value.node == "x"
 

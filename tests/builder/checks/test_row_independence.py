@@ -45,7 +45,7 @@ def _fails_for_one_row(inputs: Arrays) -> Arrays:
 
 
 def _quantised_together(x: Array) -> Array:
-    """As DynamicQuantizeLinear does it: one scale for all that is in a run."""
+    """Like DynamicQuantizeLinear: one scale for all rows of a run."""
     scale = np.abs(x).max() / 127
     return np.asarray(np.round(x / scale) * scale)
 
@@ -146,7 +146,7 @@ def test_kernels_for_several_rows_may_round_otherwise_as_far_as_the_precision_do
 
 
 def test_what_is_left_of_a_difference_is_held_to_the_other_rows_norms() -> None:
-    def run(inputs: Arrays) -> Arrays:  # a row of 1e-4 among such of 1, where 1e-5 is the error
+    def run(inputs: Arrays) -> Arrays:  # a row of size 1e-4 among rows of size 1, with an error of 1e-5
         return {"y": inputs["x"] + 1e-5 * (len(inputs["x"]) > 1)}
 
     assert _why(run, {"x": np.array([[1e-4, 0.0], [1.0, 1.0]])}) == ""

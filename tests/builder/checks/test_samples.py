@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpufn_builder.checks.samples import Case, generate, have_rows, read_samples, sample_shapes, stretched
+from gpufn_builder.checks.samples import Case, generate, have_rows, read_samples, sample_shapes, stretch
 from gpufn_builder.onnx_model.tensors import BF16
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ShapeProfile, ShapeRange, TensorSpec
@@ -34,9 +34,9 @@ def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def refusal(path: Path, *inputs: TensorSpec, most_bytes: int = 1 << 20) -> str:
+def refusal(path: Path, *inputs: TensorSpec, max_bytes: int = 1 << 20) -> str:
     with pytest.raises(BuildFailed) as caught:
-        read_samples(path, inputs or (X,), most_bytes=most_bytes)
+        read_samples(path, inputs or (X,), max_bytes=max_bytes)
     assert caught.value.stage == "ingest"
     return caught.value.message
 
@@ -52,7 +52,7 @@ def test_bytes_of_a_bool_that_are_neither_0_nor_1_are_refused(tmp_path: Path) ->
 
 def test_each_row_of_an_npz_is_a_case(tmp_path: Path) -> None:
     first, second = read_samples(npz(tmp_path, x=np.arange(12, dtype=np.float32).reshape(2, 3, 2)), [X])
-    assert (first.name, second.name, second.is_given) == ("sample 0", "sample 1", True)
+    assert (first.name, second.name, second.is_user_sample) == ("sample 0", "sample 1", True)
     assert second.inputs["x"].tolist() == [[6, 7], [8, 9], [10, 11]]
     assert sample_shapes([first, second]) == {"x": [(3, 2), (3, 2)]}
 
@@ -110,13 +110,13 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
         ({"x": np.zeros((1, 1, 2))}, "the samples of x FP32[-1,2] are float64: use .astype('float32')"),
         (
             {"x": np.zeros((5, 2), np.float32)},
-            "the samples of x FP32[-1,2] have the shape [5, 2]: what is needed is one array of such inputs along a "
-            "first axis of samples",
+            "the samples of x FP32[-1,2] have the shape [5, 2]: stack the inputs along a first axis of "
+            "samples in one array",
         ),
         (
             {"x": np.zeros((1, 1, 3), np.float32)},
-            "the samples of x FP32[-1,2] have the shape [1, 1, 3]: what is needed is one array of such inputs along a "
-            "first axis of samples",
+            "the samples of x FP32[-1,2] have the shape [1, 1, 3]: stack the inputs along a first axis of "
+            "samples in one array",
         ),
         ({"x": np.zeros((0, 1, 2), np.float32)}, "there is no sample in samples.npz"),
         ({"x": np.zeros((4097, 0, 2), np.float32)}, "4097 samples are more than the 4096 allowed"),
@@ -134,7 +134,7 @@ def test_every_input_has_as_many_samples(tmp_path: Path) -> None:
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     path = npz(tmp_path, x=np.zeros((1, 1 << 18, 2), np.float32))
     assert path.stat().st_size < 1 << 14
-    assert "unpacked they have 2097" in refusal(path)
+    assert "they unpack to 2097" in refusal(path)
 
 
 def test_a_header_that_claims_more_than_is_there_is_not_believed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_header_that_claims_more_than_is_there_is_not_believed(tmp_path: Path)
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 1, 2)})
     with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
         archive.writestr("x.npy", file.getvalue())
-    assert "x.npy has not the bytes of its shape [1099511627776, 1, 2]" in refusal(tmp_path / "samples.npz")
+    assert "x.npy does not have the bytes of its shape [1099511627776, 1, 2]" in refusal(tmp_path / "samples.npz")
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_a_header_that_claims_more_than_is_there_is_not_believed(tmp_path: Path)
     [
         ("<U0", (2, 1 << 30), "x.npy has elements without bytes"),
         ("|S0", (2, 3), "x.npy has elements without bytes"),
-        ("<f4", (-1, -1, -2), "x.npy has no shape: [-1, -1, -2]"),
-        ("<f4", (True, 1, 2), "x.npy has no shape: [True, 1, 2]"),
+        ("<f4", (-1, -1, -2), "x.npy has an invalid shape: [-1, -1, -2]"),
+        ("<f4", (True, 1, 2), "x.npy has an invalid shape: [True, 1, 2]"),
         ("<f4", (1,) * 65, "x.npy has 65 dimensions, and at most 64 are allowed"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_header_that_is_none_is_refused(descr: str, shape: tuple[int, ...], wo
     head += b" " * (-(len(head) + 11) % 64) + b"\n"
     with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
         archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + bytes(8))
-    assert words in refusal(tmp_path / "samples.npz", TensorSpec("x", "BYTES", (-1,)), most_bytes=1 << 33)
+    assert words in refusal(tmp_path / "samples.npz", TensorSpec("x", "BYTES", (-1,)), max_bytes=1 << 33)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_header_that_is_none_is_refused(descr: str, shape: tuple[int, ...], wo
         ({"x": tensor("F32", [1] * 65, 0, 4)}, "x has 65 dimensions, and at most 64 are allowed"),
         ({"x": tensor("F32", [1, 1, 2], 0, 9)}, "x lies outside of the file"),
         ({"x": tensor("F32", [1, 1, 2], -8, 0)}, "x lies outside of the file"),
-        ({"x": tensor("F32", [1, -1, -2], 0, 8)}, "x has no shape: [1, -1, -2]"),
-        ({"x": tensor("F32", [1, 1 << 60, 2], 0, 8)}, "x has not the bytes of its shape"),
+        ({"x": tensor("F32", [1, -1, -2], 0, 8)}, "x has an invalid shape: [1, -1, -2]"),
+        ({"x": tensor("F32", [1, 1 << 60, 2], 0, 8)}, "x does not have the bytes of its shape"),
         ({"x": tensor("F8_E4M3", [1, 1, 8], 0, 8)}, "x has elements of type F8_E4M3"),
         ({"x": {"dtype": "F32"}}, "missing required field"),
         ({"x": 1}, "Expected `object`"),
@@ -209,7 +209,7 @@ def test_there_is_a_case_at_each_end_and_where_it_is_tuned() -> None:
     assert [(case.name, case.inputs["x"].shape) for case in cases] == [
         ("min shapes", (1, 2)), ("opt shapes", (4, 2)), ("max shapes", (8, 2)),
     ]  # fmt: skip
-    assert not any(case.is_given for case in cases)
+    assert not any(case.is_user_sample for case in cases)
 
 
 def test_equal_shapes_are_generated_once() -> None:
@@ -270,17 +270,17 @@ def test_samples_are_stretched_to_a_shape_with_nothing_in_it_but_theirs(
     batched: bool, shape: tuple[int, ...], found: list[list[int]]
 ) -> None:
     cases = [Case("a", {"x": np.array([[1, 2]]), "fixed": np.zeros(3)}), Case("b", {"x": np.array([[3, 4]])})]
-    case = stretched(cases, {"x": shape}, batched=batched)
+    case = stretch(cases, {"x": shape}, batched=batched)
     assert case is not None
     assert (case.inputs["x"].tolist(), case.inputs["fixed"].shape) == (found, (3,))
 
 
 def test_texts_are_stretched_and_what_has_no_elements_is_not() -> None:
-    case = stretched([Case("a", {"names": np.array(["b"], np.object_)})], {"names": (2,)}, batched=True)
+    case = stretch([Case("a", {"names": np.array(["b"], np.object_)})], {"names": (2,)}, batched=True)
     assert case is not None
     assert case.inputs["names"].tolist() == ["b", "b"]
     empty = [Case("a", {"past": np.zeros((1, 0))})]
-    assert stretched(empty, {"past": (1, 3)}, batched=True) is None
-    still = stretched(empty, {"past": (4, 0)}, batched=True)
+    assert stretch(empty, {"past": (1, 3)}, batched=True) is None
+    still = stretch(empty, {"past": (4, 0)}, batched=True)
     assert still is not None
     assert still.inputs["past"].shape == (4, 0)

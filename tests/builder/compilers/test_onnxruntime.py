@@ -78,8 +78,8 @@ def test_products_of_integers_are_exact_on_every_processor(tmp_path: Path) -> No
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
         assert engine.run(job.golden)["y"].tolist() == [[16 * 255 * 127] * 4] * 2
-        told: Any = engine
-        options = told._session.get_session_options()
+        loaded: Any = engine
+        options = loaded._session.get_session_options()
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 

@@ -1,6 +1,6 @@
-"""What the TensorRT compiler asks of the API, and what it makes of answers that are easily overlooked.
+"""The TensorRT compiler's calls of the API, and its handling of return values that are easily overlooked.
 
-A stand-in plays TensorRT; that its names are real is for test_tensorrt_names.py to tell.
+A fake replaces TensorRT; test_tensorrt_names.py checks that its names are real.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ParserError:
 
 
 class Script:
-    """How the next build goes; `calls` is what was asked for."""
+    """The outcome of the next build; `calls` records the API calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -60,7 +60,7 @@ class Script:
 
 
 class Recorder:
-    """Anything asked of it is written down; a method of the script's answers."""
+    """Records every call; a method of the script returns the result."""
 
     def __init__(self, script: Script, **answers: Any) -> None:
         self.__dict__["_script"] = script
@@ -206,7 +206,7 @@ def test_timings_that_are_of_no_use_fail_no_build(
 ) -> None:
     kept = tmp_path / "tuning" / "tensorrt-11.4.0.timing"
     if unreadable:
-        kept.mkdir(parents=True)  # for root may read any file
+        kept.mkdir(parents=True)  # because root can read any file
     else:
         kept.parent.mkdir()
         kept.write_bytes(b"damaged")
@@ -220,7 +220,7 @@ def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script
     script.errors = [ParserError("UNSUPPORTED_NODE", "mask", "NonZero", "no plugin"), ParserError("X", "n", "", "d")]
     with pytest.raises(BuildFailed) as failure:
         _compile(module, tmp_path)
-    assert failure.value.message == "TensorRT does not take this model: UNSUPPORTED_NODE (NonZero): no plugin"
+    assert failure.value.message == "TensorRT rejects this model: UNSUPPORTED_NODE (NonZero): no plugin"
     assert (failure.value.stage, failure.value.node) == ("compile", "mask")
     assert failure.value.log == "UNSUPPORTED_NODE mask: no plugin\nX n: d"
 
@@ -228,7 +228,7 @@ def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script
 def test_a_profile_that_is_refused_is_told(module: Any, script: Script, tmp_path: Path) -> None:
     script.profile = -1
     with pytest.raises(
-        BuildFailed, match=r"^TensorRT refuses the profile x: \[1, 3\] to \[8, 3\], tuned for \[4, 3\]$"
+        BuildFailed, match=r"^TensorRT rejects the profile x: \[1, 3\] to \[8, 3\], tuned for \[4, 3\]$"
     ):
         _compile(module, tmp_path)
 
@@ -245,15 +245,15 @@ def test_a_build_without_a_plan_is_told_in_the_words_of_the_log(module: Any, scr
 
 def test_a_plan_that_does_not_load_again_is_no_engine(module: Any, script: Script, tmp_path: Path) -> None:
     script.loads = False
-    with pytest.raises(BuildFailed, match="TensorRT does not load the engine that it built"):
+    with pytest.raises(BuildFailed, match="TensorRT cannot load the engine that it built"):
         _compile(module, tmp_path)
 
 
 def test_progress_is_that_of_the_outermost_phase_and_never_raises(module: Any) -> None:
-    told: list[tuple[float, str]] = []
+    updates: list[tuple[float, str]] = []
 
     def tell(progress: float, detail: str) -> None:
-        told.append((progress, detail))
+        updates.append((progress, detail))
         if progress > 0.5:
             raise OSError("nobody listens")
 
@@ -263,7 +263,7 @@ def test_progress_is_that_of_the_outermost_phase_and_never_raises(module: Any) -
     steps = [("Tactics", 50), ("Building", 0), ("Building", 3), ("never begun", 1)]
     answers = [monitor.step_complete(*step) for step in steps]
     monitor.phase_finish("Tactics")
-    assert told == [(0.25, "Building"), (1.0, "Building")]
+    assert updates == [(0.25, "Building"), (1.0, "Building")]
     assert answers == [True] * 4
 
 
@@ -296,4 +296,4 @@ def test_an_output_whose_size_depends_on_the_data_is_refused_as_workers_would(
     with module.compiler(Backend.TENSORRT).load(_job(tmp_path), compiled) as engine, pytest.raises(BuildFailed) as it:
         engine.run({"x": np.zeros((4, 3), np.float32)})
     assert (it.value.stage, it.value.node) == ("verify", "y")
-    assert it.value.message == "the shape of y is known only after a run, which is not done with TensorRT here"
+    assert it.value.message == "the shape of y is known only after a run, which is not supported with TensorRT"

@@ -1,8 +1,8 @@
-"""Every name of TensorRT that our code says exists in the real bindings, and none of those that 11 removed.
+"""Every TensorRT name in our code exists in the real bindings, and none of them was removed in 11.
 
-The bindings import without TensorRT's libraries when something has the nine functions that they link to. They are no
-dependency of ours: `pip install --no-deps tensorrt-cu13-bindings` runs these tests, and
-`tensorrt-cu12-bindings==10.16.1.11` those that are not about 11.
+The bindings can be imported without TensorRT's libraries if another library has the nine functions that they link to.
+They are not a dependency: `pip install --no-deps tensorrt-cu13-bindings` enables these tests, and
+`tensorrt-cu12-bindings==10.16.1.11` enables those that are not about 11.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILES = (
     _ROOT / "builder/gpufn_builder/compilers/tensorrt.py",
     _ROOT / "runtime/gpufn_runtime/worker/engines/tensorrt.py",
 )
-# What a variable or attribute of this name holds in these files.
+# The type of a variable or attribute of this name in these files.
 _HOLDS = {
     "builder": "Builder",
     "network": "INetworkDefinition",
@@ -74,8 +74,8 @@ print(json.dumps(names | {"__version__": [trt.__version__]}))
 
 
 def _names(source: str) -> Iterator[str]:
-    """Each `trt.X`, `trt.X.y`, and `X.y` where y is asked of something that holds an X; not what is only written to
-    an instance of ours."""
+    """Yield each `trt.X`, `trt.X.y`, and `X.y` where y is read from a variable of type X; not attributes that are only
+    assigned on instances of our classes."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Attribute):
             continue
@@ -113,7 +113,7 @@ def test_nothing_is_used_that_tensorrt_11_removed() -> None:
 
 @pytest.fixture(scope="module")
 def bindings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Each name of the real bindings, with its attributes."""
+    """The names of the real bindings, with their attributes."""
     spec = importlib.util.find_spec("tensorrt_bindings")
     if spec is None or spec.origin is None:
         pytest.skip("tensorrt-cu13-bindings is not installed")

@@ -1,10 +1,10 @@
-"""How many threads an engine gets, on a machine that is quiet and on one that is not."""
+"""The number of threads of an engine, on a quiet machine and on a busy one."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, raced
+from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, run_race
 
 
 @pytest.mark.parametrize(
@@ -19,24 +19,24 @@ from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, r
     ],
 )
 def test_threads_have_to_be_worth_it(cores: int, seconds: dict[int, float], chosen: int) -> None:
-    raced = []
+    run_race = []
 
     def race(fewer: int, more: int) -> tuple[float, float]:
-        raced.append(more)
+        run_race.append(more)
         return seconds[fewer], seconds[more]
 
     assert choose_threads(cores, race) == chosen
-    assert list(dict.fromkeys([1, *raced])) == list(seconds)
+    assert list(dict.fromkeys([1, *run_race])) == list(seconds)
 
 
 def _judged(waited_s: float, fewer: list[Run], more: list[Run]) -> tuple[int, tuple[str, ...]]:
-    """What is chosen of one and two threads, and what is told of it."""
+    """Choose between one and two threads; return the choice and the notes."""
     trials = Trials()
     chosen = choose_threads(2, lambda one, two: trials.judge(one, two, Race(fewer, more, waited_s)))
     return chosen, trials.notes()
 
 
-# A run of 4 ms of work, alone and by two threads, which on a busy machine wait for each other's core.
+# A run of 4 ms of work, with one thread and with two, which wait for each other's core on a busy machine.
 ALONE = [Run(4.1e-3, 4.0e-3, 4.0e-3), Run(9.0e-3, 4.0e-3, 4.0e-3), Run(4.0e-3, 4.0e-3, 4.0e-3)]
 APART = [Run(9.6e-3, 2.0e-3, 4.2e-3), Run(20e-3, 3.0e-3, 4.2e-3), Run(12e-3, 1.9e-3, 4.2e-3)]
 
@@ -48,7 +48,7 @@ def test_on_a_quiet_machine_the_fastest_run_by_the_clock_counts() -> None:
 
 
 def test_more_threads_that_lose_may_try_again() -> None:
-    """One of the two cores was half as fast for a second."""
+    """One of the two cores ran at half speed for a second."""
     trials = Trials()
     slow = Race(ALONE, [Run(4.2e-3, 2.1e-3, 6.2e-3)] * 3, 0.0)
     well = Race([Run(4.4e-3, 4.4e-3, 4.4e-3)] * 3, [Run(2.3e-3, 2.2e-3, 4.4e-3)] * 3, 0.0)
@@ -60,17 +60,17 @@ def test_more_threads_that_lose_may_try_again() -> None:
 def test_on_a_busy_machine_threads_that_share_the_work_are_not_blamed_for_waiting() -> None:
     assert _judged(40e-3, ALONE, APART) == (
         2,
-        ("1 thread: 4 ms", "2 threads: 2.2 ms", "the machine was busy, so reckoned from CPU time"),
+        ("1 thread: 4 ms", "2 threads: 2.2 ms", "the machine was busy, so times are estimated from CPU time"),
     )
 
 
 def test_on_a_busy_machine_threads_that_spin_while_they_wait_are_not_blamed_for_it_twice() -> None:
-    """An encoder of 1.5 ms by one thread and 1.0 by two, beside one process that has a core all the time."""
+    """An encoder of 1.5 ms with one thread and 1.0 ms with two, while another process occupies a core."""
     assert _judged(40e-3, [Run(1.5e-3, 1.87e-3, 1.87e-3)] * 3, [Run(1.39e-3, 0.7e-3, 2.5e-3)] * 3)[0] == 2
 
 
 def test_on_a_busy_machine_what_threads_spin_for_one_without_a_core_is_no_cost_of_sharing() -> None:
-    """ResNet-18 of 26.9 ms, whose two threads take 28 ms of CPU time, and 43 where one of them is kept waiting."""
+    """ResNet-18 of 26.9 ms. Two threads use 28 ms of CPU time, or 43 ms if one of them has to wait."""
     alone = [Run(26.9e-3, 26.9e-3, 26.9e-3)] * 3
     kept_waiting = [Run(29e-3, 16e-3, 43e-3), Run(18e-3, 14.2e-3, 28e-3), Run(29e-3, 16e-3, 43e-3)]
     assert _judged(40e-3, alone, kept_waiting)[0] == 2
@@ -79,8 +79,8 @@ def test_on_a_busy_machine_what_threads_spin_for_one_without_a_core_is_no_cost_o
 @pytest.mark.parametrize(
     ("own_s", "cpu_s"),
     [
-        (3.9e-3, 4.0e-3),  # the calling thread does it all
-        (2.0e-3, 6.0e-3),  # to share it costs as much as it saves
+        (3.9e-3, 4.0e-3),  # the calling thread does all the work
+        (2.0e-3, 6.0e-3),  # sharing the work costs as much as it saves
     ],
 )
 def test_on_a_busy_machine_as_well_threads_have_to_be_worth_it(own_s: float, cpu_s: float) -> None:
@@ -89,7 +89,7 @@ def test_on_a_busy_machine_as_well_threads_have_to_be_worth_it(own_s: float, cpu
 
 def test_the_first_runs_of_each_do_not_count() -> None:
     ran: list[str] = []
-    race = raced(lambda: ran.append("one"), lambda: ran.append("other"), trial_s=0.0)
+    race = run_race(lambda: ran.append("one"), lambda: ran.append("other"), trial_s=0.0)
     assert ran == ["one", "other"] * 5
     assert (len(race.fewer), len(race.more)) == (3, 3)
     assert all(run.clock_s >= 0 and run.own_s >= 0 and run.cpu_s >= 0 for run in (*race.fewer, *race.more))

@@ -1,6 +1,6 @@
-"""Compiles the model in a folder with the TensorRT compiler; prints how that ended as JSON.
+"""Compile the model in a folder with the TensorRT compiler and print the outcome as JSON.
 
-A process of its own, because it stands in TensorRT's place with what test_tensorrt_rtx.py put together.
+A separate process, because it replaces TensorRT by the parts that test_tensorrt_rtx.py put together.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main(folder: Path) -> None:
         folder=folder,
         caches=folder,
     )
-    told: list[float] = []
+    progress_values: list[float] = []
     message = node = ""
     try:
-        compiler.compile(job, lambda progress, detail: told.append(progress))
+        compiler.compile(job, lambda progress, detail: progress_values.append(progress))
     except BuildFailed as failure:
         message, node = failure.message, failure.node
-    print(json.dumps({"message": message, "node": node, "told": told}))
+    print(json.dumps({"message": message, "node": node, "progress_values": progress_values}))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_external_data_beside_the_model_pass(tmp_path: Path) -> None:
     assert look(tmp_path).external == ("weights.bin",)
 
 
-# --- what is not ONNX ------------------------------------------------------------------------------------------------
+# --- other formats ---------------------------------------------------------------------------------------------------
 
 
 def _zip() -> bytes:
@@ -91,13 +91,13 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_truncated_file_tells_how_much_is_missing(tmp_path: Path) -> None:
     put(mlp().SerializeToString()[:-100], tmp_path)
-    assert refusal(tmp_path).message.startswith("model.onnx is cut off: at least ")
+    assert refusal(tmp_path).message.startswith("model.onnx is truncated: at least ")
 
 
 def test_a_file_cut_off_between_its_parts_is_no_whole_model(tmp_path: Path) -> None:
     whole = ModelProto(ir_version=8, producer_name="tests")
     put(whole.SerializeToString(), tmp_path)
-    assert refusal(tmp_path).message == "model.onnx is not a whole ONNX model: it has no graph or no opset"
+    assert refusal(tmp_path).message == "model.onnx is not a complete ONNX model: it has no graph or no opset"
 
 
 def test_a_file_damaged_within_is_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_location_given_twice_is_refused(tmp_path: Path) -> None:
     refer(proto.graph.initializer[0], "weights.bin")
     proto.graph.initializer[0].external_data.add(key="location", value="../weights.bin")
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == "w1: its external data says one thing twice"
+    assert refusal(tmp_path).message == "w1: its external data has a duplicate entry"
 
 
 def _escaping(name: str = "hidden") -> TensorProto:
@@ -224,7 +224,7 @@ def test_external_data_are_found_wherever_they_hide(hide: Callable[[ModelProto],
     ("link", "words"),
     [
         (Path.symlink_to, "weights.bin is a symbolic link"),
-        (Path.hardlink_to, "weights.bin is a hard link: it is shared with another place"),
+        (Path.hardlink_to, "weights.bin is a hard link: another path refers to the same file"),
     ],
 )
 def test_links_are_refused(link: Callable[[Path, Path], None], words: str, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_file_that_is_missing_or_of_another_size_is_refused(tmp_path: Path) ->
     (tmp_path / "more.bin").write_bytes(b"123")
     spec = spec_of(tmp_path)
     (tmp_path / "more.bin").write_bytes(b"1234")
-    with pytest.raises(BuildFailed, match=r"more\.bin has 4 bytes, not the 3 that were announced"):
+    with pytest.raises(BuildFailed, match=r"more\.bin has 4 bytes, not the 3 in the spec"):
         ingest(tmp_path, spec, LIMITS)
     (tmp_path / "more.bin").unlink()
     with pytest.raises(BuildFailed, match=r"more\.bin is missing"):
@@ -270,7 +270,7 @@ def test_a_node_without_a_name_is_named_by_what_it_makes(tmp_path: Path) -> None
 
 
 def _with_functions(depth: int, width: int, closing: str) -> ModelProto:
-    """f0 is called by the graph; each calls the next `width` times, the last one `closing`."""
+    """The graph calls f0; each function calls the next `width` times, and the last one calls `closing`."""
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
     functions = []
     for level in range(depth):
@@ -308,7 +308,7 @@ def test_an_opset_that_is_too_new_is_refused_with_both_numbers(domain: str, tmp_
         proto.opset_import.append(helper.make_opsetid(domain, newest + 1))
     put(proto, tmp_path)
     assert refusal(tmp_path).message == (
-        f"the model uses opset {newest + 1} of {domain or 'ai.onnx'}, and this runtime takes opsets up to {newest}: "
+        f"the model uses opset {newest + 1} of {domain or 'ai.onnx'}, and this runtime supports opsets up to {newest}: "
         f"export it with opset_version={newest}"
     )
 
@@ -322,7 +322,7 @@ def test_an_opset_of_no_node_is_no_matter(tmp_path: Path) -> None:
 
 def test_an_input_of_dynamic_rank_is_refused_by_name(tmp_path: Path) -> None:
     put(model([node("Neg", "x", "y")], [value("x", None)], [value("y", None)]), tmp_path)
-    assert refusal(tmp_path).message.startswith("input x does not say how many dimensions it has")
+    assert refusal(tmp_path).message.startswith("input x has no declared number of dimensions")
 
 
 def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_path: Path) -> None:
     proto = model([node("Neg", "INPUT", "OUTPUT")], [value("INPUT", [1])], [value("OUTPUT", [1])])
     graph = proto.graph
-    if name == "\udcff":  # protobuf writes no such thing, and reads it
+    if name == "\udcff":  # protobuf parses this but never writes it
         data = proto.SerializeToString().replace(role.upper().encode(), b"\xff" * len(role))
     else:
         (graph.node[0].input if role == "input" else graph.node[0].output)[0] = name
@@ -369,7 +369,7 @@ def test_a_tensor_in_segments_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer[0].segment.end = 3
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == "w1 is one of several segments, which ONNX Runtime does not read"
+    assert refusal(tmp_path).message == "w1 is one of several segments, which ONNX Runtime does not support"
 
 
 def test_an_element_type_that_cannot_be_sent_is_refused_by_name(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_sequence_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tensor(tmp_path: Path) -> None:
-    """As tools for scikit-learn write them unless they are told otherwise."""
+    """A model as tools for scikit-learn write it by default."""
     maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
     zipped = node("ZipMap", "x", "p", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
@@ -416,7 +416,7 @@ def test_graphs_that_lie_too_deep_in_each_other_are_refused(tmp_path: Path) -> N
     inner.input.extend([value("x", [1]), value("flag", [], TensorProto.BOOL)])
     put(helper.make_model(inner), tmp_path)
     message = refusal(tmp_path, IngestLimits(nesting=4)).message
-    assert message == "graphs lie 5 deep in each other; 4 are allowed"
+    assert message == "graphs are nested 5 deep; 4 are allowed"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.builder.models import externalise, mlp, model, node, put, spec_of, va
 
 
 def _rounded(element: int) -> ModelProto:
-    """A product of floats that are rounded to steps of this type before."""
+    """A product of floats that are first rounded to steps of this type."""
     return model(
         [
             node("QuantizeLinear", "x step zero", "q"),
@@ -102,7 +102,7 @@ def test_a_file_format_that_is_too_new_is_told_as_an_older_one(tmp_path: Path) -
 
 
 def _with_threshold(data: object, *, ir_version: int = 8) -> ModelProto:
-    """y = x @ w + threshold, where the threshold is an input with an initialiser."""
+    """y = x @ w + threshold, where the threshold is an input with an initializer."""
     threshold = models.constant("threshold", data)
     proto = model(
         [node("MatMul", "x w", "product"), node("Add", "product threshold", "y")],
@@ -165,7 +165,7 @@ def test_functions_are_written_out_and_their_domains_forgotten(tmp_path: Path) -
     ("body", "written"),
     [
         (node("Neg", "a", "b"), ["Neg"]),
-        (node("Squeeze", "a", "b", axes=[0]), ["Constant", "Squeeze"]),  # an attribute then, an input now
+        (node("Squeeze", "a", "b", axes=[0]), ["Constant", "Squeeze"]),  # an attribute in that opset, an input today
     ],
 )
 def test_a_function_of_another_opset_is_written_out_in_that_of_the_model(
@@ -214,10 +214,10 @@ def test_the_names_of_external_data_are_theirs(tmp_path: Path) -> None:
     [
         (["N", "N", "N"], True),
         ([None, None, None], True),
-        (["N", "N", "other"], True),  # as converters name what they do not understand
+        (["N", "N", "other"], True),  # a name that converters use for unknown sizes
         (["N", None, "N"], True),
         (["N", "M", "N"], False),
-        ([-1, -1, -1], True),  # as other converters write it
+        ([-1, -1, -1], True),  # the form of other converters
         ([-1, "N", -1], True),
         (["N", 4, "N"], False),
         (["N", "N", 4], False),
@@ -316,8 +316,8 @@ def test_zero_points_of_several_scales_are_written_out_so_that_exact_products_ru
     [zeros] = [tensor for tensor in graph.initializer if tensor.name == "w.gpufn_zero_point"]
     assert (tuple(zeros.dims), zeros.data_type) == (shape, TensorProto.INT8)
     options = onnxruntime.SessionOptions()
-    for entry, told in EXACT.items():
-        options.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        options.add_session_config_entry(entry, setting)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)
 
@@ -347,8 +347,8 @@ def test_int8_weights_and_zero_points_that_nodes_share_become_their_own_so_that_
     assert len(own) == len(set(own)) == 6
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    for entry, told in EXACT.items():
-        options.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        options.add_session_config_entry(entry, setting)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 4), np.float32)})[0].tolist() == [[12.5] * 4]
 
@@ -360,8 +360,8 @@ def test_int8_weights_of_branches_are_written_out_in_the_branches(own: bool, tmp
     as_it_is.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     exact = onnxruntime.SessionOptions()
     exact.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    for entry, told in EXACT.items():
-        exact.add_session_config_entry(entry, told)
+    for entry, setting in EXACT.items():
+        exact.add_session_config_entry(entry, setting)
     wanted = onnxruntime.InferenceSession(proto.SerializeToString(), as_it_is, providers=["CPUExecutionProvider"])
     found = onnxruntime.InferenceSession(normal(proto, tmp_path).path, exact, providers=["CPUExecutionProvider"])
     for sign in (1, -1):

@@ -113,7 +113,7 @@ def test_a_dynamic_size_that_nothing_tells_about_is_refused() -> None:
         resolve([TOKENS], max_batch=8)
     assert caught.value.node == "tokens"
     assert caught.value.message == (
-        "dimension 1 of tokens is dynamic, and nothing tells its sizes: give shapes= or samples="
+        "dimension 1 of tokens is dynamic, but its sizes are unknown: give shapes= or samples="
     )
 
 

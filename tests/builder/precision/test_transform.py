@@ -27,7 +27,7 @@ _HALVES = (Precision.FP16, Precision.BF16)
 
 
 class Prepared:
-    """A model up to the transform, with generated cases that count as given ones."""
+    """A model before the transform, with generated cases that are marked as user samples."""
 
     def __init__(self, proto: ModelProto, tmp_path: Path) -> None:
         put(proto, tmp_path / "upload")
@@ -39,7 +39,7 @@ class Prepared:
         spec = spec_of(tmp_path / "upload", max_batch=4 if has_rows else 1, profiles=profiles)
         self.normal: NormalModel = normalise(ingest(tmp_path / "upload", spec, IngestLimits()), self.into)
         generated = generate(self.normal.inputs, resolve_profiles(self.normal.inputs, spec, {}), 0)
-        self.cases = [Case(case.name, case.inputs, is_given=True) for case in generated]
+        self.cases = [Case(case.name, case.inputs, is_user_sample=True) for case in generated]
         self.reference: list[Arrays] = run_reference(self.normal, self.cases)
 
     def into_precision(self, precision: Precision, tolerance: Tolerance | None = None) -> TransformedModel:
@@ -109,7 +109,7 @@ def test_a_constant_that_fp16_cannot_hold_is_not_clipped_but_told(tmp_path: Path
         [weights("w", 4, 4), constant("ceiling", 1e9)],
     )
     made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
+    assert made.found == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
     by_name = {tensor.name: tensor for tensor in onnx.load(made.path).graph.initializer}
     assert by_name["ceiling"].data_type == TensorProto.FLOAT
 
@@ -132,7 +132,7 @@ def test_what_fp16_cannot_hold_is_found_however_the_graph_says_it(ceiling: list[
         [weights("w", 4, 4), constant("shape", [4], np.int64)],
     )
     made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
+    assert made.found == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
 
 
 def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None
         [value("y", [1, 4])],
         [weights("w", 4, 4), constant("tiny", 1e-12)],
     )
-    assert "left in fp32: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).found
+    assert "their values: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).found
 
 
 def test_a_model_that_overflows_half_precision_is_refused_and_named(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_model_that_overflows_half_precision_is_refused_and_named(tmp_path: Pa
         Prepared(proto, tmp_path).into_precision(Precision.FP16)
     assert (caught.value.stage, caught.value.node) == ("transform", "y")
     assert caught.value.message.startswith("in fp16 output y ")
-    assert caught.value.message.endswith("; big cannot be held in fp16")
+    assert caught.value.message.endswith("; big cannot be represented in fp16")
 
 
 def test_what_is_beyond_the_tolerance_is_refused(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
-    """As exporters have written them for years."""
+    """Constants in the form that exporters have used for years."""
     proto = models.cnn()
     proto.opset_import[0].version = opset
     made = Prepared(proto, tmp_path).into_precision(Precision.INT8)
@@ -232,7 +232,7 @@ def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(op
 
 
 def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Path) -> None:
-    """As layers are tied, and heads of a detector run on several maps."""
+    """A shared weight, as in tied layers or in detector heads that run on several maps."""
     proto = model(
         [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r w", "y")],
         [value("x", ["N", 8])],
@@ -241,7 +241,7 @@ def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Pa
     )
     prepared = Prepared(proto, tmp_path)
     made = prepared.into_precision(Precision.INT8)
-    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimised
+    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimized
 
 
 def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path:
 
 
 def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_has(tmp_path: Path) -> None:
-    """It knows nothing of sparse constants."""
+    """It does not support sparse constants."""
     proto = model(
         [node("MatMul", "x w", "h"), node("MatMul", "x v", "k"), node("Add", "h k", "y")],
         [value("x", [1, 4])],
@@ -268,7 +268,7 @@ def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_
 def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> None:
     prepared = Prepared(models.texts(), tmp_path)
     made = prepared.into_precision(Precision.INT8)
-    assert (made.path, made.found) == (prepared.normal.path, "as it is: there is nothing to quantise")
+    assert (made.path, made.found) == (prepared.normal.path, "unchanged: there is nothing to quantize")
 
 
 def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a candidate's process does to the build that started it: nothing, whatever it does to itself."""
+"""A misbehaving candidate process does not affect the build that started it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpufn_builder import identity
 from gpufn_builder.identity import Target
 from gpufn_builder.processes import output_tail
 from gpufn_builder.processes.candidates import run_candidate
-from gpufn_builder.processes.process import Work, environment
-from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, Told
+from gpufn_builder.processes.process import ChildProcess, environment
+from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, ProgressUpdate
 from gpufn_core.domain.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Tolerance
@@ -52,11 +52,16 @@ def _environ() -> dict[str, str]:
 
 
 def _run(folder: Path, do: str, *, timeout_s: float = 60.0, **limits: int) -> CandidateResult:
-    told: list[Told] = []
+    updates: list[ProgressUpdate] = []
     result = run_candidate(
-        _request(folder, do, **limits), folder, _environ(), timeout_s=timeout_s, on_told=told.append, process=PROCESS
+        _request(folder, do, **limits),
+        folder,
+        _environ(),
+        timeout_s=timeout_s,
+        on_progress=updates.append,
+        process=PROCESS,
     )
-    assert told == [Told(BuildStage.COMPILE, 0.25, "as told")]
+    assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")]
     return result
 
 
@@ -79,8 +84,8 @@ def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
         ("leave without a word", "compile", "onnxruntime-cpu ended without a result"),
         ("be killed", "compile", "onnxruntime-cpu was killed by SIGKILL"),
         ("crash while measuring", "measure", "onnxruntime-cpu was killed by SIGSEGV"),
-        ("say nonsense", "compile", "onnxruntime-cpu says what nobody understands"),
-        ("say the same for ever", "compile", "onnxruntime-cpu says what nobody understands"),
+        ("say nonsense", "compile", "onnxruntime-cpu sent an invalid message"),
+        ("say the same for ever", "compile", "onnxruntime-cpu sent an invalid message"),
         ("fail as the bus does", "compile", "not so"),
         ("leave nonsense", "compile", "onnxruntime-cpu left a result that cannot be read"),
         ("leave a pipe", "compile", "onnxruntime-cpu left a result that cannot be read"),
@@ -92,7 +97,12 @@ def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
 def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str, stage: str, message: str) -> None:
     with pytest.raises(BuildFailed) as failure:
         run_candidate(
-            _request(tmp_path, do), tmp_path, _environ(), timeout_s=60, on_told=lambda told: None, process=PROCESS
+            _request(tmp_path, do),
+            tmp_path,
+            _environ(),
+            timeout_s=60,
+            on_progress=lambda updates: None,
+            process=PROCESS,
         )
     assert (failure.value.stage, failure.value.message) == (stage, message)
 
@@ -100,7 +110,7 @@ def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str
 def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_tail, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(output_tail, "_MAX_BYTES", 1 << 20)
     with pytest.raises(BuildFailed, match="onnxruntime-cpu ended with code 1: ValueError: the last words") as failure:
         _run(tmp_path, "print without end")
     assert failure.value.log.endswith("ValueError: the last words")
@@ -109,20 +119,20 @@ def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
 def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as failure:
         _run(tmp_path, "raise")
-    assert failure.value.log.startswith("what it said before\nTraceback")
+    assert failure.value.log.startswith("output before the crash\nTraceback")
     assert failure.value.log.endswith("ValueError: not so")
 
 
 def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than the 1,024 MiB that it may use"):
+    with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than its limit of 1,024 MiB"):
         _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
 
 
 def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:
     with small_disk(tmp_path, mebibytes=1) as disk, pytest.raises(BuildFailed) as failure:
         _run(disk, "fill the disk")
-    said = "the builder's disk is full: make room there and build again"
-    assert (failure.value.stage, failure.value.message) == ("compile", said)
+    message = "the builder's disk is full: free some space and build again"
+    assert (failure.value.stage, failure.value.message) == ("compile", message)
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -133,13 +143,13 @@ def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
-    work = Work.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+    work = ChildProcess.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
     begun = threading.Event()
     ended: list[BuildFailed] = []
 
     def wait() -> None:
         try:
-            work.wait(lambda told: begun.set(), CandidateResult, timeout_s=60)
+            work.wait(lambda updates: begun.set(), CandidateResult, timeout_s=60)
         except BuildFailed as failure:
             ended.append(failure)
 
@@ -148,7 +158,7 @@ def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
     assert begun.wait(30)
     work.end()
     thread.join(30)
-    work.end()  # it is over: nothing happens
+    work.end()  # it has ended: nothing happens
     assert [failure.message for failure in ended] == ["it was killed by SIGKILL"]
 
 
@@ -165,7 +175,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     parent = os.fork()
     if parent == 0:
         try:
-            work = Work.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+            work = ChildProcess.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
             os.write(writer, b"%d" % work._process.pid)
         finally:
             os._exit(0)

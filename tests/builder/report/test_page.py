@@ -1,4 +1,4 @@
-"""The report's page: whole, escaped, and without anything from outside."""
+"""The report's page: complete, escaped and self-contained."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FAILED = msgspec.structs.replace(
 
 
 class _Reader(html.parser.HTMLParser):
-    """Tags with their attributes, whether they are balanced, and the text."""
+    """Collects tags with attributes, their balance, and the text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -117,12 +117,12 @@ class _Reader(html.parser.HTMLParser):
 def test_a_page_tells_all_of_the_report() -> None:
     read = _Reader(page.render(REPORT))
     assert read.open == []
-    for told in (
+    for expected in (
         "resnet18.onnx", "succeeded", "fp16 on NVIDIA L4 · 8.9", "1.12 ms", "893", "it is not installed here",
         "[1, 3, 224, 224] to [32, 3, 224, 224], tuned for [8, 3, 224, 224]", "rel. L2 ≤ 0.005, cosine ≥ 0.9995",
         "TensorRT: 20 Convolution, 11 Reformat", "4 threads: 3.1 ms", "publish", "580.65.06", "b" * 64,
     ):  # fmt: skip
-        assert told in read.text, told
+        assert expected in read.text, expected
     assert len([tag for tag, _ in read.tags if tag == "polyline"]) == 2
 
 
@@ -149,7 +149,7 @@ def test_a_failed_build_says_why_first() -> None:
 
 def test_a_build_that_did_not_get_to_its_candidates_claims_no_reason_of_its_own() -> None:
     read = _Reader(page.render(msgspec.structs.replace(FAILED, candidates=())))
-    assert "None was tried." in read.text
+    assert "No candidates were tried." in read.text
 
 
 def test_a_page_needs_nothing_from_outside() -> None:
@@ -170,7 +170,7 @@ def test_every_text_of_a_report_is_escaped() -> None:
 
 
 def _marked(value: Any, mark: str) -> Any:
-    """`value` with every text in it replaced, but those of our own enums."""
+    """Return `value` with every text replaced, except those of our own enums."""
     if isinstance(value, msgspec.Struct):
         fields = {name: _marked(getattr(value, name), mark) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields) if not isinstance(value, ModelFile) else value

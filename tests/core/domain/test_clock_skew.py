@@ -15,8 +15,8 @@ from gpufn_core.domain.clock_skew import is_skewed, measured
         (101.5, 100.25, 102.0, 1.5, False),
         (97.0, 100.25, 97.5, -3.0, True),
         (200.0, 100.0, 201.0, 100.5, True),
-        (200.0, 100.0, 201.25, None, False),  # slow: the error may be more than half a second
-        (200.0, 100.0, 199.0, None, False),  # set back meanwhile
+        (200.0, 100.0, 201.25, None, False),  # slow: the error may exceed half a second
+        (200.0, 100.0, 199.0, None, False),  # the clock was set back in between
     ],
 )
 def test_the_skew_is_the_nodes_time_minus_the_servers_in_the_middle_of_the_request(

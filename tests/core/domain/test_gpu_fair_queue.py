@@ -1,4 +1,4 @@
-"""Who is next on a GPU that is shared by time: examples, and what holds of any calls."""
+"""The order of turns on a time-shared GPU: examples, and properties for any calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpufn_core.domain.gpu_fair_queue import Arrivals, FairQueueing, Order, ShortestFirst, Turn
 
-# --- a GPU that plays calls -------------------------------------------------------------------------------------------
+# --- a simulated GPU --------------------------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
@@ -29,7 +29,7 @@ class Begun(NamedTuple):
 
 
 def play(calls: list[Call], order: Order[Call], at_once: int, check: Callable[[float, int, int], None]) -> list[Begun]:
-    """`check(now, waiting, running)` is called whenever nobody else may begin."""
+    """`check(now, waiting, running)` is called whenever no further turn may start."""
     begun: list[Begun] = []
     numbers = itertools.count()
     events: list[tuple[float, int, Call | Turn[Call] | None]] = [(call.at, next(numbers), call) for call in calls]
@@ -70,7 +70,7 @@ WARM = st.frozensets(st.sampled_from("abcd"))
 
 
 def most_ahead_s(begun: list[Begun]) -> float:
-    """The most seconds of service that one flow began more of than another, of which a call waited all the while."""
+    """The largest excess, in seconds of started service, of one flow over another that waited all the time."""
     waits: dict[str, list[tuple[float, float]]] = {}
     for call, at in sorted(begun, key=lambda each: each.call.at):
         periods = waits.setdefault(call.flow, [])
@@ -81,7 +81,7 @@ def most_ahead_s(begun: list[Begun]) -> float:
     most = 0.0
     for flow, other in itertools.permutations(waits, 2):
         for begin, end in waits[other]:
-            ahead_s = 0.0  # of the best span in the period that ends here
+            ahead_s = 0.0  # of the largest span that ends here
             for call, at in begun:
                 if begin <= at < end and call.flow in (flow, other):
                     ahead_s = max(0.0, ahead_s + (call.service_s if call.flow == flow else -call.service_s))
@@ -89,7 +89,7 @@ def most_ahead_s(begun: list[Begun]) -> float:
     return most
 
 
-# --- what holds of any calls ------------------------------------------------------------------------------------------
+# --- properties for any calls -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150)
@@ -99,7 +99,7 @@ def test_no_flow_gets_far_ahead_of_one_that_waits(
 ) -> None:
     order = FairQueueing[Call](at_once, overrun_s=overrun_s, is_warm=warm.__contains__)
     begun = play(calls, order, at_once, anything)
-    # Services are random, so each turn that is on may be estimated wrong by as much as the longest, at either end.
+    # Services are random, so the estimate of each running turn may be wrong by the longest service, in both directions.
     wrong_s = max(overrun_s / 10, *(call.service_s for call in calls))
     assert most_ahead_s(begun) <= 2 * overrun_s + (6 * at_once + 2) * wrong_s
 
@@ -150,7 +150,7 @@ def test_calls_of_one_flow_keep_their_order(
 
 
 def turns(order: Order[str], *, count: int, turn_s: dict[str, float], now: float = 0.0) -> str:
-    """The flows of `count` turns, one after the other; `what` is its flow."""
+    """The flows of `count` consecutive turns; `what` is the name of the flow."""
     served = ""
     for _ in range(count):
         turn = order.next(now)
@@ -170,8 +170,8 @@ def backlog(order: Order[str], flows: str, each: int = 20, now: float = 0.0) -> 
 @pytest.mark.parametrize(
     ("overrun_s", "served"),
     [
-        (0.0, "abaabaabaaba"),  # b's turns take twice as long, so it has half as many
-        (3.5, "aaaabbbbaaaa"),  # who has it goes on until it is 3.5 s ahead
+        (0.0, "abaabaabaaba"),  # b's turns take twice as long, so it gets half as many
+        (3.5, "aaaabbbbaaaa"),  # the current flow continues until it is 3.5 s ahead
         (100.0, "aaaaaaaaaaaa"),
     ],
 )
@@ -188,7 +188,7 @@ def test_who_comes_back_has_nothing_saved_up() -> None:
     backlog(order, "a", now=1.0)
     turns(order, count=10, turn_s={"a": 1.0}, now=1.0)
     backlog(order, "b", now=11.0)
-    assert turns(order, count=6, turn_s={"a": 1.0, "b": 1.0}, now=11.0).count("b") <= 4  # and not all of them
+    assert turns(order, count=6, turn_s={"a": 1.0, "b": 1.0}, now=11.0).count("b") <= 4  # but not all of them
 
 
 def test_a_turn_that_takes_longer_than_expected_is_made_up_for() -> None:
@@ -230,7 +230,7 @@ def test_more_may_begin_in_a_turn_until_others_have_a_better_claim() -> None:
     order.wait("a", "a", 0.0)
     turn = order.next(0.0)
     assert turn is not None
-    assert order.may_go_on(turn, 50.0)  # nobody else is there
+    assert order.may_go_on(turn, 50.0)  # no other flow waits
     order.wait("b", "b", 0.5)
     assert (order.may_go_on(turn, 0.9), order.may_go_on(turn, 1.2)) == (True, False)
 

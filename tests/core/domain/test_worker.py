@@ -1,4 +1,4 @@
-"""What is said of workers."""
+"""Descriptions of how workers ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpufn_core.domain.worker import Exit
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "description"),
     [
         (Exit(code=3), "exited with code 3"),
         (Exit(signal=11), "was killed by SIGSEGV"),
@@ -26,5 +26,5 @@ from gpufn_core.domain.worker import Exit
         (Exit(), "ended"),
     ],
 )
-def test_how_a_worker_ended_in_a_line(end: Exit, said: str) -> None:
-    assert end.describe() == said
+def test_how_a_worker_ended_in_a_line(end: Exit, description: str) -> None:
+    assert end.describe() == description

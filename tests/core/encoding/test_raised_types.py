@@ -1,4 +1,4 @@
-"""An exception of a function's code keeps its type where the caller has it, and a hostile node chooses no code."""
+"""An exception of a function keeps its type if the caller has the class, and a hostile node cannot choose code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufn_core.errors import ErrorInfo, FunctionRaised, InvalidInput, ResultNot
 
 
 class Refused(KeyError):
-    """Its constructor takes what a remote error does not have."""
+    """Its constructor requires an argument that a remote error does not have."""
 
     ran: ClassVar[list[Any]] = []
 

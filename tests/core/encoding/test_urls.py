@@ -1,4 +1,4 @@
-"""Addresses that users give."""
+"""Validation of users' URLs."""
 
 from __future__ import annotations
 

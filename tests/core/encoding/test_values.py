@@ -1,4 +1,4 @@
-"""Values on their way: what comes out is what went in, and what cannot be sent says so."""
+"""Round trips of values, and errors for values that cannot be sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 
 class Text(str):
-    """What msgpack would take for text."""
+    """A type that msgpack would encode as text."""
 
 
 class Exploit:
@@ -122,10 +122,10 @@ def test_arrays_keep_their_type_and_shape_and_can_be_written_to(array: np.ndarra
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_form_of_its_own_is_refused_where_it_is_made(value: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"f\[0\]: an? .* cannot be sent: it has no form of its own") as argument:
+    with pytest.raises(InvalidInput, match=r"f\[0\]: an? .* cannot be sent: its type is not supported") as argument:
         values.encode_call((), {"f": [value]})
     assert argument.value.field == "f[0]"
-    with pytest.raises(ResultNotEncodable, match=r"the result at \.f is an? .*: it has no form of its own"):
+    with pytest.raises(ResultNotEncodable, match=r"the result at \.f is an? .*: its type is not supported"):
         values.encode_result({"f": value}, NATIVE)
 
 
@@ -140,7 +140,7 @@ def test_pickles_are_made_on_request_and_read_on_request() -> None:
     body = values.encode_call((lambda x: x + 1,), {}, may_pickle=True)
     assert values.call_type(body) == PICKLED
     assert values.decode_call(body, allow_pickle=True)[0][0](1) == 2
-    with pytest.raises(InvalidInput, match="a function was sent as a pickle, which runs code where it is read: send"):
+    with pytest.raises(InvalidInput, match="a function was sent as a pickle, which runs code when it is read: send"):
         values.decode_call(body)
     content_type, result = values.encode_result([Text("a")], NATIVE, may_pickle=True)
     assert content_type == PICKLED
@@ -192,7 +192,7 @@ def test_fields_take_the_place_of_a_record_wherever_it_stands() -> None:
 @pytest.mark.parametrize("value", [{Frozen(1)}, {Frozen(1): 2}, frozenset({(Frozen(1),)})])
 def test_fields_that_cannot_be_hashed_are_refused_with_the_remedy(value: Any) -> None:
     content_type, body = values.encode_result(value, NATIVE)
-    with pytest.raises(InvalidInput, match=r"cannot be hashed: .* unless a type hint names its class"):
+    with pytest.raises(InvalidInput, match=r"unhashable value: .* unless a type hint names its class"):
         values.decode_value(content_type, body)
 
 
@@ -333,7 +333,7 @@ _ITSELF.append(_ITSELF)
         ({"rows": [1, {"bad": 1j}]}, JSON, "the result at .rows[1].bad is a complex, which cannot be sent as"),
         (object(), JSON, "the result is an object, which cannot be sent as application/json: object has no JSON form"),
         (Point(1, object()), MSGPACK, "the result at .y is an object, which cannot be sent as application/msgpack"),
-        ({(1, 2): 3}, JSON, "the result is a dict, which cannot be sent as application/json: a key of a map has"),
+        ({(1, 2): 3}, JSON, "the result is a dict, which cannot be sent as application/json: a key of a map must"),
         ("\ud800", JSON, "the result is a str, which cannot be sent as application/json"),
         (_ITSELF, JSON, "the result contains itself"),
         (_ITSELF, NATIVE, "the result contains itself"),
@@ -397,7 +397,8 @@ def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
 
 def test_looking_at_values_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from gpufn_core.encoding import media, values; values.encode_result([1, {'a': 2.5}], media.NATIVE)\n"
+        "import sys; from gpufn_core.encoding import media, values\n"
+        "values.encode_result([1, {'a': 2.5}], media.NATIVE)\n"
         "print([name for name in ('numpy', 'pydantic', 'cloudpickle', 'asyncio') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

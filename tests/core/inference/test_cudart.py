@@ -1,4 +1,4 @@
-"""What is asked of the CUDA runtime, from a library that remembers it."""
+"""Calls of the CUDA runtime, recorded by a fake library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a FunctionSpec refuses: what would break an agent or a worker far from here."""
+"""Invalid FunctionSpecs are rejected before they can break an agent or a worker."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_modules_have_a_number_that_is_too_many() -> None:
 def test_an_environment_has_a_size_that_is_too_much() -> None:
     assert spec(env={"A": "x" * 16_000, "B": "x" * 16_000}).env["A"]
     with pytest.raises(
-        InvalidSpec, match="env holds 33,002 bytes, and 32,768 are allowed: put large values into a file"
+        InvalidSpec, match="env holds 33,002 bytes, more than the 32,768 allowed: put large values into a file"
     ):
         spec(env={"A": "x" * 16_000, "B": "x" * 17_000})
     with pytest.raises(InvalidSpec, match="env holds 40,001 bytes"):
@@ -92,17 +92,17 @@ def test_a_retention_has_bounds(seconds: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
-        ({"attempts": 0, "on": (IOError,)}, "attempts=0 to try nothing again"),
+        ({"attempts": 0, "on": (IOError,)}, "on=... has no effect with attempts=0"),
         ({"attempts": 1.5}, "retries.attempts is a whole number from 0 to 100, not 1.5"),
         ({"attempts": 3, "on": IOError}, r"write on=\(OSError,\)"),
         ({"attempts": 3, "on": "OSError"}, r"write on=\(OSError,\)"),
         ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number from 0 to 3600, not 7200"),
     ],
 )
-def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSpec, match=said):
+def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
         Retry(**policy)
 
 

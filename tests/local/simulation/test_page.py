@@ -1,4 +1,4 @@
-"""A Comparison as a page: whole, and without anything from outside."""
+"""The page of a Comparison: complete and self-contained."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_no_mark_of_the_page_lies_outside_its_plot() -> None:
     page = render(compare(Load(functions=40, seconds=100, busy=0.9), Gpu()))
     heights = [float(found) for found in re.findall(r"(?:cy|y1)=([\d.-]+)", page)]
     assert 0 <= min(heights) <= max(heights) <= 280
-    assert len(re.findall(r">f\d+</text>", page)) == 20  # not all forty have room
+    assert len(re.findall(r">f\d+</text>", page)) == 20  # there is no space for all forty

@@ -1,4 +1,4 @@
-"""A GPU on paper: what traces look like, which workers stay, and how the orders compare."""
+"""The simulated GPU: traces, resident workers, and the comparison of orders."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_who_makes_room_is_parked_while_the_host_has_memory_and_then_the_least_w
 
     assert [call(function) for function in (F, G, F)] == [F.cold_start_s, G.cold_start_s, F.resume_s]
     assert call(H) == H.cold_start_s
-    assert call(F) == F.resume_s  # for H, who is parked now, G ended: it was of use once, and F twice
+    assert call(F) == F.resume_s  # H is parked now; for that G ended, which was used once, while F was used twice
     assert call(H) == H.resume_s
     assert call(G) == G.cold_start_s
     assert (residents.cold_starts, residents.resumes) == (4, 3)
@@ -88,13 +88,13 @@ def test_a_cold_start_is_part_of_the_turn() -> None:
     made = [Call(F, 0.0, 1.0), Call(F, 0.5, 1.0)]
     found = play(made, Arrivals(), Residents(Gpu()))
     assert found.mean_s == pytest.approx(F.cold_start_s + (1.0 + 1.5) / 2)
-    assert found.slowdown == pytest.approx(found.mean_s)  # calls take a second
+    assert found.slowdown == pytest.approx(found.mean_s)  # each call takes a second
     assert (found.cold_starts, found.resumes) == (1, 0)
     assert found.busy == pytest.approx(1.0)
 
 
 def test_fairness_compares_what_functions_had_of_the_gpu_while_they_had_calls() -> None:
-    """f1 had its call in turn for 3 of 4 s, f2 for 1 of 4 s, and both for nothing of the time without calls."""
+    """f1 had its turn for 3 of 4 s and f2 for 1 of 4 s; the time without calls does not count."""
     ended = [
         Ended(Call(F, 0.0, 3.0), 0.0, 3.0),
         Ended(Call(G, 0.0, 1.0), 3.0, 4.0),
@@ -108,7 +108,7 @@ def test_fairness_compares_what_functions_had_of_the_gpu_while_they_had_calls() 
 
 @pytest.mark.parametrize("bursty", [False, True])
 def test_fair_queueing_has_fewer_cold_starts_and_shorter_waits_than_first_come_first_served(bursty: bool) -> None:
-    """And the function that fares worst fares better than in either of the others."""
+    """And the worst slowdown of a function is less than in both other orders."""
     played = [compare(Load(bursty=bursty, busy=0.6, seed=seed), Gpu()).orders for seed in range(1, 6)]
 
     def ratio(other: str, figure: Callable[[Figures], float]) -> float:

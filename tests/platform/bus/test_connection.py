@@ -44,7 +44,7 @@ async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_
     connect: Any, nats: Any
 ) -> None:
     bus = await connect(nats)
-    with pytest.raises(NoResponders, match=r"Nobody listens on t\.nobody"):
+    with pytest.raises(NoResponders, match=r"No subscriber on t\.nobody"):
         await bus.request("t.nobody", timeout_s=60)
     bus.subscribe("t.silent", lambda message: None)
     with pytest.raises(BusUnavailable, match=r"t\.silent did not answer within 0\.05 s"):
@@ -88,7 +88,7 @@ async def test_a_subject_cannot_smuggle_a_command(connect: Any, nats: Any, subje
 
 async def test_a_payload_above_the_limit_is_refused_and_the_connection_kept(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
-    with pytest.raises(PayloadTooLarge, match="more than the message bus takes"):
+    with pytest.raises(PayloadTooLarge, match="exceed the message size limit"):
         bus.publish("t.big", bytes(9 << 20))
     await bus.flush()
 
@@ -143,7 +143,7 @@ async def test_storing_tells_the_sequence_duplicates_conflicts_and_full_queues(c
     first = await bus.publish_stored("store.a", b"", msg_id="m")
     again = await bus.publish_stored("store.a", b"", msg_id="m")
     assert [(stored.seq, stored.duplicate) for stored in (first, again)] == [(1, False), (1, True)]
-    with pytest.raises(Conflict, match=r"store\.a was changed by somebody else"):
+    with pytest.raises(Conflict, match=r"store\.a was changed concurrently"):
         await bus.publish_stored("store.a", b"", expected_last=0)
     await bus.publish_stored("store.a", b"", expected_last=1)
     with pytest.raises(QueueFull, match=r"store\.a is full"):

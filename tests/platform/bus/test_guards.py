@@ -56,7 +56,7 @@ async def test_2_a_bus_whose_credentials_are_refused_comes_back_when_they_are_go
     good = config.read_text()
     config.write_text(good.replace('"password": "', '"password": "revoked'))
     os.kill(crash.server.pid, signal.SIGHUP)
-    await until(lambda: "authorization" in bus._why_not.lower())
+    await until(lambda: "authorization" in bus._disconnect_reason.lower())
     config.write_text(good)
     os.kill(crash.server.pid, signal.SIGHUP)
     await until(lambda: bus.connected)
@@ -148,7 +148,7 @@ async def test_8_a_server_that_hangs_is_noticed_by_its_missing_pongs(connect: An
     assert (tcp_connection._MAX_PINGS_OUT, (await connect(crash.server))._ping_interval_s) == (2, 5.0)
     os.kill(crash.server.pid, signal.SIGSTOP)
     await until(lambda: not bus.connected)
-    assert bus._why_not == "the server does not answer pings"
+    assert bus._disconnect_reason == "the server does not answer pings"
     os.kill(crash.server.pid, signal.SIGCONT)
     await until(lambda: bus.connected)
     await bus.flush()

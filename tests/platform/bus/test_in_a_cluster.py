@@ -83,7 +83,7 @@ async def _kept_by_three(cluster: Cluster) -> None:
 def test_two_nodes_are_a_cluster_in_which_one_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Cluster(tmp_path, nodes=2) as cluster:
         in_time(_kept_by_one(cluster))
-    assert "GPUFN_SYNC is kept by one node of the bus's cluster only" in caplog.text
+    assert "GPUFN_SYNC has only one replica in the bus's cluster" in caplog.text
 
 
 async def _kept_by_one(cluster: Cluster) -> None:

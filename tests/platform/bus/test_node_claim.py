@@ -38,6 +38,6 @@ async def test_a_second_process_of_a_node_is_refused_with_where_the_first_is(
     _, said = await second.communicate()
     last_line = said.decode().splitlines()[-1]
     assert f"Another {role} runs as node twice-{role}, on " in last_line
-    assert f"GPUFN_HOME={tmp_path / 'first'}, process {os.getpid()}: stop it, or give this one" in last_line
+    assert f"GPUFN_HOME={tmp_path / 'first'}, process {os.getpid()}: stop it, or set" in last_line
     assert second.returncode == EXIT_CONFIGURATION
     await first.close()

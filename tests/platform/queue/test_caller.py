@@ -33,7 +33,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import lost_call_lookup
 from gpufn_platform.queue.call_request import CallRequest
-from gpufn_platform.queue.caller import _STORED_WITHIN_S, Caller
+from gpufn_platform.queue.caller import _STORE_TIMEOUT_S, Caller
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 from tests.taking import take
 
@@ -43,7 +43,7 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LOST_AFTER_S", "_LOST_RETRY_S", "_HELD_AGAIN_S"):
+    for name in ("_LOST_AFTER_S", "_LOST_RETRY_S", "_RECHECK_S"):
         monkeypatch.setattr(lost_call_lookup, name, 0.01)
 
 
@@ -141,10 +141,10 @@ async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
 async def test_a_call_that_nobody_began_with_ends_with_its_queue_timeout(connect: Any, nats: Any) -> None:
     bus, caller, call = await waiting(connect, nats)
     caller.tick(call.since + 9.9)
-    await caller._searches._tasks.done()
+    await caller._lookup._tasks.done()
     assert not call.future.done()
     caller.tick(call.since + 10.1)
-    with pytest.raises(InvocationExpired, match=r"s in the queue were too long"):
+    with pytest.raises(InvocationExpired, match=r"in the queue for too long"):
         await call.future
     await bus.flush()
     assert await streams.next_message(bus, subjects.SYNC, subjects.sync_queue("f", 1, call.priority), 1) is None
@@ -163,7 +163,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
     await runner.flush()
     for seconds in (10.1, 12.0, 20.0):
         caller.tick(call.since + seconds)
-        await caller._searches._tasks.done()
+        await caller._lookup._tasks.done()
     assert len(asked) == 1
     assert not call.future.done()
     call.cancel()
@@ -180,7 +180,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_though_it
     await runner.flush()
     await bus.flush()
     caller.tick(call.since + 10.1)
-    await caller._searches._tasks.done()
+    await caller._lookup._tasks.done()
     assert not call.future.done()
     call.cancel()
     await bus.flush()
@@ -200,7 +200,7 @@ async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_t
     runner.subscribe(subjects.WHEREABOUTS, whereabouts)
     await runner.flush()
     caller.tick(call.since + 10.1)
-    await caller._searches._tasks.done()
+    await caller._lookup._tasks.done()
     assert (len(asked), call.future.done()) == (2, False)
     call.cancel()
     await bus.flush()
@@ -217,7 +217,7 @@ async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_
     await bus.publish_stored(queue, pack(msgspec.structs.replace(first, attempt=2), body))
     await streams.delete_message(bus, subjects.SYNC, call.queue_seq)
     caller.tick(call.since + 10.1)
-    await caller._searches._tasks.done()
+    await caller._lookup._tasks.done()
     assert not call.future.done()
     call.cancel()
 
@@ -247,9 +247,13 @@ def end(stream: PendingStream, items: int) -> None:
 @pytest.mark.parametrize(
     ("breaks", "error", "why"),
     [
-        (lambda stream: item(stream, 0), WorkerLost, "after 2 items: who ran it died"),
-        (lambda stream: item(stream, 3), BusUnavailable, "after 2 items: the message bus lost those before number 3"),
-        (lambda stream: end(stream, 5), BusUnavailable, "of its 5 items the message bus lost all but 2"),
+        (lambda stream: item(stream, 0), WorkerLost, "after 2 items: its worker died"),
+        (
+            lambda stream: item(stream, 3),
+            BusUnavailable,
+            "after 2 items: the message bus lost the items before number 3",
+        ),
+        (lambda stream: end(stream, 5), BusUnavailable, "delivered 2 of 5 items"),
     ],
     ids=["it began again", "items are missing", "the last ones are missing"],
 )
@@ -303,7 +307,7 @@ async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_
     assert await waited_for(anew=False) == (stream.id,)
     assert await waited_for(anew=True) == (() if items else (stream.id,))
     if items:
-        with pytest.raises(WorkerLost, match="broke off after 2 items: who ran it died"):
+        with pytest.raises(WorkerLost, match="was interrupted after 2 items: its worker died"):
             await stream.future
     stream.cancel()
 
@@ -441,7 +445,7 @@ async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadlin
     caller.start()
     call = caller.invoke(request()._replace(deadline=SystemClock().time() + deadline_s))
     await until(lambda: call.is_refused)
-    end = min(call.expires_at, call.since + _STORED_WITHIN_S)
+    end = min(call.expires_at, call.since + _STORE_TIMEOUT_S)
     caller.tick(end - 0.1)
     assert not call.is_refused
     await until(lambda: call.is_refused)

@@ -61,7 +61,7 @@ def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path:
         parts = reader.parts()
         next(parts)
         theirs.truncate(0)
-        with pytest.raises(ArtifactUnavailable, match="cut short"):
+        with pytest.raises(ArtifactUnavailable, match="truncated"):
             list(parts)
 
 

@@ -1,4 +1,4 @@
-"""A node for tests: the real bus, the real agent in this process, and a fake worker that does as it is told."""
+"""Node for tests: the real bus, the real agent in this process, and a fake worker that follows instructions."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.template import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
@@ -64,14 +64,14 @@ def _archive(files: dict[str, str]) -> bytes:
 
 
 def _patient_daemon(gpu: str, folder: Path, **options: Any) -> Daemon:
-    """One that has all the time to answer, as its programs are slow to start on a busy machine."""
+    """Daemon with long timeouts: its programs start slowly on a busy machine."""
     daemon = Daemon(gpu, folder, start_timeout_s=30.0, **options)
     daemon.control = Control(daemon.pipe, timeout_s=30.0)
     return daemon
 
 
 class Node:
-    """`events` and `lines` are what the agent said, in order."""
+    """`events` and `lines` are the agent's worker events and log lines, in order."""
 
     def __init__(self, bus: Bus, home: Home, assignments: KeyValue, functions: KeyValue, revisions: KeyValue) -> None:
         number = next(_numbers)
@@ -91,7 +91,7 @@ class Node:
         self._heard = asyncio.Event()
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self.launcher: StandbyLauncher | None = None
+        self.launcher: TemplateLauncher | None = None
         bus.subscribe(subjects.worker_event(self.function), self._keep(self.events, WorkerEvent))
         bus.subscribe(subjects.logs(self.function), self._keep(self.lines, LogLine))
         bus.subscribe(subjects.node_report(self.name), self._keep(self.reports, NodeReport))
@@ -106,7 +106,7 @@ class Node:
         return on_message
 
     async def use_the_platforms_buckets(self) -> None:
-        """Those that an agent in a process of its own reads."""
+        """Settings for an agent in a process of its own."""
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
         await KeyValue.open(self.bus, subjects.ENGINES)
@@ -137,7 +137,7 @@ class Node:
         **options: Any,
     ) -> None:
         self._stop = asyncio.Event()
-        self.launcher = StandbyLauncher(
+        self.launcher = TemplateLauncher(
             ProcessLauncher(command),
             scratch=self.home.run / "t",
             limit=templates,
@@ -145,8 +145,10 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon)
-        by_daemons = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
+        maker = DaemonMaker(
+            self.home.mps, ContainerFolders(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon
+        )
+        by_daemons = MpsDaemons(maker, SystemClock(), check_every_s=0.1, leave_s=10.0, evict_s=10.0)
         shares: GpuShares = options.pop("shares", None) or by_daemons
         agent = Agent(
             node=self.name,
@@ -160,7 +162,7 @@ class Node:
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             devices=DeviceWatch(
-                inventory or DeclaredInventory(gpus, pool), SystemClock(), also_ill=shares.trouble, period_s=0.02
+                inventory or DeclaredInventory(gpus, pool), SystemClock(), other_trouble=shares.trouble, period_s=0.02
             ),
             shares=shares,
             clock=SystemClock(),
@@ -182,13 +184,13 @@ class Node:
             await asyncio.wait([templates])
 
     async def vanish(self) -> None:
-        """Stop as a crash would: nothing is said or ended."""
+        """Stop like after a crash: no events are sent and no workers are ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._tasks = []
         with contextlib.suppress(GpufnError):
-            await self.bus.flush()  # what it has said is heard now, and not taken for its successor's
+            await self.bus.flush()  # receive its events now, so that they are not mistaken for its successor's
 
     async def deploy(
         self, fake: str = "sleep", *, number: int = 1, files: dict[str, str] | None = None, **options: Any
@@ -252,12 +254,12 @@ class Node:
         self.bus.publish(subjects.runner_report(self.name), encode(RunnerReport(self.name, "r", 1.0, workers)))
 
     async def until_disconnected(self) -> None:
-        """Wait until this side has seen that the server is gone."""
+        """Wait until this connection has noticed that the server is gone."""
         with contextlib.suppress(GpufnError):
             await self.bus.flush()
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-        """Wait until something heard makes `condition` true."""
+        """Wait until a received message makes `condition` true."""
         async with asyncio.timeout(timeout_s):
             while not (value := condition()):
                 self._heard.clear()
@@ -298,7 +300,7 @@ class Node:
             watch.stop()
 
     async def until_buried(self, worker: str) -> None:
-        """Wait until its folder is gone as well, which the agent removes after the Assignment."""
+        """Wait until the worker's folder is removed, which happens after the Assignment is deleted."""
         await self.until_deleted(worker)
         async with asyncio.timeout(30):
             while self.home.worker(worker).exists():  # noqa: ASYNC110
@@ -315,7 +317,7 @@ class Node:
 def memory_groups() -> MemoryGroups:
     groups = MemoryGroups.find()
     if groups.base is None:
-        pytest.skip("no memory cgroup can be made here")
+        pytest.skip("cannot create memory cgroups here")
     return groups
 
 
@@ -324,7 +326,7 @@ Run = Callable[..., None]
 
 @pytest.fixture
 def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
-    """`on_node(test)` runs the coroutine function `test(node)`; the agent is stopped after it."""
+    """`on_node(test)` runs the coroutine function `test(node)` and then stops the agent."""
 
     @contextlib.asynccontextmanager
     async def node(server: EmbeddedServer) -> AsyncIterator[Node]:
@@ -334,7 +336,7 @@ def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
             bus,
             home,
             await KeyValue.open(bus, subjects.ASSIGNMENTS),
-            # What other tests deployed is not prepared here.
+            # Do not prefetch what other tests have deployed.
             await KeyValue.open(bus, f"functions_{next(_numbers)}"),
             await KeyValue.open(bus, f"revisions_{next(_numbers)}"),
         )

@@ -1,4 +1,4 @@
-"""Stands in for `python -m gpufn_runtime.worker`: does what FAKE in its environment says.
+"""Fake of `python -m gpufn_runtime.worker`, which follows the instructions in the variable FAKE.
 
 It imports nothing of gpufn, so it starts in 15 ms. `--template` behaves like the real one: double fork, own session,
 one JSON line per answer.
@@ -32,7 +32,7 @@ def work(config_path: str) -> None:  # noqa: PLR0912 - one branch per way to beh
         block = bytearray()
         while True:
             block += b"x" * (8 << 20)
-    elif what == "child-eats":  # where the kernel ends one process and not the group
+    elif what == "child-eats":  # in case the kernel kills one process and not the group
         if os.fork() == 0:
             block = bytearray()
             while True:
@@ -62,7 +62,7 @@ def work(config_path: str) -> None:  # noqa: PLR0912 - one branch per way to beh
             os._exit(0)
         os.wait()
         os._exit(0)
-    elif what == "leaves-server":  # a program in a session of its own that writes to nobody
+    elif what == "leaves-server":  # a program in a session of its own without output
         nothing = os.open("/dev/null", os.O_RDWR)
         redirected = [(os.POSIX_SPAWN_DUP2, nothing, at) for at in (0, 1, 2)]
         server = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ, file_actions=redirected, setsid=True)

@@ -1,4 +1,4 @@
-"""An agent and its GPUs: their health in its reports, their metrics on the bus, and what becomes of workers."""
+"""Agent with GPUs: health in its reports, metrics on the bus, and the effect of faults on workers."""
 
 from __future__ import annotations
 

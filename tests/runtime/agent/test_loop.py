@@ -1,4 +1,4 @@
-"""The agent with real processes and the real bus."""
+"""Agent with real processes and the real bus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpufn_runtime.agent.workers import processes
 
 
 async def ended(pid: int) -> None:
-    """Wait until the process is gone; at once when it is."""
+    """Wait until the process is gone."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -126,9 +126,9 @@ def test_memory_above_the_limit_is_told_as_such_when_a_kill_order_comes_as_well(
         await node.deploy("child-eats", resources=Resources(memory_bytes=64 << 20))
         await node.start(groups=memory_groups)
         worker = await node.assign()
-        with contextlib.suppress(TimeoutError):  # a group of v2 ends as a whole, without a word
+        with contextlib.suppress(TimeoutError):  # a v2 cgroup is killed as a whole, without output
             await node.until(lambda: [e for e in node.events if e.kind == "exited"] or node.lines[1:], 10)
-        node.kill(worker)  # the runner's, which saw the socket close, before we have looked at the counter
+        node.kill(worker)  # ordered by the runner when the socket closed, before the agent has read the counter
         event = await node.event(worker, "exited")
         assert "it used more than its 64 MiB of memory" in event.exit.describe()
 
@@ -163,7 +163,7 @@ def test_a_gigabyte_of_output_does_not_reach_the_log_stream(on_node: Any) -> Non
 
 
 def test_a_worker_that_is_gone_as_soon_as_it_is_launched_has_ended_and_did_not_fail_to_start(on_node: Any) -> None:
-    """In a container it is no child of the agent: nothing of it is left once it has ended."""
+    """In a container it is not a child of the agent: no trace is left after its end."""
 
     async def launch(order: LaunchOrder) -> Launched:
         process = subprocess.Popen(["true"])  # noqa: ASYNC220  it takes no time
@@ -335,13 +335,13 @@ def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says
         assert (pool.health, pool.health_reason) == (Health.DEGRADED, "Cannot start a process: Too many open files")
         await node.until_deleted(worker)
         monkeypatch.setattr(ProcessLauncher, "launch", begin)
-        await node.event(await node.assign(), "started")  # who has not heard of it is not refused
+        await node.event(await node.assign(), "started")  # a controller that does not know it yet is not refused
 
     on_node(run)
 
 
 def test_a_process_that_cannot_be_looked_after_is_ended_at_once(on_node: Any, monkeypatch: Any) -> None:
-    """With no file for its pidfd it lived on until its burial had one, took calls, and lost them."""
+    """Without a descriptor for its pidfd it lived on until the cleanup had one, and lost the calls that it took."""
     begin, kill_worker = ProcessLauncher.launch, processes.kill_worker
     pids: list[int] = []
     is_lacking = threading.Event()
@@ -454,7 +454,7 @@ def test_when_a_worker_does_not_get_ready_its_bundle_is_made_good_before_the_nex
         file = node.home.bundles / revision.bundle / "app.py"
         await node.until(file.exists)
         content = file.read_text()
-        file.unlink()  # as a function may that removes what is in its folder
+        file.unlink()  # like a function that deletes the files in its folder
         await node.event(await node.assign(), "exited")
         await node.event(await node.assign(), "exited")
         assert file.read_text() == content

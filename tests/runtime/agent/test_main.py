@@ -62,7 +62,7 @@ async def deploy(node: Any, **options: Any) -> None:
 
 
 async def listen(node: Any, worker: str) -> asyncio.Server:
-    """In place of the runner: takes the worker's connection and says nothing."""
+    """Fake runner: accepts the worker's connection and sends nothing."""
     path = node.home.worker_socket(worker)
     path.parent.mkdir(parents=True, exist_ok=True)
     connected = asyncio.Event()
@@ -222,4 +222,4 @@ def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
         bus.wait()
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    assert "ERROR agent gpufn_runtime.agent: Nobody listens on $JS.API" in ended.stderr.splitlines()[-1]
+    assert "ERROR agent gpufn_runtime.agent: No subscriber on $JS.API" in ended.stderr.splitlines()[-1]

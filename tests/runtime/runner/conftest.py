@@ -1,4 +1,4 @@
-"""A nats-server for each of the runner's tests: they kill it. Their runners report often."""
+"""A nats-server per test, because tests kill it. Runners report often."""
 
 from __future__ import annotations
 

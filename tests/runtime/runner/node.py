@@ -1,4 +1,4 @@
-"""A node for the runner's tests: a real bus, a Runner in this loop, and workers that the test plays itself."""
+"""Node for runner tests: a real bus, a Runner in this event loop, and fake workers controlled by the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
 
 
 class SettableClock(SystemClock):
-    """`ahead_s`: how far somebody has set the wall clock. `skipped_s`: time that has passed all at once."""
+    """Fake clock. `ahead_s`: offset of the wall clock. `skipped_s`: time that has been skipped."""
 
     def __init__(self) -> None:
         self.ahead_s = self.skipped_s = 0.0
@@ -52,7 +52,7 @@ class SettableClock(SystemClock):
 
 
 class FakeWorker:
-    """The worker's end of the socket, played by the test."""
+    """Fake worker: the worker's end of the socket."""
 
     def __init__(self, worker: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.worker = worker
@@ -134,13 +134,13 @@ class Node:
         self.caller.start()
 
     async def start(self, bus: Bus | None = None) -> None:
-        """`bus`: that of the runner alone, which dies with it."""
+        """`bus` is used by the runner alone, and closed when it dies."""
         self.serving = self.runner(bus=bus)
         self._running = asyncio.create_task(self.serving.run())
         await self.reports.get()
 
     async def stop(self) -> None:
-        """The runner, as a SIGTERM does it."""
+        """Stop the runner, like SIGTERM."""
         self._running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
@@ -201,7 +201,7 @@ class Node:
         await self.assignments.delete(subjects.assignment_key(NODE, worker))
 
     async def worker(self, revision: Revision, worker: str = "w-1", share: DeviceShare = SHARE) -> FakeWorker:
-        """Assigned, connected and READY."""
+        """Assign and connect a worker, and wait until it is READY."""
         await self.assign(revision, worker, share=share)
         fake = await self.connect(worker)
         fake.ready()
@@ -213,33 +213,33 @@ class Node:
         return fake
 
     async def reap(self, function: str, exit: Exit = Exit(signal=9)) -> str:  # noqa: A002, B008  it is frozen
-        """What the agent does at an order to kill: tell how the worker's process ended. Returns which it was."""
+        """Do what the agent does on a kill order: report the exit. Returns the worker's name."""
         worker = (await self.kills.get()).worker
         event = WorkerEvent(WorkerEventKind.EXITED, worker, function, 1, NODE, self.clock.time(), exit=exit)
         self.bus.publish(subjects.worker_event(function), encode(event))
         return worker
 
     async def report_of(self, worker: str, state: WorkerState) -> WorkerReport:
-        """The first in which it is in `state`."""
+        """Wait for the first report with the worker in `state`."""
         while True:
             for known in (await self.reports.get()).workers:
                 if known.worker == worker and known.state is state:
                     return known
 
     def skip(self, passed_s: float) -> None:
-        """So much time has passed, and the runner has looked at its attempts."""
+        """Advance the clock, and wait until the runner has checked its attempts."""
         self.clock.skipped_s += passed_s
         for queue in self.serving._queues:
             for _ in range(2):  # the first look is at those of the time before
-                queue._tick_attempts()
+                queue._on_timer()
 
     async def report_without(self, worker: str) -> None:
-        """The next one that does not name it."""
+        """Wait for the next report without the worker."""
         while any(known.worker == worker for known in (await self.reports.get()).workers):
             pass
 
     async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
-        """As a gateway does it."""
+        """Publish a call like a gateway."""
         request = self.request(revision, body)._replace(deadline=0.0)
         return await call_records.submit(
             self.bus, request, now=self.clock.time(), invocation=invocation or new_invocation_id()
@@ -276,7 +276,7 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
 
 
 async def read(bus: Bus, bucket: str, reference: BodyReference) -> bytes:
-    """A body that was too large for its message."""
+    """Read a body that was too large for its message."""
     return b"".join([part async for part in large_bodies.read(bus, bucket, reference)])
 
 

@@ -1,4 +1,4 @@
-"""Calls and their ends on a real bus; the workers are played by the test."""
+"""Calls and their ends on a real bus, with fake workers."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(
         busy = await node.worker(revision)
         first = node.invoke(revision)
         run, _ = await busy.run()
-        waits = node.invoke(revision)
+        turn_waits = node.invoke(revision)
         other = await node.worker(revision, "w-2")
         await other.echo(1)
-        reply, _ = await waits.future
+        reply, _ = await turn_waits.future
         assert (reply.worker, reply.cold_start) == ("w-2", None), "it waited for a slot, not for a start"
         busy.answer(run)
         await first.future
@@ -112,7 +112,7 @@ def test_who_may_not_wait_for_long_is_told_that_his_call_has_begun(url: str, tmp
         call = node.invoke(revision)
         assert call.starts_by == call.since + 5.0
         run, _ = await worker.run()
-        await node.bus.flush()  # what its runner has said is here
+        await node.bus.flush()  # its runner's messages have arrived
         assert call.starts_by == math.inf
         worker.answer(run)
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
@@ -213,7 +213,7 @@ def test_a_call_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_pa
 
 
 def test_a_retry_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_path: Path) -> None:
-    """Its caller knew where the first attempt was; the next one ran for nobody."""
+    """The caller only knew the position of the first attempt; the next attempt ran although no caller waited."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("left", retries=Retry(1, delay_s=600.0))
@@ -275,11 +275,11 @@ def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
         revision = await node.deploy("once")
         found = await call_records.read(node.bus, (await node.submit(revision)).id)
         assert found is not None
-        ends = [
+        finisher = [
             msgspec.structs.replace(found[0], state=state)
             for state in (InvocationState.SUCCEEDED, InvocationState.FAILED)
         ]
-        assert sorted(await asyncio.gather(*(call_records.end(node.bus, end) for end in ends))) == [False, True]
+        assert sorted(await asyncio.gather(*(call_records.end(node.bus, end) for end in finisher))) == [False, True]
 
     on_node(url, tmp_path, test)
 
@@ -301,7 +301,7 @@ def test_an_end_that_comes_second_is_dropped_and_reported(url: str, tmp_path: Pa
 
 
 def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> None:
-    """Its caller once gave up at the reconnect because the call was older than its patience."""
+    """The caller gave up at the reconnect, because the call was older than the caller's patience."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("long")
@@ -326,7 +326,7 @@ def test_a_call_that_was_cancelled_while_its_runner_was_without_the_bus_is_ended
         worker = await node.worker(revision)
         call = await node.submit(revision)
         await worker.run()
-        # What is left of a cancel that this runner did not hear.
+        # The effect of a cancel that this runner missed.
         assert await call_records.end(
             node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED, ended_at=1.0)
         )

@@ -1,4 +1,4 @@
-"""Checkpoints and progress, as the runner takes them from a worker that the test plays."""
+"""Checkpoints and progress that a fake worker sends to the runner."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tm
 def test_a_checkpoint_goes_with_an_attempt_that_has_not_asked_for_it(
     url: str, tmp_path: Path, is_submitted: bool
 ) -> None:
-    """It stayed for two weeks, and whoever had the call's id next went on from there."""
+    """It stayed for two weeks, and the next call with the same id continued from it."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url:
 def test_a_checkpoint_is_there_until_the_end_of_its_call_is_kept(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It went at once, and a runner that died before the bus took the record had the call begin from the start."""
+    """It was deleted at once: if a runner died before the record was stored, the call started from the beginning."""
     store, there = call_records.end, list[int]()
 
     async def test(node: Node) -> None:
@@ -171,7 +171,7 @@ def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: 
         for verb in ("checkpoint", "restore"):
             nobodys, _ = await ask(worker, None, verb)
             assert nobodys.error is not None
-            assert nobodys.error.message == "only a call that runs has a checkpoint"
+            assert nobodys.error.message == "only a running call has a checkpoint"
         assert await stored(node) == 0
 
     on_node(url, tmp_path, test)

@@ -1,4 +1,4 @@
-"""A wall clock that is set while the runner works: what it measures itself goes on, whichever way the clock jumps."""
+"""Jumps of the wall clock while the runner works do not affect the durations that it measures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOURS_S = 3 * 3600.0
 
 
 async def next_reports(node: Node, count: int) -> RunnerReport:
-    """So many seconds go by: the runner reports each second."""
+    """Wait for some seconds: the runner reports each second."""
     while not node.reports.empty():
         node.reports.get_nowait()
     for _ in range(count):
@@ -81,7 +81,7 @@ def test_a_runner_that_stood_still_reads_what_came_meanwhile_before_it_ends_call
         worker.answer(run, body)
         node.clock.skipped_s += 60
         for queue in node.serving._queues:
-            queue._tick_attempts()
+            queue._on_timer()
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 
     on_node(url, tmp_path, test)
@@ -119,7 +119,7 @@ def idle_since(worker: WorkerReport) -> float:
 def test_a_call_that_the_server_hands_over_again_while_it_runs_runs_once(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the server's clock is set forward: to it `ack_wait` is over."""
+    """A server whose clock is set forward considers `ack_wait` expired."""
     monkeypatch.setattr(pull_credits, "ACK_WAIT_S", 0.1)
 
     async def test(node: Node) -> None:

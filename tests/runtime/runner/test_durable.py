@@ -1,4 +1,4 @@
-"""Submitted calls at the runner: attempts, retries, large results, dead letters, and ends that come twice."""
+"""Submitted calls at the runner: attempts, retries, large results, dead letters, and duplicate ends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import call_records, dead_letters
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.shared_bodies.bodies import Parcels
-from gpufn_runtime.runner.dispatch import arrivals
-from gpufn_runtime.runner.dispatch.pull_credits import Intake
+from gpufn_runtime.runner.core import machine
+from gpufn_runtime.runner.dispatch.pull_credits import PullCredits
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 from tests.taking import take
 
@@ -74,7 +74,7 @@ def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bus that stood still hands out what runs: it takes their runners for dead, before it reads what they sent."""
-    monkeypatch.setattr(arrivals, "ACK_WAIT_S", 0.01)
+    monkeypatch.setattr(machine, "ACK_WAIT_S", 0.01)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("elsewhere")
@@ -108,7 +108,7 @@ def test_the_next_attempt_is_rung_for_when_it_is_due(
         worker = await node.worker(revision)
         call = await node.submit(revision)
         run, _ = await worker.run()
-        monkeypatch.setattr(Intake, "tick", lambda *_: None)  # nobody looks into the queue by himself
+        monkeypatch.setattr(PullCredits, "tick", lambda *_: None)  # no runner polls the queue without a wakeup
         fail(worker, run)
         again, _ = await worker.run()
         assert (again.invocation, again.number) == (call.id, 2)
@@ -131,7 +131,9 @@ def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url
         assert (record.state, record.attempt) == (InvocationState.QUEUED, 2)
         assert began + 3600 <= record.not_before <= node.clock.time() + 3600
         assert [each.outcome for each in record.attempts] == [OutcomeKind.RAISED]
-        assert await call_records.cancel(node.bus, call, node.clock.time())  # by a record from before the retry
+        assert await call_records.cancel(
+            node.bus, call, node.clock.time()
+        )  # according to a record from before the retry
         await node.queue_is_empty(revision)
         assert [each.outcome for each in (await ended(node, call.id)).attempts] == [OutcomeKind.RAISED]
 
@@ -144,7 +146,7 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
         worker = await node.worker(revision)
         call = await node.submit(revision)
         run, _ = await worker.run()
-        # As when the cancel's record is written while the failed attempt's retry is.
+        # As if the cancel's record were written while the failed attempt's retry is being written.
         assert await call_records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
         fail(worker, run)
         await node.queue_is_empty(revision)
@@ -155,7 +157,7 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
 
 
 def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, tmp_path: Path) -> None:
-    """It counted as busy until its next call had ended: without one it was never let go."""
+    """It was considered busy until its next call had ended; without a next call it never ended."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("nothing", retries=RETRY_AT_ONCE)
@@ -163,11 +165,11 @@ def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, t
         call = await node.submit(revision)
         run, _ = await worker.run()
         assert await call_records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
-        worker.send(frames.Result(run.attempt, OutcomeKind.LOST, DeviceFailed().info(), "", 0.001))  # it comes again
+        worker.send(frames.Result(run.attempt, OutcomeKind.LOST, DeviceFailed().info(), "", 0.001))  # it is redelivered
         await node.queue_is_empty(revision)
         while not node.reports.empty():
             node.reports.get_nowait()
-        await node.reports.get()  # which may have been under way
+        await node.reports.get()  # which may have been in flight
         (found,) = (await node.reports.get()).workers
         assert found.in_use == 0
         assert found.idle_since is not None
@@ -178,14 +180,14 @@ def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, t
 def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It found nothing that ran, and the attempt that it was meant for began a moment later."""
+    """It found no running attempt, and the attempt that it was meant for began a moment later."""
     to_cancel: list[CallRecord] = []
 
     async def read_and_cancel(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
         found = await call_records.record_of(bus, invocation)
         if to_cancel:
             await call_records.cancel(bus, to_cancel.pop(), SystemClock.time())
-            await call_records.record_of(bus, invocation)  # the answer comes after the cancel
+            await call_records.record_of(bus, invocation)  # the reply arrives after the cancel
         return found
 
     async def test(node: Node) -> None:
@@ -204,13 +206,13 @@ def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
         assert (await ended(node, call.id)).state is InvocationState.CANCELLED
 
     monkeypatch.setattr(
-        "gpufn_runtime.runner.dispatch.arrivals.call_records", SimpleNamespace(record_of=read_and_cancel)
+        "gpufn_runtime.runner.dispatch.revision_queue.call_records", SimpleNamespace(record_of=read_and_cancel)
     )
     on_node(url, tmp_path, test)
 
 
 def test_an_id_that_is_used_again_within_minutes_has_its_second_attempt_again(url: str, tmp_path: Path) -> None:
-    """The queue remembers the retry of the call that had it before."""
+    """The queue remembers the retry of the earlier call with the same id."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("reused", retries=RETRY_AT_ONCE)
@@ -231,7 +233,7 @@ def test_an_id_that_is_used_again_within_minutes_has_its_second_attempt_again(ur
 def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or another node would be given it, and run the same attempt once more."""
+    """Otherwise another node would receive it and run the same attempt again."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("retried", retries=Retry(1, delay_s=0.0))
@@ -244,7 +246,7 @@ def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
                 raise QueueFull("its queue is full")
             return await store(bus, subject, payload, **more)
 
-        said: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()  # with how often the message was handed over by then
+        said: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()  # with the delivery count of the message at that time
         node.bus.subscribe(
             "$JS.ACK.>", lambda message: said.put_nowait((message.payload, ack_tokens(message.subject)[0]))
         )
@@ -262,7 +264,7 @@ def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
 
 
 def test_an_attempt_that_could_not_start_before_the_deadline_is_not_waited_for(url: str, tmp_path: Path) -> None:
-    """It would have ended as expired in the queue, though it ran, and long after it failed."""
+    """It would have ended as expired in the queue although it ran, and long after it had failed."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("no-time", retries=Retry(3, delay_s=60.0))
@@ -280,7 +282,7 @@ def test_an_attempt_that_could_not_start_before_the_deadline_is_not_waited_for(u
 
 
 def test_an_attempt_whose_next_one_is_queued_is_not_run_again(url: str, tmp_path: Path) -> None:
-    """Its runner died before it had acked it."""
+    """Its runner died before the ack."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("overtook", retries=Retry(1, delay_s=3600.0))
@@ -333,14 +335,14 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("error", "content_type"),
     [
-        (msgspec.structs.replace(NO, message="語" * (16 << 10)), ""),  # as long as a worker's own code lets one be
+        (msgspec.structs.replace(NO, message="語" * (16 << 10)), ""),  # as long as the worker's own code allows
         (ErrorInfo("x" * 400_000, "y" * 400_000), "z" * 100_000),
     ],
 )
 def test_a_call_that_failed_with_many_words_has_ended(
     url: str, tmp_path: Path, error: ErrorInfo, content_type: str
 ) -> None:
-    """What lists show of it is a header, of which a server takes 64 KiB: the end was stored again and again."""
+    """Its list entry is a header, which is limited to 64 KiB by the server: storing the end was retried endlessly."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("wordy")
@@ -364,7 +366,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
     async def test(node: Node) -> None:
         revision = await node.deploy("late-letter")
         call = await node.submit(revision, b"7", "")
-        # What is left when a runner dies after the record: a delivery that was not acked, of a call that has ended.
+        # The state after a runner dies before the ack: an unacknowledged delivery of a call that has ended.
         failed = msgspec.structs.replace(call, state=InvocationState.FAILED, error=NO, ended_at=1.0)
         assert await call_records.end(node.bus, failed)
         queue = subjects.async_queue("late-letter", 1)
@@ -383,7 +385,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
 
 
 def test_a_worker_that_was_about_to_run_what_had_ended_is_idle_again(url: str, tmp_path: Path) -> None:
-    """It counted as busy for ever, and kept its GPU."""
+    """It was considered busy forever, and kept its GPU."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("idle")
@@ -433,19 +435,19 @@ def test_the_time_in_the_queue_does_not_limit_what_another_runner_may_have_begun
         queue, consumer = subjects.async_queue("begun", 1), subjects.async_consumer("begun", 1)
         await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
         await deliver_once(node, consumer)
-        waits = await node.submit(revision, b"waits")
+        turn_waits = await node.submit(revision, b"waits")
         node.clock.ahead_s += 3
         worker = await node.worker(revision)
         run, body = await worker.run()
         assert body == b"begun"
         worker.answer(run)
-        assert (await ended(node, waits.id)).state is InvocationState.EXPIRED
+        assert (await ended(node, turn_waits.id)).state is InvocationState.EXPIRED
 
     on_node(url, tmp_path, test)
 
 
 async def deliver_once(node: Node, consumer: str) -> None:
-    """Take a delivery and hand it back, as a runner that dies with it would."""
+    """Take a delivery and hand it back, like a runner that dies with it."""
     arrived: asyncio.Queue[Message] = asyncio.Queue()
     inbox = node.bus.new_inbox()
     node.bus.subscribe(inbox, arrived.put_nowait)
@@ -510,7 +512,7 @@ def test_an_id_is_one_call_until_its_record_is_removed(url: str, tmp_path: Path)
             await node.submit(revision, b"2", call.id)
         assert (await node.submit(revision, b"1", call.id)).state is InvocationState.SUCCEEDED
         await node.queue_is_empty(revision)
-        await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # as its retention would
+        await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # like its retention
         again = await node.submit(revision, b"2", call.id)
         assert again.state is InvocationState.QUEUED
         assert (await worker.run())[1] == b"2"
@@ -540,13 +542,13 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
             taken.put_nowait(delivery)
             intake.offer()
 
-        intake = Intake(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take, clock=node.clock)
+        intake = PullCredits(node.bus, revision, room=lambda: 1, capacity=lambda: 1, receive=take, clock=node.clock)
         intake.open()
         node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
         await taken.get()
         for _ in range(20):
             await node.submit(revision)
-        intake.on_doorbell(QueueKind(Priority.NORMAL, is_sync=False))  # one; and nobody ticks
+        intake.on_wakeup(QueueKind(Priority.NORMAL, is_sync=False))  # one delivery; and no ticks
         for _ in range(20):
             await taken.get()
         intake.close()

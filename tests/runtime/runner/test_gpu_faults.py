@@ -1,4 +1,4 @@
-"""A call whose GPU failed under it runs again elsewhere, but not for ever."""
+"""A call whose GPU fails runs again elsewhere, but not endlessly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node
 
 
 def _fail(worker: FakeWorker, run: frames.Run) -> None:
-    """As a worker does: it is to be replaced, and the call is lost."""
+    """Do what a worker does: ask to be replaced, and report the call as lost."""
     worker.send(frames.Draining())
     error = DeviceFailed("the GPU failed: MPS client has been terminated").info()
     worker.send(frames.Result(run.attempt, OutcomeKind.LOST, error, "", 0.001))

@@ -1,4 +1,4 @@
-"""Workers that are parked and resumed: what the runner tells them, and what it tells of them."""
+"""Parking and resuming of workers: the runner's frames and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams: items in order, as their reader has room for them."""
+"""Streams: items in order, within the reader's credit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_runtime.runner.attempts.attempt import Run
+from gpufn_runtime.runner.core.attempt import Run
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -48,9 +48,9 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
     [
         ([], []),
         ([32, 64], [32, 32]),
-        ([32, 32, 64], [32, 0, 32]),  # one came twice
-        ([64, 32], [64, 0]),  # one was lost, or came late
-        ([1000], [STREAM_WINDOW]),  # no more were sent than these
+        ([32, 32, 64], [32, 0, 32]),  # one arrived twice
+        ([64, 32], [64, 0]),  # one was lost or late
+        ([1000], [STREAM_WINDOW]),  # no more than these were sent
     ],
 )
 def test_credit_tells_how_much_was_read_in_all(credits: list[int], granted: list[int]) -> None:  # noqa: A002

@@ -14,7 +14,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol.frames import Answer, Cancel, Ready, Run, Verb
 from gpufn_platform.shared_bodies.bodies import Parcels
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
-from gpufn_runtime.worker.platform_calls.pending_requests import Conversations
+from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 
 Start = Any
 
@@ -45,7 +45,7 @@ def given(*, is_begun: bool = True, **run: Any) -> tuple[Attempts, Attempt]:
 
 
 def named(attempts: Attempts) -> tuple[int, list[int]]:
-    stale, unfinished = attempts.left()
+    stale, unfinished = attempts.leftovers()
     return stale, [each.attempt for each in unfinished]
 
 
@@ -129,9 +129,9 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
         back.wait()
         link.number = 2
 
-    link = Mock(number=1, is_parents=False, wait_for_peer=wait)
-    conversations, answers = Conversations(link, Parcels(tmp_path)), []
-    thread = threading.Thread(target=lambda: answers.append(conversations.ask(Verb.STATUS, "i")))
+    link = Mock(number=1, is_forked_child=False, wait_for_peer=wait)
+    requests, answers = PendingRequests(link, Parcels(tmp_path)), []
+    thread = threading.Thread(target=lambda: answers.append(requests.request(Verb.STATUS, "i")))
     thread.start()
     gone.wait()
     assert not link.send.called
@@ -139,7 +139,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
     while not link.send.called:
         time.sleep(0.001)
     assert link.send.call_args.kwargs == {"link": 2}
-    conversations.deliver(Answer(1, OutcomeKind.SUCCEEDED, None, "text/plain"), b"queued")
+    requests.deliver(Answer(1, OutcomeKind.SUCCEEDED, None, "text/plain"), b"queued")
     thread.join()
     assert answers == [("text/plain", b"queued")]
 

@@ -116,7 +116,7 @@ def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
         def f(): return why
         """
     )
-    assert b"gpufn.current() is for one call: there is none in a hook" in worker.call()
+    assert b"gpufn.current() needs exactly one current call: there is none in a hook" in worker.call()
 
 
 def test_a_call_that_asks_while_no_runner_is_there_is_told_when_there_is_one_again(

@@ -61,7 +61,7 @@ def test_the_specs_environment_is_set_before_the_code_loads(start: Start) -> Non
         ("import nowhere_to_be_found", "load", "No module named 'nowhere_to_be_found'", 'File "app.py", line 1'),
         ("x = 1 / 0\ndef f(): ...", "load", "division by zero", 'File "app.py", line 1'),
         ("def g(): ...", "load", "the module app has no f", ""),
-        ("f = 3", "load", "app.f is 'int', and was deployed as a function", ""),
+        ("f = 3", "load", "app.f is 'int' but was deployed as a function", ""),
         ("import sys; sys.exit(1)", "load", "1", "SystemExit"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: St
 
 def test_a_cgroup_that_cannot_be_joined_is_a_failed_start(make_peer: Start) -> None:
     failed = make_peer("def f(): ...", cgroup_procs=("/nowhere/cgroup.procs",)).launch().start_failure()
-    assert "limits cannot be set" in failed.error.message
+    assert "cannot set the worker's limits" in failed.error.message
 
 
 def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Path) -> None:

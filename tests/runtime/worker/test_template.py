@@ -191,7 +191,7 @@ def test_a_template_with_a_thread_is_never_forked_from(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     template = make_template("threaded")
-    assert template.ready.error == "importing its modules started 1 threads, which a fork would lose"
+    assert template.ready.error == "importing its modules started 1 threads, which would be lost in a fork"
     assert template.process.wait(20) == 1
 
 
@@ -283,5 +283,5 @@ def test_a_template_that_has_started_a_thread_since_refuses_and_ends(
     while len(list(threads.iterdir())) < 2:
         assert time.monotonic() < give_up
         time.sleep(0.01)
-    assert template.fork(make_peer()).error == "its modules started 1 threads, which a fork would lose"
+    assert template.fork(make_peer()).error == "its modules started 1 threads, which would be lost in a fork"
     assert template.process.wait(30) == 1

@@ -30,14 +30,14 @@ def test_doctor_goes_on_when_an_address_or_a_key_is_none(
 ) -> None:
     monkeypatch.setenv(name, value)
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
-    assert (checks["gateway"]["state"], checks["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+    assert (checks["gateway"]["state"], checks["gateway"]["do"]) == ("bad", "fix GPUFN_URL or GPUFN_API_KEY")
 
 
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
-        ({"status": "not ready", "reason": "the disk is full"}, "answers but is not ready: the disk is full"),
-        (b"of something else", "answers but is not ready"),
+        ({"status": "not ready", "reason": "the disk is full"}, "responds but is not ready: the disk is full"),
+        (b"of something else", "responds but is not ready"),
     ],
 )
 def test_doctor_has_the_gateways_reason(gateway: StubGateway, answer: Any, detail: str) -> None:

@@ -197,7 +197,7 @@ def test_a_key_is_a_string() -> None:
     [
         ({"cron": 300}, "schedule: a cron line is text such as '*/5 * * * *', not 300"),
         ({"cron": "* * * * *", "timezone": 2}, "schedule: a time zone is text such as 'Europe/Berlin', not 2"),
-        ({"cron": "* * * * *", "method": 2}, "schedule: a method is its name, not 2"),
+        ({"cron": "* * * * *", "method": 2}, "schedule: method is the name of a method, not 2"),
         ({"at": "tomorrow"}, "schedule: at is a time in unix seconds, not 'tomorrow'"),
         ({"at": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)},
          "schedule: at is a time in unix seconds, not datetime.datetime(2026, 1, 1, 0, 0, "

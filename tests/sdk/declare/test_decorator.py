@@ -121,7 +121,7 @@ def test_the_share_of_a_gpu_is_an_option() -> None:
         ({"retries": "many"}, "retries is a number or a Retry"),
         ({"env": {"A": 1}}, "env: names and values are strings, not 'A': int"),
         ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
-        ({"name": "models"}, "'models' is a word of the protocols that the gateway speaks: choose another name"),
+        ({"name": "models"}, "'models' is reserved by the HTTP protocols of the gateway: choose another name"),
         ({"name": "No Good"}, "'No Good' is not a function name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A Feed for a reader that awaits: it holds back the server while he is slow, and opens a new one when needed."""
+"""Async reader of a stream on top of Feed, with backpressure; it opens a new Feed when one is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
-    """Messages of a stream from `since_seq` on."""
+    """Reads the messages of a stream from `since_seq` on."""
 
     def __init__(self, bus: Bus, stream: str, filter_subject: str, since_seq: int) -> None:
         self._bus = bus
@@ -29,31 +29,32 @@ class Follower:
         self._feed: Feed | None = None
 
     async def is_drained(self) -> bool:
-        """Every message that is stored has been taken, by the word of the stream's leader."""
+        """Return whether every stored message has been taken, according to the stream's leader."""
         newest_seq = await last_seq(self._bus, self._stream, self._filter)
-        return not self._ready and newest_seq < self._next_seq  # looked at behind it: more may have come meanwhile
+        return not self._ready and newest_seq < self._next_seq  # check `_ready` last: messages may arrive meanwhile
 
     def wake(self) -> None:
-        """Let `some` return."""
+        """Make `some` return."""
         self._wake.set()
 
     async def some(self, timeout_s: float) -> list[StoredMessage]:
-        """Those that have arrived; none after `timeout_s`, when it was woken, or cannot read now."""
-        if self._feed is None:  # what takes its time is not begun again and again
+        """Return the messages that have arrived. Empty after `timeout_s`, after `wake()`, or if reading failed."""
+        if self._feed is None:  # not under the timeout, which would restart a slow open again and again
             await self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 if self._feed is not None and not self._ready:
                     await self._wake.wait()
         self._wake.clear()
-        found = list(self._ready)
+        messages = list(self._ready)
         self._ready.clear()
-        for _ in found:
-            if self._feed is not None:  # each may lose it
+        for _ in messages:
+            if self._feed is not None:  # each `take` may lose the feed
                 self._feed.take()
-        return found
+        return messages
 
     async def next(self) -> StoredMessage:
+        """Wait for the next message, however long that takes."""
         while not self._ready:
             if self._feed is None:
                 await self._open()
@@ -79,7 +80,7 @@ class Follower:
         self._ready.append(message)
         self._wake.set()
 
-    def _on_lost(self, why: str) -> None:
+    def _on_lost(self, reason: str) -> None:
         self._feed = None
         self._wake.set()
 

@@ -1,7 +1,8 @@
-"""Waiting for something that is stored to change, without missing that it did.
+"""Wait for stored data to change, without missing changes.
 
-A message on its subject is a sign to look again. It may be missed: a stream stores a message after it was handed to
-subscribers, so who subscribes and looks in between gets neither. Therefore one looks again anyway, soon at first.
+A message on the data's subject signals that the reader should check again. A signal can be missed: the server delivers
+a message to subscribers before the stream stores it, so a reader that subscribes and reads in between sees neither.
+Therefore the reader also checks again after a timeout, which is short at first.
 """
 
 from __future__ import annotations
@@ -13,34 +14,34 @@ from typing import Final, Self
 
 from gpufn_platform.bus.connection import Bus, Message
 
-_SOON_S: Final = 0.1
-_SELDOM_S: Final = 5.0
+_FIRST_TIMEOUT_S: Final = 0.1
+_LONGEST_TIMEOUT_S: Final = 5.0
 
 
 class Signs:
-    """`async with Signs(bus, subject) as signs`, then in turn: look, and `await signs.next()`."""
+    """`async with Signs(bus, subject) as signs`, then repeatedly: check, and `await signs.next()`."""
 
     def __init__(self, bus: Bus, *subjects: str) -> None:
         self._bus = bus
         self._subjects = subjects
-        self._seen = asyncio.Event()
-        self._patience_s = _SOON_S
+        self._signaled = asyncio.Event()
+        self._timeout_s = _FIRST_TIMEOUT_S
         self._stack = contextlib.ExitStack()
 
     async def next(self) -> None:
-        """Returns at a sign that came since the last one was taken, or when it is time to look anyway."""
+        """Return on a message that arrived since the previous call, or when the timeout for the next check expires."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience_s):
-                await self._seen.wait()
-        self._patience_s = _SOON_S if self._seen.is_set() else min(2 * self._patience_s, _SELDOM_S)
-        self._seen.clear()
+            async with asyncio.timeout(self._timeout_s):
+                await self._signaled.wait()
+        self._timeout_s = _FIRST_TIMEOUT_S if self._signaled.is_set() else min(2 * self._timeout_s, _LONGEST_TIMEOUT_S)
+        self._signaled.clear()
 
-    def _on_sign(self, _: Message) -> None:
-        self._seen.set()
+    def _on_message(self, _: Message) -> None:
+        self._signaled.set()
 
     async def __aenter__(self) -> Self:
         for subject in self._subjects:
-            self._stack.callback(self._bus.subscribe(subject, self._on_sign).unsubscribe)
+            self._stack.callback(self._bus.subscribe(subject, self._on_message).unsubscribe)
         return self
 
     async def __aexit__(

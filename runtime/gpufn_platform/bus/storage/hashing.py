@@ -1,6 +1,6 @@
-"""The sha256 of chunks that pass by, each hashed in a thread while it is on its way.
+"""Incremental sha256 that hashes each chunk in a thread while the chunk is being transferred.
 
-Without instructions of its own a processor hashes 200 MB/s, which is slower than all that is done with a chunk besides.
+Without SHA instructions a CPU hashes 200 MB/s, which is slower than all other processing of a chunk.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import hashlib
 
 
 class Sha256:
-    """Add chunks one after the other, from one task; each `add` waits for the one before."""
+    """Add chunks one after the other, from one task; each `add` waits for the previous one."""
 
     def __init__(self) -> None:
         self._sha256 = hashlib.sha256()
-        self._adding: asyncio.Future[None] | None = None
+        self._pending: asyncio.Future[None] | None = None
 
     async def add(self, chunk: bytes) -> None:
-        """Returns before `chunk` is hashed: it must not change."""
-        await self._added()
-        self._adding = asyncio.get_running_loop().run_in_executor(None, self._sha256.update, chunk)
+        """Start hashing `chunk`, which must not change; returns before it is hashed."""
+        await self._wait_for_pending()
+        self._pending = asyncio.get_running_loop().run_in_executor(None, self._sha256.update, chunk)
 
     async def hexdigest(self) -> str:
-        await self._added()
+        await self._wait_for_pending()
         return self._sha256.hexdigest()
 
-    async def _added(self) -> None:
-        if self._adding is not None:
-            await self._adding
+    async def _wait_for_pending(self) -> None:
+        if self._pending is not None:
+            await self._pending

@@ -1,4 +1,4 @@
-"""A stored header once more, as a header of its message: small enough to list thousands without their bodies."""
+"""Record summaries in message headers, small enough to list thousands of records without their bodies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _SUMMARY = "Gpufn-Record"
 MOST_LOOKED_AT = 100_000
-_MOST_BYTES = 32 << 10  # a server takes headers of 64 KiB, and base64 makes 43 of these
-_CHARS = 1000
+_MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
+_MAX_CHARS = 1000
 _READ_AT_ONCE = 500
 
 R = TypeVar("R", CallRecord, DeadLetter)
@@ -28,27 +28,28 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def summary(stored: R) -> dict[str, str]:
-    """Without the `error`'s traceback; of many words the first ones."""
+    """Headers with a copy of the record, without the error's traceback and with long texts truncated."""
     error = stored.error
     if error is not None and error.traceback is not None:
         stored = msgspec.structs.replace(stored, error=msgspec.structs.replace(error, traceback=None))
     packed = encode(stored)
-    if len(packed) > _MOST_BYTES:
-        packed = encode(_in_few_words(stored))
+    if len(packed) > _MAX_BYTES:
+        packed = encode(_truncated(stored))
     return {_SUMMARY: base64.b64encode(packed).decode()}
 
 
-def _in_few_words(stored: R) -> R:
+def _truncated(stored: R) -> R:
     error = stored.error
     if error is not None:
-        error = ErrorInfo(error.code[:_CHARS], error.message[:_CHARS], error.retryable)
-    # Each, for a worker may say anything of what it submits; and what no server takes would be tried for ever.
-    texts = {name: text[:_CHARS] for name, text in msgspec.structs.asdict(stored).items() if type(text) is str}
+        error = ErrorInfo(error.code[:_MAX_CHARS], error.message[:_MAX_CHARS], error.retryable)
+        # Truncate every text: a worker may submit texts of any length, and a record that no server accepts would be
+        # retried forever.
+    texts = {name: text[:_MAX_CHARS] for name, text in msgspec.structs.asdict(stored).items() if type(text) is str}
     return msgspec.structs.replace(stored, **texts, error=error, attempts=())
 
 
 def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:
-    """Reads the summary of a `kind`; None when there is none."""
+    """Return a function that decodes the summary of a `kind` from a message; None if the message has none."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(message: StoredMessage) -> S | None:
@@ -68,22 +69,22 @@ async def newest(
     matches: Callable[[S], bool] = lambda _: True,
     since: float = 0.0,
 ) -> list[S]:
-    """What `read` finds in the headers of the last messages and `matches`, newest first; those before the last 100,000
-    are not looked at, and those that were stored before `since`, in unix seconds, need not be."""
-    found: list[S] = []
-    left = MOST_LOOKED_AT
+    """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, newest
+    first. Looks at the last 100,000 messages at most, and may skip those stored before `since` (unix seconds)."""
+    records: list[S] = []
+    remaining = MOST_LOOKED_AT
     async with contextlib.aclosing(
-        stream_scan.stretches(bus, stream, subject, about=limit, headers_only=True)
-    ) as stretches:
-        async for stretch in stretches:
-            messages, newer, found = stretch[-left:], found, []
+        stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
+    ) as ranges:
+        async for range_messages in ranges:
+            messages, newer, records = range_messages[-remaining:], records, []
             for start in range(0, len(messages), _READ_AT_ONCE):
-                part = messages[start : start + _READ_AT_ONCE]
-                found += (each for message in part if (each := read(message)) is not None and matches(each))
-                await asyncio.sleep(0)  # whoever asks has more to do than this
-            found += newer
-            left -= len(messages)
+                chunk = messages[start : start + _READ_AT_ONCE]
+                records += (record for message in chunk if (record := read(message)) is not None and matches(record))
+                await asyncio.sleep(0)  # let other tasks run
+            records += newer
+            remaining -= len(messages)
             is_past = bool(messages) and messages[0].time < since
-            if is_past or len(found) >= limit or left <= 0:
+            if is_past or len(records) >= limit or remaining <= 0:
                 break
-    return found[-limit:][::-1]
+    return records[-limit:][::-1]

@@ -1,13 +1,14 @@
-"""Records with compare-and-set, and watches. Other NATS clients can read them as ordinary key-value buckets.
+"""Key-value buckets with compare-and-set and watches. Other NATS clients can read them as ordinary buckets.
 
-A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key; a record's revision is its sequence in
-that stream, so it grows over the whole bucket. Every read is answered by the stream's leader.
+A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key. A record's revision is its sequence in
+that stream, so revisions grow over the whole bucket. The stream's leader answers every read.
 
-What is written or read through a KeyValue is told to its own watches at once, and only once: who keeps records in
-memory by a watch finds there what it wrote, and nothing older comes after something newer, however late an answer is.
+A KeyValue reports its own writes and reads to its own watches at once, and exactly once. So a process that mirrors
+records in memory with a watch finds its own writes there, and never sees an older value after a newer one, however late
+a response arrives.
 
-A record is replaced by messages with `Nats-Rollup` only. The server sends answers to any reply subject that a client
-names, without a look at the client's permissions: an answer to `$KV.<bucket>.<key>` does not replace the record.
+Only messages with `Nats-Rollup` replace a record. The server publishes responses to any reply subject that a client
+chooses, without checking the client's permissions: a response sent to `$KV.<bucket>.<key>` does not replace the record.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 _REPLACE = {"Nats-Rollup": "sub"}
 _DELETE = {"KV-Operation": "DEL", **_REPLACE}
-_SENT_AGAIN = "Nats-Stream"  # of a message that the server has read from a stream for somebody
-_NO_RECORD = ("KV-Operation", "Nats-Marker-Reason", _SENT_AGAIN)  # headers
-_MARKED_S = 3600.0  # a deletion tells who watches; who was cut off finds by himself what has vanished
+_COPIED = "Nats-Stream"  # on a message that the server has read from a stream for a client
+_NO_RECORD = ("KV-Operation", "Nats-Marker-Reason", _COPIED)  # headers
+_MARKED_S = 3600.0  # the marker informs watches of the deletion; a watch that was cut off detects missing keys itself
 _NANO = 1_000_000_000
-_TRIES = 50  # each lost race means that somebody else's change went through
+_MAX_TRIES = 50  # each lost race means that another writer's change went through
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ def stream_of(bucket: str) -> str:
 
 
 class KeyValue:
-    """A bucket that exists, or one that `ensure` creates: where `config` is given, which only gateways may do."""
+    """A bucket. `ensure` creates it if `config` is given, which is only permitted to gateways."""
 
     def __init__(self, bus: Bus, bucket: str, config: dict[str, Any] | None = None) -> None:
         self.bus = bus
@@ -64,7 +65,7 @@ class KeyValue:
     async def open(
         cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
     ) -> Self:
-        """The bucket, created if it is absent. `ttl_s`: records vanish after so long, and watches are not told."""
+        """Open the bucket, creating it if absent. `ttl_s`: record lifetime; watches do not see expiries."""
         ttl = int((ttl_s or 0) * _NANO)
         window = 120 * _NANO
         kv = cls(
@@ -88,7 +89,7 @@ class KeyValue:
         return kv
 
     async def ensure(self) -> None:
-        """Create the bucket if the server does not have it; one in memory goes with its server."""
+        """Create the bucket if the server does not have it: a bucket in memory is lost when its server stops."""
         if self._config is not None:
             await streams.ensure_stream(self.bus, self.stream, self._config)
 
@@ -98,31 +99,32 @@ class KeyValue:
         return self._prefix + key
 
     async def get(self, key: str) -> Entry | None:
+        """Return the current record, or None if it does not exist."""
         message = await streams.last_message(self.bus, self.stream, self.subject(key))
         entry = self.entry_of(message)
         if message is not None:
-            self._learn(key, entry, message.seq)
+            self._notify(key, entry, message.seq)
         return entry
 
     async def put(self, key: str, value: bytes) -> int:
-        """Returns the new revision."""
+        """Store the record unconditionally; returns the new revision."""
         stored = await self.bus.publish_stored(self.subject(key), value, headers=_REPLACE)
-        self._learn(key, Entry(key, value, stored.seq), stored.seq)
+        self._notify(key, Entry(key, value, stored.seq), stored.seq)
         return stored.seq
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
-        """Raises Conflict if the key is there. One that was deleted can be created again."""
+        """Create the record; returns its revision. Raises Conflict if the key exists. A deleted key may be reused."""
         try:
             return await self.update(key, value, 0, ttl_s=ttl_s, timeout_s=timeout_s)
         except Conflict:
             last = await streams.last_message(self.bus, self.stream, self.subject(key))
             if last is not None and self.entry_of(last) is not None:
                 raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.") from None
-        # A marker of a deletion, or it has just expired.
+        # The key has a deletion marker, or has just expired.
         return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
 
     async def deleted_at(self, key: str) -> int:
-        """The revision of the marker that a deletion has left; 0 when there is nothing. Raises Conflict of a record."""
+        """Return the revision of a deletion marker, 0 if there is none. Raises Conflict if the key exists."""
         last = await streams.last_message(self.bus, self.stream, self.subject(key))
         if self.entry_of(last) is not None:
             raise Conflict(f"{self.bucket}/{key} exists.")
@@ -131,17 +133,19 @@ class KeyValue:
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None, timeout_s: float = 5.0
     ) -> int:
-        """Raises Conflict unless the key is at `revision` now."""
+        """Replace the record; returns the new revision. Raises Conflict unless the key is at `revision`."""
         stored = await self.bus.publish_stored(
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s, headers=_REPLACE
         )
-        self._learn(key, Entry(key, value, stored.seq), stored.seq)
+        self._notify(key, Entry(key, value, stored.seq), stored.seq)
         return stored.seq
 
     async def change(self, key: str, change: Callable[[Entry | None], bytes]) -> Entry:
-        """The record as it is then. `change` gets what is stored, and gives what shall be; it is asked again when
-        somebody else was quicker. Raises Conflict when that never ends."""
-        for _ in range(_TRIES):
+        """Read, modify and write a record; returns the record as stored.
+
+        `change` maps the current record to the new value. It is called again when another writer was faster. Raises
+        Conflict after too many attempts."""
+        for _ in range(_MAX_TRIES):
             entry = await self.get(key)
             value = change(entry)
             if entry is not None and value == entry.value:
@@ -152,24 +156,24 @@ class KeyValue:
                 return Entry(key, value, await self.update(key, value, entry.revision))
             except Conflict:
                 continue
-        raise Conflict(f"{self.bucket}/{key} is being changed by too many at once; try again.")
+        raise Conflict(f"{self.bucket}/{key} is being changed by too many writers at once; try again.")
 
     async def delete(self, key: str, revision: int | None = None, *, marked_s: float | None = None) -> None:
-        """With `revision`: raises Conflict unless the key is at it now. The deletion's marker stays for `marked_s`."""
+        """Delete a record. Raises Conflict unless the key is at `revision`. `marked_s`: lifetime of the marker."""
         ttl_s = _MARKED_S if marked_s is None else marked_s
         stored = await self.bus.publish_stored(
             self.subject(key), b"", expected_last=revision, ttl_s=ttl_s, headers=_DELETE
         )
-        self._learn(key, None, stored.seq)
+        self._notify(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
-        """Every present record whose key starts with `prefix`, oldest change first."""
-        found = await feed.collect(self.bus, self.stream, self.subjects(prefix))
-        entries = [self.entry_of(message) for message in found]
+        """Return every record whose key starts with `prefix`, oldest change first."""
+        messages = await feed.collect(self.bus, self.stream, self.subjects(prefix))
+        entries = [self.entry_of(message) for message in messages]
         return [entry for entry in entries if entry is not None and entry.key.startswith(prefix)]
 
     async def damaged(self, prefix: str, known: Container[str]) -> list[str]:
-        """Keys that the server counts, and cannot read from its disk; `known` can be read."""
+        """Return keys that the server counts but cannot read from its disk. `known`: keys that are readable."""
         counted = await streams.messages_per_subject(self.bus, self.stream, self.subjects(prefix))
         keys = [key for subject in counted if (key := subject.removeprefix(self._prefix)).startswith(prefix)]
         return [
@@ -182,27 +186,28 @@ class KeyValue:
         return [entry.key for entry in await self.entries(prefix)]
 
     async def watch(self, on_change: Callable[[str, Entry | None], None], *, prefix: str = "") -> Watch:
-        """Call `on_change(key, entry)` for every record there is, then, after this returns, for each change.
+        """Call `on_change(key, entry)` for every existing record, then, after this returns, for each change.
 
-        None means deleted. After a reconnect everything is told again, and the deletion of what has vanished.
+        An entry of None means deleted. After a reconnect every record is reported again, and records that vanished
+        are reported as deleted.
         """
         watch = Watch(self, prefix, on_change)
         await watch.start()
         return watch
 
-    def tell(self, watch: Watch) -> None:
-        """What is read or written here is told to it at once, as well as when it comes to its Feed."""
+    def add_watch(self, watch: Watch) -> None:
+        """Report local reads and writes to `watch` at once, before its Feed delivers them."""
         self._watches.add(watch)
 
-    def tell_no_more(self, watch: Watch) -> None:
+    def remove_watch(self, watch: Watch) -> None:
         self._watches.discard(watch)
 
-    def _learn(self, key: str, entry: Entry | None, revision: int) -> None:
+    def _notify(self, key: str, entry: Entry | None, revision: int) -> None:
         for watch in list(self._watches):
-            watch.learn(key, entry, revision)
+            watch.notify(key, entry, revision)
 
     def subjects(self, prefix: str) -> str:
-        """Those of the keys that begin so, and of few others."""
+        """Return a filter that matches the keys with this prefix, and some others."""
         whole_tokens, dot, _ = prefix.rpartition(".")
         return f"{self._prefix}{whole_tokens}{dot}>"
 
@@ -210,56 +215,57 @@ class KeyValue:
         return message.subject.removeprefix(self._prefix)
 
     def entry_of(self, message: StoredMessage | None) -> Entry | None:
-        """None for the marker that a deletion or an expiry leaves, and for what is no record: somebody had the server
-        send a message of another stream here, as the answer to a request."""
+        """Return the record in a message. None for the marker of a deletion or expiry, and for a message that is no
+        record: a client made the server publish a message of another stream here, as the response to a request."""
         if message is None or not message.headers.keys().isdisjoint(_NO_RECORD):
             return None
         return Entry(self.key_of(message), message.payload, message.seq)
 
 
 class Watch:
-    """Made by `KeyValue.watch`. Each round opens a Feed: the snapshot, then the changes, until the Feed is lost."""
+    """Watch of a bucket, made by `KeyValue.watch`. It opens a Feed, which delivers the snapshot, then changes, until it
+    is lost; then it opens the next."""
 
     def __init__(self, kv: KeyValue, prefix: str, on_change: Callable[[str, Entry | None], None]) -> None:
         self._kv = kv
         self._prefix = prefix
         self._on_change = on_change
         self._known: set[str] = set()
-        self._fresh: set[str] | None = None  # the keys of a snapshot that is not complete yet
-        self._missing: set[str] = set()  # known, and not in the last one
-        self._seq = 0  # what is older has been told, or something newer
-        self._ahead: dict[str, int] = {}  # key → the revision that was learnt of it before it came
-        self._checking: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._snapshot_keys: set[str] | None = None  # keys of a snapshot that is not complete yet
+        self._missing: set[str] = set()  # known keys that the last snapshot lacks
+        self._seq = 0  # sequence of the Feed's last message; everything older has been reported or superseded
+        self._reported_revisions: dict[str, int] = {}  # per key: revision reported before the Feed delivered it
+        self._missing_task: asyncio.Task[None] | None = None
+        self._damage_task: asyncio.Task[None] | None = None
         self._feed: Feed | None = None
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._complete = asyncio.Event()
 
     def stop(self) -> None:
-        self._kv.tell_no_more(self)
+        self._kv.remove_watch(self)
         if self._task is not None:
             self._task.cancel()
-        for task in (self._checking, self._telling):
+        for task in (self._missing_task, self._damage_task):
             if task is not None:
                 task.cancel()
         if self._feed is not None:
             self._feed.close()
 
-    def learn(self, key: str, entry: Entry | None, revision: int) -> None:
-        """`key` was stored at `revision`: tell it, unless that or something newer has been told. None: deleted."""
-        if not key.startswith(self._prefix) or revision <= max(self._seq, self._ahead.get(key, 0)):
+    def notify(self, key: str, entry: Entry | None, revision: int) -> None:
+        """Report `key` at `revision`, unless it or something newer was reported before. None: deleted."""
+        if not key.startswith(self._prefix) or revision <= max(self._seq, self._reported_revisions.get(key, 0)):
             return
-        self._ahead[key] = revision
-        if self._fresh is not None and entry is not None:
-            self._fresh.add(key)
+        self._reported_revisions[key] = revision
+        if self._snapshot_keys is not None and entry is not None:
+            self._snapshot_keys.add(key)
         if entry is not None or key in self._known:
-            self._tell(key, entry)
+            self._report(key, entry)
 
     async def start(self) -> None:
-        """Once. Raises PlatformError."""
+        """Open the first Feed and wait for its snapshot. Call once. Raises PlatformError."""
         await self._open()
-        self._kv.tell(self)
+        self._kv.add_watch(self)
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
             await self._first_snapshot()
@@ -290,12 +296,12 @@ class Watch:
 
     async def _open(self) -> None:
         self._lost.clear()
-        self._fresh = set()
-        self._seq, self._ahead = 0, {}  # the bucket may have been made again, and count anew
+        self._snapshot_keys = set()
+        self._seq, self._reported_revisions = 0, {}  # a recreated bucket counts from one again
         try:
             self._feed = await Feed.open(
                 self._kv.bus, self._kv.stream, self._kv.subjects(self._prefix), self._on_message, self._on_lost,
-                on_no_more=self._on_no_more,
+                on_exhausted=self._on_exhausted,
             )  # fmt: skip
         except BaseException:
             self._lost.set()
@@ -303,8 +309,8 @@ class Watch:
         if not self._feed.pending:
             self._snapshot_done()
 
-    def _on_lost(self, why: str) -> None:
-        log.info("the watch of %s is opened again: %s", self._kv.bucket, why)
+    def _on_lost(self, reason: str) -> None:
+        log.info("reopening the watch of %s: %s", self._kv.bucket, reason)
         self._complete.clear()
         self._lost.set()
 
@@ -313,39 +319,39 @@ class Watch:
         self._feed.take()
         self._seq = message.seq
         key = self._kv.key_of(message)
-        ahead = self._ahead.get(key, 0)
-        if message.seq >= ahead:
-            self._ahead.pop(key, None)
-        if key.startswith(self._prefix) and message.seq > ahead:
+        reported = self._reported_revisions.get(key, 0)
+        if message.seq >= reported:
+            self._reported_revisions.pop(key, None)
+        if key.startswith(self._prefix) and message.seq > reported:
             entry = self._kv.entry_of(message)
-            if self._fresh is not None and entry is not None:
-                self._fresh.add(key)
+            if self._snapshot_keys is not None and entry is not None:
+                self._snapshot_keys.add(key)
             if entry is not None or key in self._known:
-                self._tell(key, entry)
-        if not pending and self._fresh is not None and self._feed.is_open:
+                self._report(key, entry)
+        if not pending and self._snapshot_keys is not None and self._feed.is_open:
             self._snapshot_done()
 
-    def _on_no_more(self) -> None:
-        self._telling = asyncio.create_task(self._tell_damaged(), name=f"watch-{self._kv.bucket}-damaged")
-        if self._fresh is not None:
+    def _on_exhausted(self) -> None:
+        self._damage_task = asyncio.create_task(self._log_damaged(), name=f"watch-{self._kv.bucket}-damaged")
+        if self._snapshot_keys is not None:
             self._snapshot_done()
 
-    async def _tell_damaged(self) -> None:
-        """What is counted and cannot be read."""
+    async def _log_damaged(self) -> None:
+        """Log the keys that the server counts but cannot read."""
         with contextlib.suppress(PlatformError):
             for key in await self._kv.damaged(self._prefix, self._known):
                 log.error("%s/%s is damaged on the disk of the message bus, and missing here", self._kv.bucket, key)
 
     def _snapshot_done(self) -> None:
-        fresh, self._fresh = self._fresh or set(), None
-        self._missing = self._known - fresh
-        if self._missing and (self._checking is None or self._checking.done()):
-            self._checking = asyncio.create_task(self._check_missing(), name=f"watch-{self._kv.bucket}-missing")
+        snapshot_keys, self._snapshot_keys = self._snapshot_keys or set(), None
+        self._missing = self._known - snapshot_keys
+        if self._missing and (self._missing_task is None or self._missing_task.done()):
+            self._missing_task = asyncio.create_task(self._check_missing(), name=f"watch-{self._kv.bucket}-missing")
         self._complete.set()
 
     async def _check_missing(self) -> None:
-        """What was changed while the snapshot was on its way is not in it and comes behind it: only the leader knows
-        what has vanished."""
+        """Ask the leader for missing keys: a record that changed during the snapshot arrives after it, so only the
+        leader knows which keys have vanished."""
         while self._missing:
             key = next(iter(self._missing))
             try:
@@ -356,9 +362,9 @@ class Watch:
             if key in self._missing:
                 self._missing.discard(key)
                 if entry is None:
-                    self._tell(key, None)
+                    self._report(key, None)
 
-    def _tell(self, key: str, entry: Entry | None) -> None:
+    def _report(self, key: str, entry: Entry | None) -> None:
         self._missing.discard(key)
         if entry is None:
             self._known.discard(key)

@@ -1,6 +1,6 @@
-"""What describes a blob on the bus, as NATS object stores have it: one message, which names the upload with its chunks.
+"""The description of a blob in a NATS object store: one message, which names the upload that has the chunks.
 
-It is read with distrust: it was perhaps written by another client, or by half.
+It is validated when read: another client may have written it, or only part of it may have been written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 class BlobInfo(msgspec.Struct, frozen=True):
     name: str
     bucket: str
-    nuid: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+$")]  # of the upload; what is purged is named by it
+    nuid: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+$")]  # upload id; purges use it in a subject
     size: int
     chunks: int
     digest: str
@@ -24,7 +24,7 @@ class BlobInfo(msgspec.Struct, frozen=True):
 
 
 def read(message: StoredMessage) -> BlobInfo | None:
-    """None for what is no description, or that of something else."""
+    """Decode a description. None if the message is no description, or describes another blob."""
     try:
         info = msgspec.json.decode(message.payload, type=BlobInfo)
     except msgspec.DecodeError:

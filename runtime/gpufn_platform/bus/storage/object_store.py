@@ -1,19 +1,19 @@
 """Blobs named by the sha256 of their bytes: bundles, models, engines.
 
 The layout is that of NATS object stores, so other clients can read it: chunks of 1 MiB on `$O.<bucket>.C.<upload>`, one
-description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's holds everything twice, reads at 5-50 MB/s and
-hangs when a chunk is gone.
+description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's keeps everything in memory twice, reads at
+5-50 MB/s and hangs when a chunk is missing.
 
-put   1. chunks, a window of them in flight   2. size and digest must match   3. the description, create-only: whoever
-      comes second removes his chunks, as does whoever fails before. One that is of no use, for it cannot be read or its
-      chunks are not all there, is replaced: what is damaged is whole again once it is put again
-get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
-keep  who is about to name a blob in a record touches it: its description is stored anew. Who removes what no record
-      names spares the young, and removes the description that he saw: one that was touched meanwhile is another
-own   a blob with an owner is his alone and expires with him: the owner is part of its name. What he keeps again has a
-      time of its own, and is stored anew
+put   1. send the chunks, with a window of them in flight   2. verify size and digest   3. create the description. If it
+      exists already, or an earlier step fails, the chunks are removed. An unreadable description, or one with missing
+      chunks, is replaced: putting a damaged blob again repairs it
+get   1. read the description   2. request batches of chunks by sequence   3. verify size and digest
+keep  before a record refers to a blob, the blob is touched: its description is stored anew. Garbage collection of
+      unreferenced blobs skips young ones and removes a description by sequence, so a touched blob survives
+own   a blob with an owner belongs to one owner and expires: the owner is part of its name. Keeping it again stores it
+      anew, with its own expiry
 
-A file or stream of any size takes the memory of two windows.
+Files and streams of any size need the memory of two windows.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _CHUNK: Final = 1 << 20
 _WINDOW: Final = 8
 _STALLED_S: Final = 10.0
 _REPLACE: Final = {"Nats-Rollup": "sub"}
-_MARKER_S: Final = 1.0  # the shortest time that the server knows
+_MARKER_S: Final = 1.0  # the server's minimum
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """A blob as `blobs` found it. `put_at`: when it was put or touched, in unix seconds by the server's clock."""
+    """A blob as listed by `blobs`. `put_at`: last put or touch, in unix seconds by the server's clock."""
 
     digest: str
     size: int
@@ -64,7 +64,7 @@ def digest_of(data: bytes) -> str:
 
 
 async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False, max_bytes: int | None = None) -> None:
-    """`expires`: for blobs that have an owner. Beyond `max_bytes` nothing more is stored."""
+    """Create the bucket. `expires`: for blobs with an owner. Writes fail once the bucket has `max_bytes`."""
     config: dict[str, Any] = {
         "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
         "storage": "file",
@@ -79,8 +79,8 @@ async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False, max_byt
 
 
 async def put(bus: Bus, bucket: str, data: bytes, *, purges: bool = True) -> str:
-    """Store `data` unless it is there; returns its digest. The bucket must exist (`ensure_bucket`); `purges` as for
-    `put_file`."""
+    """Store `data` unless the blob exists; returns its digest. The bucket must exist (`ensure_bucket`). For `purges`
+    see `put_file`."""
     digest = await asyncio.to_thread(digest_of, data)
     if not await touch(bus, bucket, digest):
         await _put(bus, bucket, digest, len(data), parts_of(data), purges=purges)
@@ -88,9 +88,9 @@ async def put(bus: Bus, bucket: str, data: bytes, *, purges: bool = True) -> str
 
 
 async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) -> tuple[str, bool]:
-    """Store a file unless its bytes are there. Return their digest, and whether this call stored them.
+    """Store a file unless its blob exists. Returns the digest, and whether this call stored it.
 
-    `purges` False: for a role that may not purge a stream. `remove_unfinished` removes what a failed upload leaves.
+    `purges` False: for a role that may not purge streams; `remove_unfinished` removes the chunks of a failed upload.
     Raises OSError when the file cannot be read.
     """
     size, digest = await asyncio.to_thread(_size_and_digest, path)
@@ -102,10 +102,10 @@ async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) ->
 
 
 async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
-    """Store what `parts`, of any lengths, are together.
+    """Store the concatenation of `parts`, which may have any lengths.
 
-    Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, no blob is left that looks
-    whole and is not.
+    Raises InvalidInput unless that is `size` bytes with this `digest`. After an exception there is no blob that looks
+    complete but is not.
     """
     await _put(bus, bucket, digest, size, parts)
 
@@ -121,14 +121,14 @@ async def _put(
     ttl_s: float | None = None,
     purges: bool = True,
 ) -> str:
-    """As `put_stream`. `digest` None: it is computed, and returned."""
+    """Implement `put_stream` and others. `digest` None: compute it. Returns the digest."""
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
     sha256 = Sha256()
     try:
         async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
             chunks = await _send_chunks(bus, subject, upload, whole, ttl_s)
-        digest = _same(await sha256.hexdigest(), digest)
+        digest = _verify_digest(await sha256.hexdigest(), digest)
     except BaseException:
         with contextlib.suppress(GpufnError):
             if purges:
@@ -136,8 +136,8 @@ async def _put(
             elif owner:
                 await _roll_up(bus, subject)
         raise
-    # What breaks off from here on leaves the chunks, for the description that names them may have been stored all the
-    # same. If it was not, `remove_unfinished` finds them.
+    # After a failure from here on the chunks stay: the description that names them may have been stored. If it was not,
+    # `remove_unfinished` finds them.
     info = BlobInfo(_name(digest, owner), bucket, upload, size, chunks, object_info.wire_digest(digest))
     if not await _describe(bus, info, ttl_s):
         if purges:
@@ -148,25 +148,25 @@ async def _put(
 
 
 async def check(digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
-    """Read `parts` to their end and store nothing. Raises InvalidInput, as `put_stream` does."""
+    """Read `parts` to the end without storing them. Raises InvalidInput like `put_stream`."""
     sha256 = Sha256()
     async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
         async for _ in whole:
             pass
-    _same(await sha256.hexdigest(), digest)
+    _verify_digest(await sha256.hexdigest(), digest)
 
 
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
-    """Raises ArtifactUnavailable when the blob is absent, incomplete or damaged."""
+    """Return a blob's bytes. Raises ArtifactUnavailable if it is absent, incomplete or damaged."""
     async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
 
 async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
-    """Write a blob to `path`, which is created or overwritten, and is gone again when anything is raised.
+    """Write a blob to `path`, which is created or overwritten, and removed if anything is raised.
 
-    It is incomplete until this returns: let `path` be a name that nobody looks for, and rename it. Raises
-    ArtifactUnavailable when the blob is absent, incomplete, damaged, or cannot be written.
+    The file is incomplete until this returns: use a temporary name and rename it. Raises ArtifactUnavailable if the
+    blob is absent, incomplete or damaged, or cannot be written.
     """
     try:
         await _write(bus, bucket, digest, path)
@@ -179,9 +179,11 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 
 async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None) -> tuple[str, int]:
-    """Store a file for one owner, for so long, or until it is deleted; returns its digest and size. It is read once:
-    what he kept before is not looked for. Raises OSError when it cannot be read, InvalidInput when it grows or shrinks
-    meanwhile."""
+    """Store a file for one owner for `ttl_s`, or until it is deleted; returns its digest and size.
+
+    Reads the file once and does not look for an existing blob. Raises OSError if the file cannot be read, InvalidInput
+    if its size changes meanwhile.
+    """
     size = (await asyncio.to_thread(path.stat)).st_size
     async with contextlib.aclosing(_parts_of_file(path)) as parts:
         digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
@@ -191,52 +193,54 @@ async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: flo
 async def keep_stream(
     bus: Bus, bucket: str, size: int, parts: AsyncIterator[bytes], *, owner: str, ttl_s: float | None
 ) -> str:
-    """As `keep_file`, of what `parts` are together; returns the digest."""
+    """Like `keep_file`, for the concatenation of `parts`; returns the digest."""
     return await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
 
 
 def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerator[bytes, None]:
-    """A blob's bytes as they come. Raises ArtifactUnavailable, before the first or instead of the end."""
+    """Iterate over a blob's bytes. Raises ArtifactUnavailable, before the first chunk or instead of the end."""
     return _read_checked(bus, bucket, digest, owner)
 
 
 async def exists(bus: Bus, bucket: str, digest: str) -> bool:
-    there = await _description(bus, bucket, digest)
-    return there is not None and await _is_whole(bus, there)
+    description = await _description(bus, bucket, digest)
+    return description is not None and await _is_whole(bus, description)
 
 
 async def verify(bus: Bus, bucket: str, digest: str) -> bool:
-    """Whether a blob is there and its bytes are what was put: all of them are read. One that is damaged goes, or it
-    would be taken for there when it is put again."""
-    there = await _description(bus, bucket, digest)
+    """Return whether a blob exists and is intact; reads all of its bytes. A damaged blob's description is removed, or
+    `put` would assume that the blob exists."""
+    description = await _description(bus, bucket, digest)
     try:
         async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
             async for _ in chunks:
                 pass
     except ArtifactUnavailable:
-        if there is not None:  # not one that was put meanwhile
-            await streams.delete_message(bus, stream_of(bucket), there.seq)
+        if description is not None:  # a blob that was put meanwhile stays
+            await streams.delete_message(bus, stream_of(bucket), description.seq)
         return False
     return True
 
 
 async def touch(bus: Bus, bucket: str, digest: str) -> bool:
-    """Whether a blob is there, with all of its chunks; if it is, it is as young as one that was put just now."""
-    while (there := await _description(bus, bucket, digest)) is not None and await _is_whole(bus, there):
+    """Reset a blob's age as if it was put just now. Returns whether the blob exists with all of its chunks."""
+    while (description := await _description(bus, bucket, digest)) is not None and await _is_whole(bus, description):
         with contextlib.suppress(Conflict):
-            await bus.publish_stored(there.subject, there.payload, expected_last=there.seq, headers=_REPLACE)
+            await bus.publish_stored(
+                description.subject, description.payload, expected_last=description.seq, headers=_REPLACE
+            )
             return True
     return False
 
 
 async def blobs(bus: Bus, bucket: str) -> list[Blob]:
-    """Every blob that there is, the longest untouched first; not those whose description cannot be read."""
-    found = []
+    """List every blob, the longest untouched first. Skips unreadable descriptions."""
+    results = []
     for message in await ordered_reader.collect(bus, stream_of(bucket), f"$O.{bucket}.M.>"):
         info = object_info.read(message)
         if info is not None and not info.deleted:
-            found.append(Blob(info.name, info.size, message.time, info.nuid, message.seq))
-    return found
+            results.append(Blob(info.name, info.size, message.time, info.nuid, message.seq))
+    return results
 
 
 async def remove(bus: Bus, bucket: str, blob: Blob) -> bool:
@@ -248,11 +252,11 @@ async def remove(bus: Bus, bucket: str, blob: Blob) -> bool:
 
 
 async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
-    """Delete what is left of uploads whose process died, if nothing came since `before`, in unix seconds by the
-    server's clock; returns how many."""
+    """Delete the chunks of uploads whose process died, if the last chunk arrived before `before` (unix seconds by the
+    server's clock). Returns the number of uploads."""
     stream, prefix = stream_of(bucket), f"$O.{bucket}.C."
     uploads = await streams.messages_per_subject(bus, stream, f"{prefix}>")
-    finished = {f"{prefix}{blob.upload}" for blob in await blobs(bus, bucket)}  # after: a late end counts
+    finished = {f"{prefix}{blob.upload}" for blob in await blobs(bus, bucket)}  # listed second, to see late finishes
     removed = 0
     for subject in uploads.keys() - finished:
         newest = await streams.last_message(bus, stream, subject)
@@ -263,11 +267,11 @@ async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
 
 
 async def discard(bus: Bus, bucket: str, digest: str, *, owner: str) -> None:
-    """Delete a blob that has an owner, as a role may that writes the bucket and must not purge streams: an empty
-    message takes the place of each part, and expires at once. Absent is fine."""
-    there = await _description(bus, bucket, _name(digest, owner))
-    if there is not None and (info := object_info.read(there)) is not None:
-        await _roll_up(bus, there.subject)
+    """Delete a blob that has an owner, for roles that may write to the bucket but not purge streams: an empty message
+    replaces each part and expires at once. An absent blob is no error."""
+    description = await _description(bus, bucket, _name(digest, owner))
+    if description is not None and (info := object_info.read(description)) is not None:
+        await _roll_up(bus, description.subject)
         await _roll_up(bus, f"$O.{bucket}.C.{info.nuid}")
 
 
@@ -276,89 +280,90 @@ async def _roll_up(bus: Bus, subject: str) -> None:
 
 
 async def delete(bus: Bus, bucket: str, digest: str) -> None:
-    """Absent is fine."""
-    there = await _description(bus, bucket, digest)
-    if there is not None:
-        await streams.purge(bus, stream_of(bucket), there.subject)
-        if (info := object_info.read(there)) is not None:
+    """Delete a blob and its chunks. An absent blob is no error."""
+    description = await _description(bus, bucket, digest)
+    if description is not None:
+        await streams.purge(bus, stream_of(bucket), description.subject)
+        if (info := object_info.read(description)) is not None:
             await streams.purge(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}")
 
 
 async def withdraw(bus: Bus, bucket: str, digest: str) -> None:
-    """Delete a blob's description. `remove_unfinished` removes the chunks, for roles that may not purge a stream."""
-    there = await _description(bus, bucket, digest)
-    if there is not None:
-        await streams.delete_message(bus, stream_of(bucket), there.seq)
+    """Delete a blob's description, for roles that may not purge streams. `remove_unfinished` removes the chunks."""
+    description = await _description(bus, bucket, digest)
+    if description is not None:
+        await streams.delete_message(bus, stream_of(bucket), description.seq)
 
 
 async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:
-    """Returns how many there were."""
+    """Store the chunks; returns their number."""
     in_flight: deque[asyncio.Task[Stored]] = deque()
-    count = last = 0
+    count = last_seq = 0
 
-    async def settle_one() -> None:
-        nonlocal last
-        place = (await in_flight.popleft()).seq
-        if place < last:  # one was sent again, behind its successors
-            raise BusUnavailable("Storing a blob was disturbed: put it again.")
-        last = place
+    async def wait_for_oldest() -> None:
+        nonlocal last_seq
+        seq = (await in_flight.popleft()).seq
+        if seq < last_seq:  # this chunk was retried and is stored behind its successors
+            raise BusUnavailable("The chunks of a blob were stored out of order: put it again.")
+        last_seq = seq
 
     try:
         async for chunk in chunks:
             if len(in_flight) == _WINDOW:
-                await settle_one()
-            # The id keeps a chunk single when the fate of its first sending is unknown.
+                await wait_for_oldest()
+            # The id deduplicates a chunk whose first send has an unknown outcome.
             sending = bus.publish_stored(subject, chunk, msg_id=f"{upload}-{count}", ttl_s=ttl_s, timeout_s=_STALLED_S)
             in_flight.append(asyncio.create_task(sending, name=f"{upload}-{count}"))
             count += 1
         while in_flight:
-            await settle_one()
+            await wait_for_oldest()
     except BusUnavailable as error:
-        raise type(error)(f"Storing a blob broke off: {error}") from error
-    finally:  # what is on its way would arrive after a purge
+        raise type(error)(f"Storing a blob failed: {error}") from error
+    finally:  # chunks in flight would arrive after a purge
         await asyncio.gather(*in_flight, return_exceptions=True)
     return count
 
 
 async def _whole_chunks(parts: AsyncIterator[bytes], size: int, sha256: Sha256) -> AsyncGenerator[bytes, None]:
-    """The same bytes in whole chunks, each added to `sha256`. Raises InvalidInput at the end, or as soon as there are
-    too many."""
-    left, held = size, bytearray()
+    """Regroup the bytes into whole chunks and add each to `sha256`. Raises InvalidInput at the end, or once there are
+    too many bytes."""
+    remaining, buffer = size, bytearray()
 
     async def take(length: int) -> bytes:
-        chunk = bytes(memoryview(held)[:length])
-        del held[:length]
+        chunk = bytes(memoryview(buffer)[:length])
+        del buffer[:length]
         await sha256.add(chunk)
         return chunk
 
     async for part in parts:
-        left -= len(part)
-        if left < 0:
+        remaining -= len(part)
+        if remaining < 0:
             break
-        held += part
-        while len(held) >= _CHUNK:
+        buffer += part
+        while len(buffer) >= _CHUNK:
             yield await take(_CHUNK)
-    if left:
-        raise InvalidInput(f"These are {'more' if left < 0 else 'fewer'} bytes than the {size:,} announced.")
-    if held:
-        yield await take(len(held))
+    if remaining:
+        raise InvalidInput(f"There are {'more' if remaining < 0 else 'fewer'} bytes than the {size:,} announced.")
+    if buffer:
+        yield await take(len(buffer))
 
 
-def _same(found: str, digest: str | None) -> str:
-    """`found`. Raises InvalidInput when `digest` was announced, and is another."""
-    if digest not in (None, found):
-        raise InvalidInput(f"These bytes do not have the digest {digest[:12]}: they were damaged on their way.")
-    return found
+def _verify_digest(actual: str, digest: str | None) -> str:
+    """Return `actual`. Raises InvalidInput if it differs from the announced `digest`."""
+    if digest not in (None, actual):
+        raise InvalidInput(f"These bytes do not have the digest {digest[:12]}: they were damaged in transit.")
+    return actual
 
 
 async def parts_of(data: bytes | memoryview) -> AsyncGenerator[bytes, None]:
-    """`data` as `put_stream` and `keep_stream` take it."""
+    """Split `data` into chunks for `put_stream` and `keep_stream`."""
     for at in range(0, len(data), _CHUNK):
         yield bytes(data[at : at + _CHUNK])
 
 
 async def _parts_of_file(path: Path) -> AsyncGenerator[bytes, None]:
-    # Opened here, as below, in microseconds: a thread would leave it open when who waits for it is cancelled.
+    # Opening takes microseconds, so it is done on the event loop: a thread would leak the file when its caller is
+    # cancelled. The same applies below.
     with path.open("rb") as file:
         while part := await asyncio.to_thread(file.read, _CHUNK):
             yield part
@@ -378,12 +383,12 @@ async def _write(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 
 async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> AsyncGenerator[bytes, None]:
-    there = await _description(bus, bucket, _name(digest, owner))
-    if there is None:
+    description = await _description(bus, bucket, _name(digest, owner))
+    if description is None:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
-    info = object_info.read(there)
+    info = object_info.read(description)
     if info is None:
-        raise ArtifactUnavailable(f"What {bucket} has for {digest[:12]} cannot be read: put it again.")
+        raise ArtifactUnavailable(f"The description of {digest[:12]} in {bucket} cannot be read: put it again.")
     if info.deleted:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
     sha256, size = Sha256(), 0
@@ -407,15 +412,15 @@ async def _read_chunks(bus: Bus, bucket: str, info: BlobInfo) -> AsyncGenerator[
             batch = min(missing, _WINDOW)
             body = {"seq": next_seq, "next_by_subj": f"$O.{bucket}.C.{info.nuid}", "batch": batch}
             bus.publish(f"{jetstream.API}DIRECT.GET.{stream_of(bucket)}", msgspec.json.encode(body), reply=inbox)
-            # The batch, then a notice: 204 at its end, 404 when nothing matches, 503 when nobody answers.
+            # The server sends the batch, then a notice: 204 at its end, 404 if nothing matches, 503 if no node answers.
             while not (message := await _next(arrived, bucket)).status:
                 yield message.payload
                 missing -= 1
                 next_seq = int((message.headers or {})["Nats-Sequence"]) + 1
                 batch -= 1
             if message.status == 503:
-                raise BusUnavailable(f"{bucket} cannot be read: nobody answers for it.")
-            if batch:  # in a cluster the node that answered may be behind
+                raise BusUnavailable(f"{bucket} cannot be read: no server node answers for it.")
+            if batch:  # in a cluster, the node that answered may lag behind
                 chunk = await streams.next_message(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}", next_seq)
                 if chunk is None:
                     raise incomplete
@@ -441,7 +446,7 @@ async def _description(bus: Bus, bucket: str, name: str) -> StoredMessage | None
 
 
 async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
-    """Whether it names a blob all of whose chunks are there. Their bytes are looked at when they are read."""
+    """Return whether all chunks of a blob exist. Their bytes are verified when they are read."""
     info = object_info.read(description)
     if info is None or info.deleted:
         return False
@@ -451,17 +456,17 @@ async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
 
 
 async def _describe(bus: Bus, info: BlobInfo, ttl_s: float | None) -> bool:
-    """Store the description of an upload, unless there is one of the same bytes that is whole: then False. One that
-    expires takes the place of any: the other may be about to."""
+    """Store the description of an upload. Returns False if a complete blob with the same bytes exists. A description
+    that expires replaces any existing one, which may be about to expire."""
     subject, payload = object_info.subject(info.bucket, info.name), msgspec.json.encode(info)
-    useless: StoredMessage | None = None
+    replaced: StoredMessage | None = None
     while True:
-        last, headers = (0, None) if useless is None else (useless.seq, _REPLACE)
+        last_seq, headers = (0, None) if replaced is None else (replaced.seq, _REPLACE)
         try:
-            await bus.publish_stored(subject, payload, expected_last=last, ttl_s=ttl_s, headers=headers)
+            await bus.publish_stored(subject, payload, expected_last=last_seq, ttl_s=ttl_s, headers=headers)
         except Conflict:
-            useless = await _description(bus, info.bucket, info.name)
-            if useless is not None and ttl_s is None and await _is_whole(bus, useless):
+            replaced = await _description(bus, info.bucket, info.name)
+            if replaced is not None and ttl_s is None and await _is_whole(bus, replaced):
                 return False
         else:
             return True

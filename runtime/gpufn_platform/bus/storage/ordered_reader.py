@@ -1,11 +1,11 @@
-"""Reading a stream in order, without taking anything out of it: the part that logs and key-value watches share.
+"""Ordered, read-only access to a stream: the common part of logs and key-value watches.
 
-A Feed is one short-lived consumer on the server and is never mended: a gap, a refusal, silence or a reconnect end it
-with `on_lost(why)`, once, and its owner opens another where it left off.
+A Feed is one short-lived consumer on the server and is never repaired: a gap, a refusal, silence or a reconnect ends it
+with one call of `on_lost(reason)`, and its owner opens another Feed where it left off.
 
-In a cluster the consumer may be on a node that has just come back and has not caught up. What it shows then is the
-past: records would seem to have vanished. So the stream's leader is asked first what the newest message is. And the way
-to that node may be known a moment later than the consumer is there: a first request that finds nobody is made again.
+In a cluster the consumer may be on a node that has just come back and has not caught up. That node shows the past:
+records would seem to have vanished. So the Feed first asks the stream's leader for the newest sequence. Also, the route
+to that node may become known slightly later than its consumer exists, so a first request without responders is retried.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from gpufn_platform.bus.nats_protocol import ack_tokens
 
 log = logging.getLogger(__name__)
 
-# Messages asked for ahead of what the reader has taken: so many until it is known how large they are, then as many as
-# are so many bytes, within bounds.
+# Messages requested ahead of those the reader has taken: _FIRST_WINDOW until their size is known, then _WINDOW_BYTES
+# worth of messages, within bounds.
 _FIRST_WINDOW = 64
 _WINDOW_BYTES = 16 << 20
-_SMALLEST_WINDOW, _LARGEST_WINDOW = 4, 512
+_MIN_WINDOW, _MAX_WINDOW = 4, 512
 _EXPIRES_S = 30
 _HEARTBEAT_S = 5
 _NANO = 1_000_000_000
 _REOPEN_S = 0.05
 _CATCH_UP_S = 2.0
-_FOUND_WITHIN_S = 2.0
-_LOOKS, _LOOK_S = 10, 0.05  # at what is newest: somebody may write all the time, and the newest may expire
+_ROUTE_TIMEOUT_S = 2.0
+_CHECKS, _CHECK_S = 10, 0.05  # checks of the newest sequence: other clients may write all the time, and it may expire
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -65,29 +65,29 @@ class Feed:
         self._stream = stream
         self._name = f"feed-{secrets.token_hex(8)}"
         self._on_message = on_message
-        self._on_lost: Callable[[str], None] | None = None  # while it is opened
-        self._on_no_more: Callable[[], None] | None = None
+        self._on_lost: Callable[[str], None] | None = None  # set while the feed is open
+        self._on_exhausted: Callable[[], None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._has_all = False  # that can be read
+        self._has_all = False  # everything that is readable was delivered
         self._filter = filter_subject
-        self._moved = asyncio.Event()
-        self._asked = 0
-        self._untaken = 0
+        self._progress = asyncio.Event()
+        self._requested = 0
+        self._unprocessed = 0
         self._window = _FIRST_WINDOW
         self._mean_bytes = 0.0
         self._consumer_seq = 0
         self._seq = 0
-        self._newest_seq = 0  # what the leader had when we began; 0: nothing, or there is only one node
-        self._heard = True
-        self._is_found = False  # the consumer has answered
-        self._find_by = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
-        self._moved_at = asyncio.get_running_loop().time()  # the last message came, or we began
+        self._newest_seq = 0  # the leader's newest sequence when the feed opened; 0: none, or a single server
+        self._is_alive = True
+        self._has_route = False  # the consumer has responded
+        self._route_deadline = asyncio.get_running_loop().time() + _ROUTE_TIMEOUT_S
+        self._progress_at = asyncio.get_running_loop().time()  # when the last message arrived, or the feed opened
         self._inbox = bus.new_inbox()
         self._subscription: Subscription | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._behind_timer: asyncio.TimerHandle | None = None
-        self._ask_timer: asyncio.TimerHandle | None = None
-        self._forget_reconnects: Callable[[], None] | None = None
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._unregister_reconnect: Callable[[], None] | None = None
 
     @classmethod
     async def open(
@@ -100,20 +100,22 @@ class Feed:
         *,
         since_seq: int | None = None,
         headers_only: bool = False,
-        on_no_more: Callable[[], None] | None = None,
+        on_exhausted: Callable[[], None] | None = None,
         waits: bool = True,
     ) -> Feed:
-        """From `since_seq` on, or else the newest message of each subject first and then what is new.
-        `headers_only`: without their payloads. `waits` False: the reader needs only what is stored now, and learns at
-        once when a part of it has been removed; a Feed that waits learns it from a heartbeat.
+        """Read from `since_seq` on; without it, the newest message of each subject and then new messages.
 
-        `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
-        `pending`: how many are known to follow, also on the Feed itself. When those will not come, for they were
-        removed meanwhile or are damaged on the server's disk, `on_no_more` is called once; without it the Feed is lost:
-        nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
+        `headers_only`: without payloads. `waits` False: the reader needs only what is stored now, and detects at once
+        that messages were removed meanwhile; a Feed that waits detects it at a heartbeat.
+
+        After `on_message(message, pending)` the reader must call `take()` once it has processed the message. `pending`:
+        how many messages are known to follow, also available on the Feed. If these will not arrive, because they were
+        removed meanwhile or are damaged on the server's disk, `on_exhausted` is called once; without it the Feed is
+        lost, since there is no other signal. Raises BusUnavailable, JetStreamError; `on_lost` is only called after the
+        Feed was open.
         """
         feed = cls(bus, stream, filter_subject, on_message, waits=waits)
-        feed._on_no_more = on_no_more
+        feed._on_exhausted = on_exhausted
         await feed._open(on_lost, since_seq, headers_only=headers_only)
         return feed
 
@@ -140,65 +142,65 @@ class Feed:
         )
         self.pending = self._still_pending(int(info["num_pending"]))
         self._subscription = self._bus.subscribe(self._inbox, self._on_delivery)
-        self._forget_reconnects = self._bus.on_reconnect(lambda: self._lost("reconnected"))
-        self._watch()
+        self._unregister_reconnect = self._bus.on_reconnect(lambda: self._lost("reconnected"))
+        self._check_heartbeat()
         if self._waits or self.pending:
-            self._ask()
+            self._request()
         if not self.is_open:
-            raise BusUnavailable(f"Reading {self._stream} broke off as it began.")
+            raise BusUnavailable(f"Reading {self._stream} was interrupted at the start.")
         self._on_lost = on_lost
         if self._newest_seq:
-            self._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._must_have_caught_up)
+            self._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._check_caught_up)
 
     @property
     def is_open(self) -> bool:
         return self._subscription is not None
 
     async def catch_up(self) -> None:
-        """Return when nothing newer is stored than has been delivered: what is written again while the newest message
-        of each subject is read comes behind the others, when nothing seems to be pending any more.
+        """Return once the newest stored message has been delivered.
 
-        Raises BusUnavailable when the Feed is lost before."""
-        for _ in range(_LOOKS):
+        A message that is rewritten while the newest message of each subject is read arrives after the others, when
+        nothing seems to be pending. Raises BusUnavailable if the Feed is lost before."""
+        for _ in range(_CHECKS):
             newest_seq = await last_seq(self._bus, self._stream, self._filter)
             if not self.is_open:
-                raise BusUnavailable(f"Reading {self._stream} broke off.")
+                raise BusUnavailable(f"Reading {self._stream} was interrupted.")
             if self._seq >= newest_seq:
                 return
             if not self._waits:
-                self._ask()
+                self._request()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_CHECK_S):
                     while self._seq < newest_seq:
-                        self._moved.clear()
-                        await self._moved.wait()
+                        self._progress.clear()
+                        await self._progress.wait()
 
     def take(self) -> None:
-        """The reader has dealt with one more message."""
-        self._untaken -= 1
-        # The server refuses a request that does not wait when the requests before it take all that is pending.
-        may_ask = self._waits or self.pending > self._asked
-        if may_ask and self._asked + self._untaken <= self._window // 2:
-            self._ask()
+        """Report that the reader has processed one more message."""
+        self._unprocessed -= 1
+        # The server refuses a no_wait request when earlier requests already cover everything pending.
+        may_request = self._waits or self.pending > self._requested
+        if may_request and self._requested + self._unprocessed <= self._window // 2:
+            self._request()
 
     def close(self) -> None:
         self._on_lost = None
-        for timer in (self._timer, self._behind_timer, self._ask_timer):
+        for timer in (self._timer, self._behind_timer, self._request_timer):
             if timer is not None:
                 timer.cancel()
         if self._checking is not None:
             self._checking.cancel()
-        if self._forget_reconnects is not None:
-            self._forget_reconnects()
+        if self._unregister_reconnect is not None:
+            self._unregister_reconnect()
         if self._subscription is not None:
             self._subscription.unsubscribe()
             self._subscription = None
-            # Not awaited: if this gets lost, the server removes the consumer after its inactive_threshold.
+            # Not awaited: if this is lost, the server removes the consumer after its inactive_threshold.
             with contextlib.suppress(BusUnavailable):
                 self._bus.publish(f"{jetstream.API}CONSUMER.DELETE.{self._stream}.{self._name}", b"")
 
-    def _ask(self) -> None:
-        batch = self._window - self._asked - self._untaken
+    def _request(self) -> None:
+        batch = self._window - self._requested - self._unprocessed
         if batch <= 0:
             return
         body: dict[str, Any] = {"batch": batch, "no_wait": True}
@@ -213,44 +215,44 @@ class Feed:
         except BusUnavailable as error:
             self._lost(error.message)
         else:
-            self._asked += batch
+            self._requested += batch
 
-    def _watch(self) -> None:
-        if not self._heard and self._asked:
+    def _check_heartbeat(self) -> None:
+        if not self._is_alive and self._requested:
             self._lost("no heartbeat")
             return
-        self._heard = False
-        self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._watch)
+        self._is_alive = False
+        self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._check_heartbeat)
 
     def _still_pending(self, pending: int) -> int:
-        """`pending` is what the consumer's node knows of."""
-        if self._has_all:  # what is damaged is counted for ever
+        """Correct `pending`, which is only what the consumer's node knows."""
+        if self._has_all:  # the server counts damaged messages forever
             return 0
         return pending or int(self._seq < self._newest_seq)
 
-    def _must_have_caught_up(self) -> None:
-        """The newest message may have been removed before we came to it, too: then there is another newest one."""
-        if self._still_pending(0) and not self._untaken:
-            self._lost("its node is behind")
+    def _check_caught_up(self) -> None:
+        """Lose a feed whose node is still behind. If the newest message was removed, there is another newest one."""
+        if self._still_pending(0) and not self._unprocessed:
+            self._lost("the consumer's node is behind")
 
     def _on_delivery(self, message: Message) -> None:
-        self._heard = True
+        self._is_alive = True
         loop = asyncio.get_running_loop()
-        if message.status == 503 and not self._is_found and loop.time() < self._find_by:
-            self._asked = 0
-            self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
+        if message.status == 503 and not self._has_route and loop.time() < self._route_deadline:
+            self._requested = 0
+            self._request_timer = loop.call_later(_REOPEN_S, self._request)
             return
-        self._is_found = True
-        if not self._waits and message.status in (404, 408):  # every request under way has ended: nothing more is there
-            self._asked = 0
+        self._has_route = True
+        if not self._waits and message.status in (404, 408):  # all requests have ended: nothing more is available
+            self._requested = 0
             if self.pending:
                 self._start_check()
         elif message.status == 408:
-            self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
-            self._ask()
-        elif message.status == 100:  # a heartbeat comes when there is nothing to send
-            if self.pending and self._on_no_more is None:
-                self._lost("what was to come was removed")
+            self._requested -= int((message.headers or {}).get("Nats-Pending-Messages", self._requested))
+            self._request()
+        elif message.status == 100:  # the server sends a heartbeat when it has nothing to deliver
+            if self.pending and self._on_exhausted is None:
+                self._lost("pending messages were removed")
             elif self.pending:
                 self._start_check()
         elif message.status:
@@ -259,69 +261,69 @@ class Feed:
             _, seq, consumer_seq, time, pending = ack_tokens(message.reply)
             self._consumer_seq += 1
             if consumer_seq != self._consumer_seq:
-                self._lost(f"a gap before {seq}")
+                self._lost(f"a gap before sequence {seq}")
                 return
-            self._asked -= 1
-            self._untaken += 1
-            self._learn(len(message.payload))
-            self._seq, self._moved_at = seq, loop.time()
+            self._requested -= 1
+            self._unprocessed += 1
+            self._adapt_window(len(message.payload))
+            self._seq, self._progress_at = seq, loop.time()
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
             self.pending = self._still_pending(pending)
             self._on_message(stored, self.pending)
-            self._moved.set()
+            self._progress.set()
 
     def _start_check(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name=f"{self._name}-check")
 
     async def _check(self) -> None:
-        """Whether there is nothing to be read behind what has come, by the word of the stream's leader."""
-        come, found = self._consumer_seq, True
+        """Ask the stream's leader whether there are readable messages after the last one delivered."""
+        consumer_seq, is_readable = self._consumer_seq, True
         body = {"next_by_subj": self._filter, "seq": self._seq + 1}
         with contextlib.suppress(BusUnavailable):
             try:
                 await self._bus.js(f"STREAM.MSG.GET.{self._stream}", body)
             except JetStreamError as error:
-                found = error.err_code not in jetstream.NOT_FOUND
-        if self._consumer_seq != come:
-            return  # the next heartbeat asks anew
+                is_readable = error.err_code not in jetstream.NOT_FOUND
+        if self._consumer_seq != consumer_seq:
+            return  # more arrived; the next heartbeat checks again
         loop = asyncio.get_running_loop()
-        if found and not self._waits and loop.time() < self._moved_at + _CATCH_UP_S:  # its node is behind
-            self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
+        if is_readable and not self._waits and loop.time() < self._progress_at + _CATCH_UP_S:  # its node is behind
+            self._request_timer = loop.call_later(_REOPEN_S, self._request)
             return
-        if found or self._on_no_more is None:
-            self._lost("what was to come was removed")
+        if is_readable or self._on_exhausted is None:
+            self._lost("pending messages were removed")
             return
         self._has_all, self.pending = True, 0
-        self._on_no_more()
+        self._on_exhausted()
 
-    def _learn(self, size: int) -> None:
-        """One more message was of this size."""
+    def _adapt_window(self, size: int) -> None:
+        """Adapt the window to the size of another message."""
         self._mean_bytes += (size - self._mean_bytes) / min(self._consumer_seq, _FIRST_WINDOW)
-        if self._consumer_seq >= _SMALLEST_WINDOW:
+        if self._consumer_seq >= _MIN_WINDOW:
             fits = int(_WINDOW_BYTES / max(1.0, self._mean_bytes))
-            self._window = min(max(fits, _SMALLEST_WINDOW), _LARGEST_WINDOW)
+            self._window = min(max(fits, _MIN_WINDOW), _MAX_WINDOW)
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, reason: str) -> None:
         on_lost = self._on_lost
         self.close()
         if on_lost is not None:
-            on_lost(why)
+            on_lost(reason)
 
 
 async def last_seq(bus: Bus, stream: str, filter_subject: str) -> int:
-    """Of the newest message, by the word of the stream's leader; 0 when there is none."""
+    """Return the sequence of the newest message, according to the stream's leader; 0 if there is none."""
     try:
-        answer = await bus.js(f"STREAM.MSG.GET.{stream}", {"last_by_subj": filter_subject})
+        response = await bus.js(f"STREAM.MSG.GET.{stream}", {"last_by_subj": filter_subject})
     except JetStreamError as error:
         if error.err_code == jetstream.NO_MESSAGE:
             return 0
         raise
-    return int(answer["message"]["seq"])
+    return int(response["message"]["seq"])
 
 
 async def reopen_pause() -> None:
-    """Before a lost Feed is opened again: with jitter, for a restart ends all of them at once."""
+    """Pause before reopening a lost Feed; with jitter, because a restart ends all feeds at the same time."""
     await asyncio.sleep(random.uniform(0, 2 * _REOPEN_S))  # noqa: S311
 
 
@@ -334,37 +336,36 @@ async def collect(
     before_seq: int | None = None,
     headers_only: bool = False,
 ) -> list[StoredMessage]:
-    """What a Feed would deliver now, or as much of it as is before `before_seq`. Raises BusUnavailable when it breaks
-    off."""
-    found: dict[str | int, StoredMessage] = {}
+    """Return what a Feed would deliver now, up to `before_seq` (exclusive). Raises BusUnavailable if interrupted."""
+    messages: dict[str | int, StoredMessage] = {}
     done = asyncio.get_running_loop().create_future()
 
     def on_message(message: StoredMessage, pending: int) -> None:
         is_past = before_seq is not None and message.seq >= before_seq
         if not is_past:
-            found[message.subject if since_seq is None else message.seq] = message
+            messages[message.subject if since_seq is None else message.seq] = message
             feed.take()
         if is_past or not pending:
-            on_no_more()
+            on_exhausted()
 
-    def on_no_more() -> None:
+    def on_exhausted() -> None:
         if not done.done():
             done.set_result(None)
 
-    def on_lost(why: str) -> None:
+    def on_lost(reason: str) -> None:
         if not done.done():
-            done.set_exception(BusUnavailable(f"Reading {stream} broke off: {why}."))
+            done.set_exception(BusUnavailable(f"Reading {stream} was interrupted: {reason}."))
 
     feed = await Feed.open(
         bus, stream, filter_subject, on_message, on_lost,
-        since_seq=since_seq, headers_only=headers_only, on_no_more=on_no_more, waits=False,
+        since_seq=since_seq, headers_only=headers_only, on_exhausted=on_exhausted, waits=False,
     )  # fmt: skip
     try:
         if not feed.pending:
-            on_no_more()
+            on_exhausted()
         await done
         if since_seq is None:
             await feed.catch_up()
     finally:
         feed.close()
-    return list(found.values())
+    return list(messages.values())

@@ -1,4 +1,4 @@
-"""What a stream has stored, the newest first: it is looked at stretch by stretch, and each stretch once."""
+"""Read a stream backwards from the newest message, in ranges of growing length; each range is read once."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import ordered_reader, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
-_LONGEST: Final = 100_000  # who had not enough of eight times as many before may have enough of these
+_MAX_RANGE: Final = 100_000  # messages; each range is eight times as long as the one before, up to this
 
 
 async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[StoredMessage]:
     """The newest `last` messages of `subject`, oldest first."""
     if last <= 0 or (message := await streams.last_message(bus, stream, subject)) is None:
         return []
-    found: list[StoredMessage] = []
-    async with contextlib.aclosing(stretches(bus, stream, subject, about=last, newest_seq=message.seq)) as parts:
-        async for part in parts:
-            found = part + found
-            if len(found) >= last:
+    messages: list[StoredMessage] = []
+    async with contextlib.aclosing(scan_ranges(bus, stream, subject, about=last, newest_seq=message.seq)) as ranges:
+        async for messages_in_range in ranges:
+            messages = messages_in_range + messages
+            if len(messages) >= last:
                 break
-    return found[-last:]
+    return messages[-last:]
 
 
-async def stretches(
+async def scan_ranges(
     bus: Bus, stream: str, subject: str, *, about: int, newest_seq: int | None = None, headers_only: bool = False
 ) -> AsyncGenerator[list[StoredMessage], None]:
-    """The messages of `subject`, the newest part first, each part oldest first: of a stretch of the stream that has
-    `about` so many if every fourth message is of the subject, then of longer and longer ones. What is stored meanwhile
-    is in the first.
+    """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first.
 
-    `newest_seq`: of the subject, if it is known. `headers_only`: without their payloads.
+    The first range has about `about` messages if every fourth message is of the subject; later ranges are longer.
+    Messages stored meanwhile are in the first range.
+
+    `newest_seq`: the subject's last sequence, if known. `headers_only`: without payloads.
     """
     state = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
     oldest, start, length = max(1, int(state["first_seq"])), newest_seq or int(state["last_seq"]), 4 * about
@@ -43,4 +44,4 @@ async def stretches(
         yield await ordered_reader.collect(
             bus, stream, subject, since_seq=start, before_seq=before, headers_only=headers_only
         )
-        before, length = start, min(8 * length, _LONGEST)
+        before, length = start, min(8 * length, _MAX_RANGE)

@@ -1,10 +1,11 @@
-"""The streams for invocations, results and logs, and what one asks of a stream.
+"""Stream configurations for invocations, results and logs, and queries on streams.
 
-Gateways create the streams, at every start and after every reconnect: SYNC is in the server's memory and goes with it.
-The processes of a node may not create any; at their start they wait for those that they need (`wait_for`).
+Gateways create the streams, at every start and after every reconnect: SYNC is in the server's memory and is lost with
+the server. Processes of a node may not create streams; at startup they wait for those that they need (`wait_for`).
 
-A message that is older than its stream's `max_age` is gone without a word, also while it runs: then nobody counts it,
-and nobody has it again when its runner dies. So an invocation's stream keeps it for longer than any deadline.
+A message older than its stream's `max_age` disappears silently, even while its invocation runs: then it is no longer
+counted, and it is not redelivered when its runner dies. So an invocation's stream keeps messages longer than any
+deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 log = logging.getLogger(__name__)
 
 _WAIT_S = 0.1
-_REPLICAS = 3  # in a cluster: one node may die
+_REPLICAS = 3  # in a cluster; tolerates the loss of one node
 _SECOND = 1_000_000_000  # JetStream counts nanoseconds
 _MINUTE = 60 * _SECOND
 _DAY = 24 * 60 * _MINUTE
@@ -47,9 +48,9 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         **_QUEUE,
         "subjects": [subjects.SYNC_FILTER],
         "storage": "memory",
-        "max_msgs_per_subject": 2_000,  # a queue this long is minutes of waiting: 429 serves the caller better
+        "max_msgs_per_subject": 2_000,  # a longer queue means minutes of waiting: 429 serves the caller better
         "max_bytes": 512 * _MIB,
-        "max_age": 15 * _DAY,  # seven in the queue, seven at work, and one to spare
+        "max_age": 15 * _DAY,  # seven days queued, seven days running, and one to spare
         "duplicate_window": 2 * _MINUTE,
     },
     subjects.ASYNC: {
@@ -58,10 +59,10 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "storage": "file",
         "compression": "s2",
         "allow_direct": True,
-        "allow_atomic": True,  # map: a batch is stored whole or not at all
-        "max_msgs_per_subject": 2_000_000,  # what waits costs disk and no memory
+        "allow_atomic": True,  # map: a chunk is stored completely or not at all
+        "max_msgs_per_subject": 2_000_000,  # queued messages cost disk but no memory
         "max_bytes": 16_384 * _MIB,
-        "max_age": 30 * _DAY,  # as long as its record
+        "max_age": 30 * _DAY,  # as long as call records
         "duplicate_window": 10 * _MINUTE,
     },
     subjects.BUILD: {
@@ -87,7 +88,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "subjects": [subjects.RESULTS_FILTER],
         "allow_direct": True,
         "max_msgs_per_subject": 1,
-        "allow_msg_ttl": True,  # each record carries its own retention; max_age is for those that do not
+        "allow_msg_ttl": True,  # each record carries its own retention; max_age is for records without
         "max_bytes": 16_384 * _MIB,
         "max_age": 30 * _DAY,
         "duplicate_window": 2 * _MINUTE,
@@ -131,7 +132,7 @@ class Depth(msgspec.Struct, frozen=True):
 
 
 async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
-    """Create the stream, or bring one that differs to this configuration. In a cluster it is kept by three nodes."""
+    """Create the stream, or update it to this configuration. In a cluster it has three replicas."""
     body = {"name": name, **config}
     if bus.server_info.get("cluster"):
         try:
@@ -139,7 +140,7 @@ async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
         except JetStreamError as error:
             if error.err_code != jetstream.NO_PEERS:
                 raise
-            log.warning("%s is kept by one node of the bus's cluster only: %s", name, error.message)
+            log.warning("%s has only one replica in the bus's cluster: %s", name, error.message)
         else:
             return
     await _ensure(bus, body)
@@ -160,7 +161,7 @@ async def ensure_streams(bus: Bus) -> None:
 
 
 async def wait_for(bus: Bus, names: Iterable[str]) -> None:
-    """Return once these streams exist: a gateway may start after us. Raises BusUnavailable, JetStreamError."""
+    """Return once these streams exist: a gateway may start later. Raises BusUnavailable, JetStreamError."""
     has_logged = False
     for name in names:
         while not await _exists(bus, name):
@@ -181,13 +182,14 @@ async def _exists(bus: Bus, name: str) -> bool:
 
 
 async def server_time(bus: Bus, stream: str, *, timeout_s: float = 5.0) -> float:
-    """The wall clock, in unix seconds, of the server that leads `stream`."""
+    """Return the wall clock, in unix seconds, of the server that leads `stream`."""
     info = await bus.js(f"STREAM.INFO.{stream}", timeout_s=timeout_s)
     return datetime.datetime.fromisoformat(info["ts"]).timestamp()
 
 
 async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
-    """Queued + running per (function, revision). Whole or an error: a missing number must never look like zero."""
+    """Count queued and running invocations per (function, revision). Raises rather than omit a count: a missing number
+    must never look like zero."""
     sync = await _counts(bus, subjects.SYNC, subjects.SYNC_FILTER)
     asynchronous = await _counts(bus, subjects.ASYNC, subjects.ASYNC_FILTER)
     return {owner: Depth(sync.get(owner, 0), asynchronous.get(owner, 0)) for owner in sync.keys() | asynchronous.keys()}
@@ -202,7 +204,7 @@ async def _counts(bus: Bus, stream: str, queues: str) -> dict[tuple[str, int], i
 
 
 async def messages_per_subject(bus: Bus, stream: str, subject: str = ">") -> dict[str, int]:
-    """How many messages are stored for each subject that matches `subject`."""
+    """Count the stored messages per subject that matches `subject`."""
     counts: dict[str, int] = {}
     offset = 0
     while True:
@@ -210,41 +212,42 @@ async def messages_per_subject(bus: Bus, stream: str, subject: str = ">") -> dic
         page: dict[str, int] = info["state"].get("subjects") or {}
         counts |= page
         offset += len(page)
-        # The server sends at most `limit` (100,000) subjects at once.
+        # The server sends at most `limit` (100,000) subjects per response.
         if not page or offset >= info.get("total", 0):
             return counts
 
 
 async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
-    """Remove one stored message; False when it is not there any more."""
+    """Remove one stored message; returns False if it no longer exists."""
     try:
-        answer = await bus.js(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+        response = await bus.js(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
     except JetStreamError as error:
         if error.err_code in (*jetstream.NOT_FOUND, jetstream.DELETE_FAILED):
             return False
         raise
-    return bool(answer.get("success"))
+    return bool(response.get("success"))
 
 
 async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
-    """The newest message of `subject`, which may hold wildcards; from the stream's leader, so never stale."""
+    """Return the newest message of `subject`, which may have wildcards. The leader answers: never stale."""
     return await _message(bus, stream, {"last_by_subj": subject})
 
 
 async def message_at(bus: Bus, stream: str, seq: int) -> StoredMessage | None:
-    """The one that is stored at `seq`; from the stream's leader, so never stale."""
+    """Return the message stored at `seq`. The leader answers: never stale."""
     return await _message(bus, stream, {"seq": seq}) if seq > 0 else None
 
 
 async def batch_from(
     bus: Bus, stream: str, subject: str, seq: int, *, most: int, max_bytes: int, timeout_s: float = 5.0
 ) -> list[StoredMessage]:
-    """The first messages of `subject`, which may hold wildcards, at `seq` or later: `most` of them, or fewer that are
-    `max_bytes` together, but one at least if there is one. The stream must allow direct reads.
+    """Return the first messages of `subject`, which may have wildcards, at `seq` or later.
 
-    In a cluster any node may answer. Of what one that is behind does not have yet, the leader is asked for the first.
+    At most `most` messages and `max_bytes` in total, but at least one if there is one. The stream must allow direct
+    reads. In a cluster any node may answer; if a node that lags behind returns nothing, the leader returns one
+    message.
     """
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(message: Message) -> None:
@@ -252,9 +255,9 @@ async def batch_from(
         if not message.status:
             at = datetime.datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp()
             sequence = int(headers["Nats-Sequence"])
-            found.append(StoredMessage(headers["Nats-Subject"], sequence, message.payload, headers, at))
+            messages.append(StoredMessage(headers["Nats-Subject"], sequence, message.payload, headers, at))
         elif not done.done():
-            if message.status in (204, 404):  # that was all; there is none
+            if message.status in (204, 404):  # end of the batch; no message
                 done.set_result(None)
             else:
                 done.set_exception(BusUnavailable(f"{stream} cannot be read: {message.status} {message.description}."))
@@ -270,32 +273,32 @@ async def batch_from(
         raise BusUnavailable(f"{stream} could not be read within {timeout_s:g} s.") from None
     finally:
         subscription.unsubscribe()
-    if not found and bus.server_info.get("cluster") and (message := await next_message(bus, stream, subject, seq)):
+    if not messages and bus.server_info.get("cluster") and (message := await next_message(bus, stream, subject, seq)):
         return [message]
-    return found
+    return messages
 
 
 async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredMessage | None:
-    """The first message of `subject`, which may hold wildcards, at sequence `seq` or later."""
+    """Return the first message of `subject`, which may have wildcards, at sequence `seq` or later."""
     return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
 
 
 async def count(bus: Bus, stream: str, subject: str) -> int:
-    """How many messages of `subject`, which may hold wildcards, there are. The stream must allow direct reads."""
+    """Count the messages of `subject`, which may have wildcards. The stream must allow direct reads."""
     body = msgspec.json.encode({"seq": 1, "next_by_subj": subject, "batch": 1})
-    answer = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
-    return 0 if answer.status else int((answer.headers or {})["Nats-Num-Pending"]) + 1
+    response = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    return 0 if response.status else int((response.headers or {})["Nats-Num-Pending"]) + 1
 
 
 class Consumed(msgspec.Struct, frozen=True):
-    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`."""
+    """Progress of a consumer: `waiting` messages not delivered yet, all of them after sequence `taken`."""
 
     waiting: int
     taken: int
 
 
 async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
-    """None without such a consumer."""
+    """Return the progress of a consumer, or None if the consumer does not exist."""
     try:
         info = await bus.js(f"CONSUMER.INFO.{stream}.{consumer}")
     except JetStreamError as error:
@@ -305,14 +308,14 @@ async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
     return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
 
 
-async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:
+async def _message(bus: Bus, stream: str, query: dict[str, Any]) -> StoredMessage | None:
     try:
-        answer = await bus.js(f"STREAM.MSG.GET.{stream}", which)
+        response = await bus.js(f"STREAM.MSG.GET.{stream}", query)
     except JetStreamError as error:
         if error.err_code == jetstream.NO_MESSAGE:
             return None
         raise
-    message = answer["message"]
+    message = response["message"]
     headers = nats_protocol.parse_headers(base64.b64decode(message["hdrs"]))[0] if "hdrs" in message else None
     return StoredMessage(
         subject=message["subject"],
@@ -324,7 +327,7 @@ async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessag
 
 
 async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = None, keep: int | None = None) -> int:
-    """Remove the messages of `subject` (with a lower sequence, or all but the newest `keep`); returns how many."""
+    """Remove the messages of `subject` (below a sequence, or all but the newest `keep`); returns their number."""
     body: dict[str, Any] = {"filter": subject}
     if keep is not None:
         body["keep"] = keep
@@ -336,7 +339,7 @@ async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = 
 async def ensure_consumer(
     bus: Bus, stream: str, name: str, filter_subject: str, *, ack_wait_s: float, max_ack_pending: int
 ) -> None:
-    """A durable pull consumer. Redelivers for ever: how often to try is the invocation's own policy."""
+    """Create a durable pull consumer. It redelivers forever: retry limits are the invocation's own policy."""
     config = {
         "durable_name": name,
         "name": name,
@@ -354,7 +357,7 @@ async def ensure_consumer(
 
 
 async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
-    """Absent is fine."""
+    """Delete a consumer. An absent consumer is no error."""
     try:
         await bus.js(f"CONSUMER.DELETE.{stream}.{name}")
     except JetStreamError as error:
@@ -363,7 +366,7 @@ async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
 
 
 async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:
-    """Every message of `subject` from `since_seq` on, each once and in order, for ever; waits out a lost server."""
+    """Yield every message of `subject` from `since_seq` on, once and in order, forever; survives a lost server."""
     async with Follower(bus, stream, subject, since_seq) as follower:
         while True:
             yield await follower.next()

@@ -1,10 +1,10 @@
-"""The node's unpacked bundles: `<digest>/`, whole or absent, shared read-only between workers.
+"""Cache of the node's unpacked bundles: folders `<digest>/`, complete or absent, shared read-only between workers.
 
-1. asked for a digest that is not there, fetch the archive once, however many ask
-2. check every name in it, again (`gpufn_core.domain.bundle_rules`): this process trusts no archive
-3. unpack to a hidden folder, flush, rename
-4. one in doubt, for a worker of it did not get ready, is compared with its archive: workers that are processes work in
-   it, and may have changed or removed what is there
+1. `get` fetches an absent bundle's archive, once for all concurrent callers.
+2. It checks every name in the archive again (`gpufn_core.domain.bundle_rules`), because it trusts no archive.
+3. It unpacks into a hidden folder, flushes, and renames.
+4. A doubted bundle (one of its workers failed to start) is compared with its archive. Workers that run as processes
+   can change or remove files in the bundle.
 """
 
 from __future__ import annotations
@@ -32,63 +32,63 @@ _Contents = dict[str, int]  # name → checksum
 
 
 class BundleCache:
-    """`fetch(digest)` gets the archive's bytes."""
+    """Unpacked bundles on disk. `fetch(digest)` returns an archive's bytes."""
 
     def __init__(self, root: Path, fetch: Callable[[Digest], Awaitable[bytes]]) -> None:
         self._root = root
         self._fetch = fetch
-        self._contents: dict[Digest, _Contents] = {}  # of those that were fetched
-        self._doubted: set[Digest] = set()
-        self._under_way = folder_cache.UnderWay("bundle")
+        self._contents: dict[Digest, _Contents] = {}  # of the bundles fetched by this process
+        self._unverified: set[Digest] = set()
+        self._tasks = folder_cache.SharedTasks("bundle")
 
     def sweep(self) -> None:
         folder_cache.sweep(self._root)
 
     def find(self, digest: Digest) -> Path | None:
-        """The unpacked bundle, if it is here."""
+        """Return the unpacked bundle's folder, or None if it is absent."""
         path = self._root / digest
         return path if path.is_dir() else None
 
     async def get(self, digest: Digest) -> Path:
-        """The unpacked bundle. Raises ArtifactUnavailable, InvalidBundle, BusUnavailable."""
+        """Return the unpacked bundle's folder. Raises ArtifactUnavailable, InvalidBundle, BusUnavailable."""
         path = self.find(digest)
-        if path is None or digest in self._doubted:
-            await self._under_way.bring(digest, self._bring)
+        if path is None or digest in self._unverified:
+            await self._tasks.run(digest, self._ensure)
         return self._root / digest
 
-    def doubt(self, digest: Digest) -> None:
-        """Compare it with its archive when it is asked for."""
-        self._doubted.add(digest)
+    def recheck(self, digest: Digest) -> None:
+        """Compare the bundle with its archive on the next `get`."""
+        self._unverified.add(digest)
 
     async def keep(self, digests: Container[str]) -> None:
-        """Remove all others."""
+        """Remove all other bundles."""
         self._contents = {digest: contents for digest, contents in self._contents.items() if digest in digests}
-        self._doubted = {digest for digest in self._doubted if digest in digests}
+        self._unverified = {digest for digest in self._unverified if digest in digests}
         await folder_cache.remove_others(self._root, digests, "bundle")
 
-    async def _bring(self, name: str) -> None:
+    async def _ensure(self, name: str) -> None:
         digest = Digest(name)
         path = self._root / digest
         known = self._contents.get(digest)
-        if known is None or not await asyncio.to_thread(_is_whole, path, known):
+        if known is None or not await asyncio.to_thread(_is_intact, path, known):
             try:
                 data = await self._fetch(digest)
             except ArtifactUnavailable as error:
-                why = f"its bundle is lost or damaged ({error.message.rstrip('.')}): deploy the function again"
-                raise ArtifactUnavailable(why) from error
+                reason = f"Its bundle is lost or damaged ({error.message.rstrip('.')}). Deploy the function again."
+                raise ArtifactUnavailable(reason) from error
             self._contents[digest] = await asyncio.to_thread(_restore, data, digest, self._root)
-        self._doubted.discard(digest)
+        self._unverified.discard(digest)
 
 
 def _restore(data: bytes, digest: Digest, root: Path) -> _Contents:
-    """Have the archive `data` unpacked at `root/<digest>`, whatever is there. Raises as `unpack`."""
+    """Make `root/<digest>` match the archive `data`. Raises like `unpack`."""
     path = root / digest
     if path.is_dir() and digest_of(data) == digest:
         with open_bundle(data) as archive:
             contents = _contents(archive)
-        if _is_whole(path, contents):
+        if _is_intact(path, contents):
             return contents
-        log.warning("bundle %s was changed by what ran in it, and is unpacked again", digest[:12])
+        log.warning("bundle %s was modified by a worker and is unpacked again", digest[:12])
         folder_cache.discard(path)
     unpack(data, digest, root)
     with open_bundle(data) as archive:
@@ -99,7 +99,7 @@ def _contents(archive: zipfile.ZipFile) -> _Contents:
     return {entry.filename: entry.CRC for entry in archive.infolist() if not entry.is_dir()}
 
 
-def _is_whole(path: Path, contents: _Contents) -> bool:
+def _is_intact(path: Path, contents: _Contents) -> bool:
     try:
         return all(zlib.crc32((path / name).read_bytes()) == checksum for name, checksum in contents.items())
     except OSError:
@@ -111,40 +111,40 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
     if digest_of(data) != digest:
         raise ArtifactUnavailable(f"Bundle {digest[:12]} arrived damaged: its digest is {digest_of(data)[:12]}.")
     target = root / digest
-    part = folder_cache.being_made(root, digest)
+    staging = folder_cache.staging_path(root, digest)
     try:
         with open_bundle(data) as archive:
             members = [entry for entry in checked_entries(archive) if not entry.is_dir()]
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            _extract(archive, members, part)
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+            _extract(archive, members, staging)
         with contextlib.suppress(FileExistsError):
-            part.rename(target)
+            staging.rename(target)
         _sync_folder(root)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise InvalidBundle(f"Bundle {digest[:12]} cannot be read: {error}.") from error
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and target.is_dir():
-            return  # another agent of this home was faster
-        why = folder_cache.why_not_written(error)
-        raise ArtifactUnavailable(f"Cannot unpack bundle {digest[:12]} below {root}: {why}.") from error
+            return  # another agent with the same home was faster
+        reason = folder_cache.why_not_written(error)
+        raise ArtifactUnavailable(f"Cannot unpack bundle {digest[:12]} in {root}: {reason}.") from error
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], part: Path) -> None:
-    folders = {part}
+def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], staging: Path) -> None:
+    folders = {staging}
     for member in members:
-        path = part / PurePosixPath(member.filename)
+        path = staging / PurePosixPath(member.filename)
         path.parent.mkdir(parents=True, exist_ok=True)
         folders.add(path.parent)
-        # Exclusive, so that nothing is ever written through what an earlier member made.
+        # Exclusive mode, so that no member writes through a link or file that an earlier member created.
         with archive.open(member) as source, open(path, "xb") as file:
-            left = member.file_size
+            remaining = member.file_size
             while chunk := source.read(_CHUNK):
-                left -= len(chunk)
-                if left < 0:
-                    raise InvalidBundle(f"{member.filename!r} is larger than the archive says.")
+                remaining -= len(chunk)
+                if remaining < 0:
+                    raise InvalidBundle(f"{member.filename!r} is larger than its archive header says.")
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Folders of the node's cache: whole or absent, by name, read by workers. A hidden one is being made or removed."""
+"""Folders of the node's cache: complete or absent. A folder with a hidden name is being created or removed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-class UnderWay:
-    """What is being brought here, by name: once, whoever asks for it meanwhile. `what` it is, in words."""
+class SharedTasks:
+    """Downloads in progress, by name. Concurrent callers share one download. `noun` names the kind of artifact."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def bring(self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        """Returns when it is here. Who stops waiting leaves it to the others."""
+    async def run(self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Run `work(name)`, or wait until the running one is done. Cancelling a caller does not cancel the work."""
         task = self._tasks.get(name)
         if task is None:
-            task = asyncio.create_task(work(name), name=f"{self._what}-{name[:12]}")
+            task = asyncio.create_task(work(name), name=f"{self._noun}-{name[:12]}")
             self._tasks[name] = task
             task.add_done_callback(lambda _: self._tasks.pop(name, None))
         await asyncio.shield(task)
 
 
-def being_made(root: Path, name: str) -> Path:
-    """Where `root/name` is made, before it is renamed into its place."""
+def staging_path(root: Path, name: str) -> Path:
+    """Return the hidden path where `root/name` is created before it is renamed into place."""
     return root / f".{name}.{os.getpid()}"
 
 
 def sweep(root: Path) -> None:
-    """Remove what an earlier agent left half made or half removed."""
+    """Remove folders that an earlier agent created or removed only in part."""
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
             if path.name.startswith("."):
@@ -46,30 +46,30 @@ def sweep(root: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove it: at once it is no more to be found."""
-    old = _old(path)
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
+    """Remove the folder. It is renamed first, so readers stop finding it at once."""
+    trash = _trash_path(path)
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
-async def remove_others(root: Path, keep: Container[str], what: str) -> None:
-    """Every folder whose name is not in `keep`: at once they are no more to be found."""
-    for name, path in _hide_others(root, keep).items():
-        log.info("nothing that is deployed uses the %s %s any more", what, name[:12])
+async def remove_others(root: Path, keep: Container[str], noun: str) -> None:
+    """Remove every folder whose name is not in `keep`. All are renamed first, so readers stop finding them at once."""
+    for name, path in _hide_unused(root, keep).items():
+        log.info("removing %s %s: no deployed function uses it", noun, name[:12])
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
 
-def _hide_others(root: Path, keep: Container[str]) -> dict[str, Path]:
+def _hide_unused(root: Path, keep: Container[str]) -> dict[str, Path]:
     hidden: dict[str, Path] = {}
     with contextlib.suppress(FileNotFoundError):
         for path in list(root.iterdir()):
             if not path.name.startswith(".") and path.name not in keep:
-                hidden[path.name] = path.rename(_old(path))
+                hidden[path.name] = path.rename(_trash_path(path))
     return hidden
 
 
-def _old(path: Path) -> Path:
+def _trash_path(path: Path) -> Path:
     return path.with_name(f".old.{path.name}.{os.getpid()}")
 
 

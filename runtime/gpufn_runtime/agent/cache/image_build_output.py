@@ -1,4 +1,4 @@
-"""What Docker says as it builds an image: the lines for the function's log, and why a step failed. Pure."""
+"""Docker's output while it builds an image: the lines for the function's log, and the reason of a failure. Pure."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from typing import Any
 
 from gpufn_core.errors import BuildFailed
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NOTES = ("--->", "Removing intermediate container")
+_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_BUILDER_NOTES = ("--->", "Removing intermediate container")
 _STEP = re.compile(r"Step \d+/\d+ : (.*)")
-_A_COMMAND_FAILED = re.compile(r"returned a non-zero code: \d+\.?$")
-_SAYS_WHERE_TO_READ = "ERROR: ResolutionImpossible"  # pip's last word, after it has said which packages do not agree
-# It travels in a worker event, and all that failed compilers print is megabytes.
-_KEPT_LINES = 200
-_LONGEST_LINE = 4 << 10  # characters
+_COMMAND_FAILED = re.compile(r"returned a non-zero code: \d+\.?$")
+_PIP_LINK_LINE = "ERROR: ResolutionImpossible"  # pip prints this with a link, after it has named the conflict
+# The log travels in a worker event, and failed compilers print megabytes.
+_MAX_LINES = 200
+_MAX_LINE_LENGTH = 4 << 10  # characters
 
 
 class BuildOutput:
-    """Of one build. A step's end is kept until the next one begins."""
+    """Output of one build. Keeps the last lines of the current step."""
 
     def __init__(self) -> None:
         self._step = ""
-        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._step_lines: collections.deque[str] = collections.deque(maxlen=_MAX_LINES)
 
     def lines(self, part: Mapping[str, Any]) -> list[str]:
-        """What to show of a `part` of the answer: how far a layer has come is told many times a second, and is not."""
+        """Return the log lines of one `part` of Docker's response. Skips layer progress, sent many times a second."""
         if part.get("progressDetail"):
             return []
-        lines = [line[:_LONGEST_LINE] for line in lines_of(str(part.get("stream", part.get("status", ""))))]
+        lines = [line[:_MAX_LINE_LENGTH] for line in lines_of(str(part.get("stream", part.get("status", ""))))]
         for line in lines:
-            if (begun := _STEP.fullmatch(line)) is not None:
-                self._step = begun[1]
-                self._kept.clear()
+            if (step := _STEP.fullmatch(line)) is not None:
+                self._step = step[1]
+                self._step_lines.clear()
             else:
-                self._kept.append(line)
+                self._step_lines.append(line)
         return lines
 
     def failure(self, error: str) -> BuildFailed:
-        """`error` is the builder's own: of a command that failed it says only which, and nothing else says what
-        kept the builder from a layer."""
-        why = failing_line(self._kept) if self._kept and _A_COMMAND_FAILED.search(error) else error
+        """Return the error to raise. `error` is Docker's message. When a command failed, that message names only the
+        command, so the reason is taken from the command's output."""
+        reason = failing_line(self._step_lines) if self._step_lines and _COMMAND_FAILED.search(error) else error
         return BuildFailed(
-            f"the image does not build: {why} (in: {self._step})", stage="image", log="\n".join(self._kept)
+            f"the image does not build: {reason} (in: {self._step})", stage="image", log="\n".join(self._step_lines)
         )
 
 
 def failing_line(output: Iterable[str]) -> str:
-    """What to show of a command that failed: the last line that a package manager calls an error, else the last."""
+    """Return the last line that a package manager marks as an error, or else the last line."""
     lines = list(output)
-    said = [
-        line for line in lines if line.lower().startswith(("error", "e: ")) and not line.startswith(_SAYS_WHERE_TO_READ)
+    errors = [
+        line for line in lines if line.lower().startswith(("error", "e: ")) and not line.startswith(_PIP_LINK_LINE)
     ]
-    return (said or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["no output"])[-1]
 
 
 def lines_of(text: str) -> list[str]:
-    """What a build prints, without colours and without the builder's notes about its own containers.
+    """Split build output into lines, without color codes and Docker's notes about its intermediate containers.
 
     >>> lines_of("\\x1b[91mERROR: no such package\\n\\x1b[0mRemoving intermediate container 7c2\\n ---> 1f\\n")
     ['ERROR: no such package']
     """
-    lines = (_COLOUR.sub("", line).strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith(_NOTES)]
+    lines = (_COLOR_CODE.sub("", line).strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith(_BUILDER_NOTES)]

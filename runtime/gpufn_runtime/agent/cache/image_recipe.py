@@ -1,9 +1,9 @@
-"""How an image is made, as a build file. Pure.
+"""Build file of a container image. Pure.
 
-1. the base image; 2. what our worker needs; 3. apt packages; 4. Python packages; 5. the user's files
+1. the base image; 2. the worker's requirements; 3. apt packages; 4. Python packages; 5. the user's files
 
-The steps that change least come first, for a build starts again at the first step that differs. Each is one line of
-JSON words, so that no shell reads what a user wrote.
+Steps that change rarely come first, because Docker rebuilds from the first changed step. Each step is a JSON array
+(exec form), so no shell parses user input.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _LOCK = "/gpufn/lock.txt"
 
 @dataclass(frozen=True)
 class Recipe:
-    """`files` are the digests of what stands beside the build file."""
+    """Build file of an image. `files` are the digests of the files in the build context."""
 
     text: str
     files: tuple[str, ...]
 
     @property
     def digest(self) -> str:
-        """Of everything that makes two images the same; that of the base image is its name."""
+        """Digest of everything that determines the image. The base image counts by its name only."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def recipe(spec: ImageSpec, *, bases: str, worker_needs: Sequence[str]) -> Recipe:
-    """`bases` names the image that has a version of Python, with `{python}` for it. `worker_needs` are requirements.
+    """Return the recipe of an image. `bases` is the base image's name, with `{python}` for the Python version;
+    `worker_needs` are pip requirements.
 
     >>> spec = ImageSpec(python="3.12", pip=("torch",))
     >>> print(recipe(spec, bases="python:{python}-slim", worker_needs=["msgspec"]).text, end="")
@@ -52,7 +53,7 @@ def recipe(spec: ImageSpec, *, bases: str, worker_needs: Sequence[str]) -> Recip
     ]
     if spec.apt:
         lines.append(_run("sh", "-c", _APT, "apt", *spec.apt))
-    # Named again, so that a package which cannot live beside our worker's needs fails here, in pip's words.
+    # pip gets the worker's requirements again, so a package that conflicts with them fails here, with pip's message.
     if spec.lock:
         lines.append(_copy(spec.lock, _LOCK))
         lines.append(_run(*_PIP, "-r", _LOCK))

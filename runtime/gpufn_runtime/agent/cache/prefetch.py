@@ -1,9 +1,9 @@
-"""What is made ready on this node before the first call asks for it, and what is known of revisions.
+"""Prefetch for deployed revisions, before their first call; also the agent's index of revisions.
 
-1. FUNCTIONS and REVISIONS are watched; runners report which modules their workers imported
-2. after each change, and each launch: the launcher hears which module sets matter; bundles are unpacked, engines
-   fetched
-3. after a deletion, and each COLLECT_EVERY_S: what nothing deployed uses is removed from the node's cache
+1. FUNCTIONS and REVISIONS are watched. Runners report which modules their workers imported.
+2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked and engines are
+   fetched.
+3. After a deletion, and every COLLECT_EVERY_S, the node's cache drops artifacts that no deployed function uses.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 log = logging.getLogger(__name__)
 
 COLLECT_EVERY_S = 600.0
-_RUN_MODELS = ("numpy", "onnxruntime")  # known before a worker tells; a first cold start takes 25 ms instead of 150
+_MODEL_MODULES = ("numpy", "onnxruntime")  # known before a worker reports; the first cold start takes 25 ms, not 150
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
 
 
 class Preparer(Protocol):
-    """Makes templates, images and standby containers for what is in use."""
+    """Prepares templates, images and standby containers for the revisions in use."""
 
-    def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
+    def set_uses(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
     def keep_images(self, images: Iterable[ImageSpec]) -> None: ...
 
 
-class Preparation:
-    """`gpu_kinds` are the DeviceKinds of this node's GPUs. `running` tells the revisions that have a worker here, and
-    `image_of` which of them live in containers: with `limits_of`."""
+class Prefetch:
+    """Prefetch and cache cleanup. `gpu_kinds` are the DeviceKinds of this node's GPUs. `running` returns the revisions
+    that have a worker here. `image_of` returns the image of a function that runs in containers, and `limits_of` its
+    container's limits."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Preparation:
         self._engines = engines
         self._gpu_kinds = frozenset(gpu_kinds)
         self._launcher = launcher
-        self._running = running
+        self._running_revisions = running
         self._image_of = image_of
         self._limits_of = limits_of
         self._known: dict[RevisionKey, Revision] = {}
@@ -79,11 +80,11 @@ class Preparation:
         self._collect_at = 0.0
 
     async def watch(self) -> list[Watch]:
-        """Returns once everything that is deployed is known."""
+        """Start the watches. Returns once all deployed functions and revisions are known."""
         return [await self._revisions.watch(self._on_revision), await self._functions.watch(self._on_function)]
 
     async def run(self) -> None:
-        """Prepare after each change, and collect, until cancelled."""
+        """Prepare and collect after each change, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COLLECT_EVERY_S):
@@ -93,27 +94,27 @@ class Preparation:
                 await self._prepare()
                 await self._collect(asyncio.get_running_loop().time())
             except Exception:
-                log.exception("could not prepare for what is deployed; the next deploy tries again")
+                log.exception("prefetch failed; the next deploy tries again")
 
     async def revision(self, function: str, number: int) -> Revision:
-        """Raises RevisionNotFound, BusUnavailable."""
+        """Return a revision. Raises RevisionNotFound, BusUnavailable."""
         if (known := self._known.get((function, number))) is not None:
             return known
         entry = await self._revisions.get(subjects.revision_key(function, number))
         if entry is None:
-            raise RevisionNotFound(f"{function}@{number} was assigned to this node, but there is no such revision.")
+            raise RevisionNotFound(f"{function}@{number} was assigned to this node but does not exist.")
         return _revision.decode(entry.value)
 
     async def bundle(self, revision: Revision) -> str:
-        """Its unpacked bundle; empty for a function without code. Raises ArtifactUnavailable, InvalidBundle,
-        BusUnavailable."""
+        """Return the folder of the unpacked bundle, or "" for a model without code. Raises ArtifactUnavailable,
+        InvalidBundle, BusUnavailable."""
         if revision.spec.entry.packaging is Packaging.MODEL:
             return ""
         return os.fspath(await self._bundles.get(revision.bundle))
 
     async def engines(self, revision: Revision, kind: str) -> dict[str, tuple[str, ...]]:
-        """The folders of its engines for a DeviceKind, by the model's parameter, the best first. One that cannot be had
-        is left out, for another may do; when none is left, raises ArtifactUnavailable, BusUnavailable."""
+        """Return the engine folders for a DeviceKind by model parameter, best first. Unavailable engines are skipped.
+        If none is left for a model, raises ArtifactUnavailable or BusUnavailable."""
         return {model.parameter: await self._folders(revision, model.parameter, kind) for model in revision.spec.models}
 
     async def _folders(self, revision: Revision, parameter: str, kind: str) -> tuple[str, ...]:
@@ -124,36 +125,36 @@ class Preparation:
                 folders.append(os.fspath(await self._engines.get(key)))
             except GpufnError as caught:
                 error = caught
-                log.warning("%s: an engine of %s is not here: %s", revision, parameter, error.message)
+                log.warning("%s: an engine of %s is not available: %s", revision, parameter, error.message)
         if not folders:
             raise error
         return tuple(folders)
 
-    def doubt(self, revision: RevisionKey) -> None:
-        """A worker of it did not get ready: its bundle or one of its engines may be damaged, though it looks as it
-        did."""
+    def recheck(self, revision: RevisionKey) -> None:
+        """Check the revision's bundle and engines again: a worker failed to start, so a file may be damaged even though
+        size and time are unchanged."""
         if (known := self._known.get(revision)) is not None:
             if known.bundle:
-                self._bundles.doubt(known.bundle)
+                self._bundles.recheck(known.bundle)
             for by_kind in known.engines.values():
                 for keys in by_kind.values():
-                    self._engines.doubt(keys)
+                    self._engines.recheck(keys)
 
     def timeout_s(self, revision: RevisionKey) -> float:
-        """Of its calls; 0 when it is not known."""
+        """Return the timeout of the revision's calls, or 0 if the revision is unknown."""
         known = self._known.get(revision)
         return known.spec.timeout_s if known else 0.0
 
     def modules(self, revision: Revision) -> frozenset[str]:
         reported = self._reported_modules.get(revision.key, frozenset())
-        return reported.union(revision.spec.modules, _RUN_MODELS if revision.spec.models else ())
+        return reported.union(revision.spec.modules, _MODEL_MODULES if revision.spec.models else ())
 
     def learn_modules(self, revision: RevisionKey, modules: Iterable[str]) -> None:
-        """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""
+        """Record modules that workers imported and their template lacked. User code reports them: check each name."""
         known = self._reported_modules.get(revision, frozenset())
-        more = known.union(filter(is_module_name, modules))
-        if known < more and len(more) <= MOST_MODULES:
-            self._reported_modules[revision] = more
+        union = known.union(filter(is_module_name, modules))
+        if known < union and len(union) <= MOST_MODULES:
+            self._reported_modules[revision] = union
             self._changes.set()
 
     def note_launch(self, revision: RevisionKey, launched_at: float) -> None:
@@ -161,13 +162,13 @@ class Preparation:
         self._changes.set()
 
     def note_end(self) -> None:
-        """A worker is gone: what it alone used may go as well."""
+        """Schedule a collection after a worker ended: it may have been the last user of an artifact."""
         if not self._collect_at:
             self._changes.set()
 
     async def _prepare(self) -> None:
         current = self._current()
-        self._launcher.want(
+        self._launcher.set_uses(
             [
                 Use(self.modules(revision), self._used_at(revision), revision.spec.env)
                 for revision in current
@@ -177,17 +178,17 @@ class Preparation:
         )
         for revision in current:
             try:
-                was_here = self._has_bundle(revision)
+                was_cached = self._has_bundle(revision)
                 await self.bundle(revision)
-                if not was_here and self._image_of(revision.spec) is not None:
-                    self._changes.set()  # its image may be made of files in there
+                if not was_cached and self._image_of(revision.spec) is not None:
+                    self._changes.set()  # the image may use files from the bundle
                 for kind in self._kinds(revision):
                     await self.engines(revision, kind)
-            except Exception as error:  # its launch will try again, and tell who waits for it
-                log.warning("%s is not prepared: %s", revision, error)
+            except Exception as error:  # the launch tries again, and reports the error to its callers
+                log.warning("cannot prefetch %s: %s", revision, error)
 
     def _container_use(self, revision: Revision) -> ContainerUse | None:
-        """None for a process, and before its bundle is here, which may hold files of its image."""
+        """Return None for a function without image, and until the bundle (which may hold image files) is unpacked."""
         image = self._image_of(revision.spec)
         if image is None or not self._has_bundle(revision):
             return None
@@ -209,47 +210,49 @@ class Preparation:
         return self._last_used.get(revision.key, 0.0)
 
     def _kinds(self, revision: Revision) -> set[str]:
-        """Of the devices here that its workers may run on."""
+        """Return the kinds of the devices on this node that the revision's workers may use."""
         kinds = self._gpu_kinds if revision.spec.resources.gpu else {CPU_KIND}
         return {kind for by_kind in revision.engines.values() for kind in by_kind if kind in kinds}
 
     async def _collect(self, now: float) -> None:
-        """Remove what nothing uses. What that is, is asked each time: to remove takes a while, and a worker may be
-        launched meanwhile of what was deployed just now."""
+        """Remove unused artifacts. The set in use is read again for each kind: removal takes time, and a new revision
+        may be deployed and launched meanwhile."""
         if now < self._collect_at:
             return
-        running = set(self._running())
+        running = set(self._running_revisions())
         if not running <= self._known.keys():
-            return  # of one that was deleted, whose worker still runs
-        are_deployed = all(function in self._deployed for function, _ in running)
-        self._collect_at = now + COLLECT_EVERY_S if are_deployed else 0.0  # else again when the last of them ends
+            return  # a worker of a deleted revision still runs
+        all_deployed = all(function in self._deployed for function, _ in running)
+        self._collect_at = now + COLLECT_EVERY_S if all_deployed else 0.0  # 0: collect when the next worker ends
         await self._bundles.keep({revision.bundle for revision in self._used()})
-        self._launcher.keep_images({image for each in self._used() if (image := self._image_of(each.spec)) is not None})
+        self._launcher.keep_images(
+            {image for revision in self._used() if (image := self._image_of(revision.spec)) is not None}
+        )
         by_kind = [keys for revision in self._used() for keys in revision.engines.values()]
-        await self._engines.keep({key for keys in by_kind for of_kind in keys.values() for key in of_kind})
+        await self._engines.keep({key for keys in by_kind for engine_keys in keys.values() for key in engine_keys})
 
     def _used(self) -> list[Revision]:
-        """Any of a deployed function, for a rollback is quick, and those that run here."""
-        running = set(self._running())
+        """Return all revisions of deployed functions (so that a rollback is fast), and those that run here."""
+        running = set(self._running_revisions())
         return [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
 
     def _current(self) -> list[Revision]:
-        """What each function wants to run and what serves it, and those that run here."""
-        keys = set(self._running())
+        """Return the active and the serving revision of each function, and the revisions that run here."""
+        keys = set(self._running_revisions())
         for function in self._deployed.values():
             keys |= {(function.name, function.active), (function.name, function.serving)}
         return [self._known[key] for key in sorted(keys) if key in self._known]
 
     def _on_revision(self, key: str, entry: Entry | None) -> None:
         function, _, number = key.rpartition(".")
-        which = (function, int(number))
+        revision_key = (function, int(number))
         if entry is None:
             for known in (self._known, self._last_used, self._reported_modules):
-                known.pop(which, None)
+                known.pop(revision_key, None)
             self._collect_at = 0.0
         else:
-            self._known[which] = _revision.decode(entry.value)
-            self._last_used.setdefault(which, self._known[which].created_at)
+            self._known[revision_key] = _revision.decode(entry.value)
+            self._last_used.setdefault(revision_key, self._known[revision_key].created_at)
         self._changes.set()
 
     def _on_function(self, key: str, entry: Entry | None) -> None:
@@ -258,6 +261,6 @@ class Preparation:
             self._collect_at = 0.0
         else:
             function = self._deployed[key] = _function.decode(entry.value)
-            active = (key, function.active)  # a rollback makes an old one worth a template
+            active = (key, function.active)  # after a rollback the old revision needs a template again
             self._last_used[active] = max(function.updated_at, self._last_used.get(active, 0.0))
         self._changes.set()

@@ -1,1 +1,1 @@
-"""The decisions of the agent. Pure."""
+"""Decisions of the agent. Pure."""

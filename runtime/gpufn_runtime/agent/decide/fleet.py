@@ -1,4 +1,4 @@
-"""What runs on this node, and what the bus wants to run here. Facts only; `reconcile` draws the conclusions.
+"""State of this node's workers: what runs, and which Assignments exist. `reconcile` decides on actions.
 
 LAUNCHING → RUNNING → GONE;  LAUNCHING → GONE
 """
@@ -14,13 +14,13 @@ from gpufn_core.domain.worker import Assignment, ParkedMemory
 from gpufn_runtime.agent.decide.parking_proof import Claim
 from gpufn_runtime.agent.workers.processes import Process
 
-_REMEMBERED = 4096  # ids of workers that have been here; a late message must not start one again
+_MAX_ENDED = 4096  # ids of ended workers, kept so that a late message does not start one of them again
 
 
 class Phase(enum.StrEnum):
     LAUNCHING = "launching"
     RUNNING = "running"
-    GONE = "gone"  # its process has ended; its folder and its Assignment are being removed
+    GONE = "gone"  # the process has ended; folder and Assignment are being removed
 
 
 @dataclass
@@ -30,20 +30,20 @@ class WorkerRecord:
     worker: str
     function: str
     revision: int
-    assignment: Assignment | None  # None: it is gone from the bus
+    assignment: Assignment | None  # None: deleted from the bus
     phase: Phase = Phase.LAUNCHING
     process: Process | None = None
     started_at: float = 0.0  # unix seconds
-    was_ready: bool = False  # as its runner reports
-    drain_by: float | None = None  # set once the assignment said drain
-    asked_to_end_at: float | None = None
+    was_ready: bool = False  # as reported by the runner
+    drain_by: float | None = None  # set when the assignment says drain
+    end_requested_at: float | None = None
     killed: bool = False
-    killed_for: str = ""  # why its agent did that
-    stopping: bool = False  # its agent stops
-    device_fault: str = ""  # why its GPU is of no use any more
-    claim: Claim | None = None  # what it says that it holds, parked
-    parked: ParkedMemory | None = None  # and what it was proven to hold
-    given_up_at: float | None = None  # since when its runner reports it as over, though its process runs
+    killed_for: str = ""  # why the agent killed it
+    stopping: bool = False  # because the agent stops
+    device_fault: str = ""  # why its GPU is no longer usable
+    claim: Claim | None = None  # memory that the parked worker reports
+    parked: ParkedMemory | None = None  # memory that was verified
+    given_up_at: float | None = None  # when its runner first reported it as over although its process runs
 
     def __str__(self) -> str:
         return f"{self.worker} of {self.function}@{self.revision}"
@@ -68,12 +68,12 @@ class Fleet:
 
     @property
     def newest_epoch(self) -> int:
-        """The controller's fencing token, as far as this node knows. Derived from what is assigned now, so that a bus
-        that begins anew, and counts from one again, is not refused for ever."""
+        """The controller's fencing token, as known on this node. It derives from the current Assignments, so that a new
+        bus, which counts from one again, is not refused forever."""
         return max((record.assignment.epoch for record in self.records.values() if record.assignment), default=0)
 
     def revisions(self) -> set[RevisionKey]:
-        """Of which there are workers here."""
+        """Return the revisions that have workers here."""
         return {record.key for record in self.records.values()}
 
     def add(self, assignment: Assignment) -> WorkerRecord:
@@ -84,7 +84,7 @@ class Fleet:
     def forget(self, worker: str) -> None:
         self.records.pop(worker, None)
         self._ended[worker] = None
-        while len(self._ended) > _REMEMBERED:
+        while len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     def has_ended(self, worker: str) -> bool:

@@ -1,10 +1,11 @@
-"""Whether a worker that says that it is parked has given its GPU up. Pure.
+"""Verification that a worker that reports itself parked has released its GPU memory. Pure.
 
-    1. the runner tells what the worker says
-    2. NVML tells what its processes hold: a sample that was begun after it said so
-    3. what is left is leased; more than MOST_LEFT_BYTES, and it ends
+    1. The runner forwards the worker's report.
+    2. NVML reports the memory of the worker's processes, in a sample that began after the worker's report.
+    3. The remaining memory stays leased. If it exceeds MOST_LEFT_BYTES, the worker is ended.
 
-Where nobody tells, the worker is believed: without NVML, and under MPS, where a client's memory is its server's.
+Without such a measurement the worker's report is trusted: without NVML, and under MPS, where the memory of a client
+belongs to its server.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from dataclasses import dataclass
 
 from gpufn_core.domain.worker import ParkedMemory
 
-MOST_LEFT_BYTES = 1 << 30  # of one GPU; a CUDA context with its libraries' kernels is a third to two thirds of it
+MAX_REMAINING_BYTES = 1 << 30  # of one GPU; a CUDA context with kernels takes a third to two thirds of it
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a worker says that it holds; `at_sample` is the last one that had been begun when it said so."""
+    """The memory that a worker reports. `at_sample` is the last sample that had begun at the time of the report."""
 
     parked: ParkedMemory
     at_sample: int
 
 
-def prove(claim: Claim, seen_sample: int, held_bytes: int | None) -> ParkedMemory | str | None:
-    """What it holds, or why it is not parked; None while that cannot be told. `held_bytes` of one GPU are what the
-    sample `seen_sample` has, None where nobody tells."""
-    if seen_sample <= claim.at_sample:
+def verify(claim: Claim, newest_sample: int, held_bytes: int | None) -> ParkedMemory | str | None:
+    """Return the memory that stays leased, an error text if the worker is not parked, or None while unknown.
+    `held_bytes` is the memory on one GPU in the sample `newest_sample`, None if it cannot be measured."""
+    if newest_sample <= claim.at_sample:
         return None
-    left_bytes = max(claim.parked.device_bytes, held_bytes or 0)
-    if left_bytes > MOST_LEFT_BYTES:
-        return f"it says that it is parked, and holds {left_bytes >> 20} MiB of its GPU"
-    return ParkedMemory(claim.parked.host_bytes, left_bytes)
+    remaining_bytes = max(claim.parked.device_bytes, held_bytes or 0)
+    if remaining_bytes > MAX_REMAINING_BYTES:
+        return f"it reports that it is parked, but holds {remaining_bytes >> 20} MiB of its GPU"
+    return ParkedMemory(claim.parked.host_bytes, remaining_bytes)

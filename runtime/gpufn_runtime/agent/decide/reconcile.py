@@ -1,11 +1,11 @@
-"""What to do about the difference between what is wanted and what runs. Pure.
+"""Reconciliation: which actions bring the running workers in line with the Assignments. Pure.
 
 | assignment | no record | LAUNCHING, RUNNING | GONE |
 |---|---|---|---|
 | run | Launch, once per worker id | nothing | nothing |
-| park | Forget | nothing: it is for the runner, and `proofs` looks at it | nothing |
-| drain | Forget | Drain: the runner empties it, and a deadline starts | nothing |
-| of an older epoch | Refuse | Refuse | nothing |
+| park | Forget | nothing: the runner parks it, and `parking_proof` checks it | nothing |
+| drain | Forget | Drain: the runner drains it; the agent sets a deadline | nothing |
+| from an older epoch | Refuse | Refuse | nothing |
 | absent | nothing | Stop | nothing |
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_runtime.agent.decide.fleet import Phase, WorkerRecord
 
-KILL_AFTER_S = 5.0  # between SIGTERM, or being given up by the runner, and SIGKILL
-DRAIN_GRACE_S = 30.0  # on top of the function's own timeout
+KILL_AFTER_S = 5.0  # from SIGTERM, or from the runner's report that the worker is over, to SIGKILL
+DRAIN_GRACE_S = 30.0  # added to the function's timeout
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Drain:
-    """The runner drains it; the agent only starts the clock."""
+    """Set a drain deadline. The runner does the draining."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True)
 class Stop:
-    """SIGTERM, and SIGKILL later."""
+    """Send SIGTERM, and SIGKILL later."""
 
     worker: str
     reason: str
@@ -49,7 +49,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Forget:
-    """Nothing runs for it: delete the Assignment."""
+    """Delete the Assignment: no process runs for it."""
 
     assignment: Assignment
     reason: str
@@ -57,7 +57,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Refuse:
-    """A controller that has been replaced wrote it."""
+    """Refuse an Assignment: a controller that has been replaced wrote it."""
 
     assignment: Assignment
     newest_epoch: int
@@ -69,18 +69,18 @@ Action = Launch | Drain | Stop | Kill | Forget | Refuse
 def on_change(  # noqa: PLR0911 - the table above, row by row
     record: WorkerRecord | None, assignment: Assignment | None, *, newest_epoch: int, has_ended: bool
 ) -> Action | None:
-    """What a change of one Assignment asks for. `record` is how the worker was known before."""
+    """Return the action for a change of one Assignment. `record` is the worker's state before the change."""
     if assignment is None:
         if record is None or record.phase is Phase.GONE:
             return None
-        return Stop(record.worker, "its assignment is gone")
+        return Stop(record.worker, "its assignment was deleted")
     if record is None:
         if has_ended:
-            return Forget(assignment, "it has ended before")
+            return Forget(assignment, "it has already ended")
         if assignment.epoch < newest_epoch:
             return Refuse(assignment, newest_epoch)
         if assignment.desired is not Desired.RUN:
-            return Forget(assignment, f"it was to {assignment.desired.value}, and is not here")
+            return Forget(assignment, f"desired state is {assignment.desired.value}, but it does not run")
         return Launch(assignment)
     if record.phase is Phase.GONE or record.assignment == assignment:
         return None
@@ -92,24 +92,24 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
 
 
 def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AFTER_S) -> Stop | Kill | None:
-    """What a worker that still runs at `now` has earned."""
+    """Return the action for a worker that still runs at `now` although a deadline has passed."""
     if record.phase is not Phase.RUNNING or record.killed:
         return None
     if record.given_up_at is not None and now >= record.given_up_at + kill_after_s:
-        return Kill(record.worker, "its runner has given it up")  # a kill order is sent once, and may be lost
-    if record.asked_to_end_at is not None:
-        if now >= record.asked_to_end_at + kill_after_s:
+        return Kill(record.worker, "its runner has given it up")  # the runner sends a kill order once; it may be lost
+    if record.end_requested_at is not None:
+        if now >= record.end_requested_at + kill_after_s:
             return Kill(record.worker, f"it did not end within {kill_after_s:g} s of SIGTERM")
         return None
     if record.drain_by is not None and now >= record.drain_by:
-        return Stop(record.worker, "it did not end by itself when it was drained")
+        return Stop(record.worker, "it did not end by itself after draining")
     return None
 
 
 @dataclass(frozen=True)
-class Found:
-    """A folder that was there before us. `is_running`: its process lives, and is the one that was recorded.
-    `was_begun`: an agent has worked on it; else only the runner has, which is not to wait for us."""
+class ExistingFolder:
+    """A worker folder that an earlier agent or the runner created. `is_running`: the recorded process still runs.
+    `was_begun`: an agent has started work in it. If not, only the runner has, which does not wait for the agent."""
 
     worker: str
     is_running: bool
@@ -122,28 +122,28 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Bury:
-    """It died while nobody looked: say so, remove what it left, delete its Assignment."""
+class CleanUp:
+    """Report the end of a worker that died without an agent, remove its resources, and delete its Assignment."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Nobody asks for it and nothing runs: remove its folder."""
+    """Remove a folder that has neither an Assignment nor a process."""
 
     worker: str
 
 
-def at_start(found: Iterable[Found], assignments: Mapping[str, Assignment]) -> list[Adopt | Bury | Sweep]:
-    """What to do with each folder. One that runs is adopted even without an Assignment: it is then stopped like any
-    other whose Assignment is gone. One that is assigned and was not begun is launched like any other."""
-    actions: list[Adopt | Bury | Sweep] = []
-    for folder in found:
+def at_start(folders: Iterable[ExistingFolder], assignments: Mapping[str, Assignment]) -> list[Adopt | CleanUp | Sweep]:
+    """Return what to do with each folder. A running worker is adopted even without an Assignment, and is stopped then.
+    An assigned worker whose folder was not begun needs no action here: it is launched like any other."""
+    actions: list[Adopt | CleanUp | Sweep] = []
+    for folder in folders:
         if folder.is_running:
             actions.append(Adopt(folder.worker))
         elif folder.worker not in assignments:
             actions.append(Sweep(folder.worker))
         elif folder.was_begun:
-            actions.append(Bury(folder.worker))
+            actions.append(CleanUp(folder.worker))
     return actions

@@ -1,7 +1,7 @@
-"""Which standby templates are worth their memory, and which one a worker forks from. Pure.
+"""Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
-A template is its Preload. A worker may fork from any that has not read another function's variables: what the template
-lacks, the worker imports itself.
+A template is identified by its Preload. A worker may fork from any template that has not read another function's
+variables. Modules that the template lacks are imported by the worker.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Final
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
-READY_TIMEOUT_S: Final = 120.0  # to import its modules: torch on a cold disk takes 20 s and more
-MOST_FAILURES: Final = 3  # of one kind, until it is given up: a few may be bad luck
+READY_TIMEOUT_S: Final = 120.0  # for the imports: torch from a cold disk takes 20 s and more
+MAX_FAILURES: Final = 3  # per template, until it is given up: a few failures may be bad luck
 
 ModuleSet = frozenset[str]
 
 
 @dataclass(frozen=True)
 class Preload:
-    """What a template imports, and the variables that it has from its functions' `env` as it does so: modules read them
-    when they are imported, HF_HOME for one, and never again."""
+    """Modules that a template imports, with the function's `env` set. Modules read variables only when imported, such
+    as HF_HOME."""
 
     modules: ModuleSet = frozenset()
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
 
     def __str__(self) -> str:
-        """Without the variables: some are secrets."""
+        """Return the modules only: variables may be secrets."""
         return ",".join(sorted(self.modules))
 
-    def is_part_of(self, other: Preload) -> bool:
+    def is_subset_of(self, other: Preload) -> bool:
         return self.env == other.env and self.modules < other.modules
 
-    def suits(self, env: Mapping[str, str]) -> bool:
-        """Whether a worker with `env` finds what it would have imported itself; that without modules has read none."""
+    def is_compatible_with(self, env: Mapping[str, str]) -> bool:
+        """Return whether a worker with `env` may fork from it. A template without modules has read no variables."""
         return not self.modules or self.env == frozenset(env.items())
 
 
@@ -44,7 +44,7 @@ EMPTY = Preload()
 
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules, its `env`, and when it was last launched or deployed (unix seconds)."""
+    """A revision's modules and `env`, and when it was last launched or deployed (unix seconds)."""
 
     modules: ModuleSet
     last_used_at: float
@@ -57,8 +57,8 @@ class Use:
 
 @dataclass(frozen=True)
 class ContainerUse:
-    """A revision whose workers live in containers. `bundle` is the folder of its files. No `limits` when they are not
-    known before a worker is placed: which GPU it gets."""
+    """A revision whose workers run in containers. `bundle` is the folder of its files. `limits` is None if it depends
+    on a worker's placement: on the GPU that it gets."""
 
     function: str
     revision: int
@@ -69,24 +69,26 @@ class ContainerUse:
     last_used_at: float
 
 
-def worth_having(uses: Iterable[Use], limit: int, refused: Iterable[Preload] = ()) -> list[Preload]:
-    """At most `limit` of them, in the order to make them: first the empty one, which serves any worker that has no
-    modules and costs next to nothing, then those used last. One that another one covers gets a template of its own
-    only where there is room for all. `refused` cannot be had."""
+def select_preloads(uses: Iterable[Use], limit: int, refused: Iterable[Preload] = ()) -> list[Preload]:
+    """Return at most `limit` Preloads, in the order to create them. The empty one comes first: it serves workers
+    without modules and costs next to nothing. Then those used last. A Preload that another one covers gets a template
+    only if there is room for all. `refused` are excluded."""
     avoid = set(refused)
     newest_first = [use.preload for use in sorted(uses, key=lambda use: -use.last_used_at)]
     if newest_first:
         newest_first.insert(0, EMPTY)
     wanted = [preload for preload in dict.fromkeys(newest_first) if preload not in avoid]
-    by_need = sorted(wanted, key=lambda one: one != EMPTY and any(one.is_part_of(other) for other in wanted))
+    by_need = sorted(wanted, key=lambda one: one != EMPTY and any(one.is_subset_of(other) for other in wanted))
     return [preload for preload in wanted if preload in by_need[: max(0, limit)]]
 
 
 def closest(templates: Iterable[ModuleSet], modules: ModuleSet) -> ModuleSet | None:
-    """The smallest of `templates` that has all of `modules`, else the one that has most of them and nothing more.
+    """Return the smallest of `templates` that has all of `modules`, else the largest without other modules.
 
-    Even the empty one saves the interpreter's start: 35 ms instead of 125 until the worker is on its socket.
+    Even the empty template saves the interpreter's start: a worker connects after 35 ms instead of 125.
     """
-    have = list(templates)
-    whole = min((one for one in have if modules <= one), key=len, default=None)
-    return whole if whole is not None else max((one for one in have if one <= modules), key=len, default=None)
+    candidates = list(templates)
+    complete = min((one for one in candidates if modules <= one), key=len, default=None)
+    if complete is not None:
+        return complete
+    return max((one for one in candidates if one <= modules), key=len, default=None)

@@ -1,1 +1,1 @@
-"""What a node has: GPUs as the driver tells (`nvml`), the CPU pool, or what the settings declare (`declared`)."""
+"""Devices of a node: GPUs that the NVIDIA driver reports, the CPU pool, and devices declared in settings."""

@@ -1,4 +1,4 @@
-"""What finds devices, and what it says of them."""
+"""Interface of a device inventory, and its results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpufn_core.domain.device_metrics import DeviceMetrics
 
 
 @dataclass(frozen=True)
-class Found:
-    """A node's devices, the links between its GPUs, and the versions of the driver and of the newest CUDA it takes."""
+class FoundDevices:
+    """A node's devices, the links between its GPUs, the driver's version and the newest CUDA version it supports."""
 
     devices: tuple[Device, ...]
     links: tuple[DeviceLink, ...] = ()
@@ -21,7 +21,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A device could not be asked."""
+    """A device did not answer a request."""
 
     health: Health
     reason: str
@@ -29,7 +29,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Sample:
-    """`xids` are the error events since the last sample: a GPU's uuid and the event's number."""
+    """Metrics of one round. `xids` are the error events since the last sample: GPU uuid and Xid number."""
 
     metrics: tuple[DeviceMetrics, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()
@@ -37,10 +37,10 @@ class Sample:
 
 
 class Inventory(Protocol):
-    def find(self) -> Found:
-        """What this node has when the agent starts. Never raises: what cannot be read is not there."""
+    def find(self) -> FoundDevices:
+        """Return this node's devices at the agent's start. Never raises; unreadable devices are left out."""
         ...
 
     def sample(self) -> Sample:
-        """How the GPUs are now. Never raises. May block, as a sick driver does: call it in a thread."""
+        """Return the GPUs' current metrics. Never raises. May block if a driver hangs: call it in a thread."""
         ...

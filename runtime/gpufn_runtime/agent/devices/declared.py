@@ -1,4 +1,4 @@
-"""Devices that need no driver: the node's CPU pool, and what GPUFN_DEVICES declares (fakes, for tests)."""
+"""Devices without a driver: the node's CPU pool, and devices from GPUFN_DEVICES (fakes for tests)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_platform.process.settings import InvalidSetting
-from gpufn_runtime.agent.devices.base import Found, Sample
+from gpufn_runtime.agent.devices.base import FoundDevices, Sample
 
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
 
 def cpu_pool(
@@ -22,8 +22,8 @@ def cpu_pool(
     *,
     memory_bytes: int | None = None,
 ) -> Device:
-    """All cores and memory that this process may use: affinity and cgroup limits count. `memory_bytes`: what of the
-    memory is for workers, as the operator says."""
+    """Return the cores and the memory that this process may use, within its affinity and cgroup limits. `memory_bytes`
+    is the operator's setting of the memory for workers."""
     return Device(
         uuid=f"cpu-{node}",
         type=DeviceType.CPU,
@@ -34,22 +34,22 @@ def cpu_pool(
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """The devices of GPUFN_DEVICES: a JSON array of Device objects. Raises InvalidSetting."""
+    """Parse GPUFN_DEVICES: a JSON array of Device objects. Raises InvalidSetting."""
     try:
         return msgspec.json.decode(text, type=tuple[Device, ...])
     except msgspec.DecodeError as error:
-        raise InvalidSetting(f"GPUFN_DEVICES is a JSON array of devices: {error}") from error
+        raise InvalidSetting(f"GPUFN_DEVICES must be a JSON array of devices: {error}") from error
 
 
 class DeclaredInventory:
-    """Exactly `declared`, with the CPU pool added when it names none: every worker takes some of a CPU pool."""
+    """The `declared` devices, plus the CPU pool if they contain none: each worker needs a CPU pool."""
 
     def __init__(self, declared: tuple[Device, ...], pool: Device) -> None:
         has_pool = any(device.type is DeviceType.CPU for device in declared)
         self._devices = declared if has_pool else (pool, *declared)
 
-    def find(self) -> Found:
-        return Found(self._devices)
+    def find(self) -> FoundDevices:
+        return FoundDevices(self._devices)
 
     def sample(self) -> Sample:
         return Sample()
@@ -78,7 +78,7 @@ def _memory_limit(cgroup: Path) -> int:
 
 
 def _cpu_quota(cgroup: Path) -> float:
-    """Cores that the cgroup allows."""
+    """Return the number of cores that the cgroup allows."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (cgroup / "cpu.max").read_text().split()
         return int(quota) / int(period)

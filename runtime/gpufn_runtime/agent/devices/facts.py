@@ -1,4 +1,4 @@
-"""What a node's software can do for GPUs: found out by asking the programs, never assumed from versions."""
+"""GPU features of a node's software, detected by running the programs rather than from version numbers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _CGROUP_MEMORY = Path("/sys/fs/cgroup/dmem.capacity")
 
 
 def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFacts:
-    """Without the versions, which NVML tells. Runs programs, so not from a loop."""
+    """Detect the features, without the versions, which NVML reports. Runs programs, so it blocks."""
     if not has_gpus:
         return NodeFacts()
     return NodeFacts(mps=_mps_level(cgroup_memory), container_runtime=_container_runtime())
 
 
 def _mps_level(cgroup_memory: Path) -> MpsLevel:
-    """Where a level needs what cannot be seen without a daemon, it is not claimed."""
+    """Return the MPS level. A level is not claimed if its requirements cannot be checked without a daemon."""
     if shutil.which("nvidia-cuda-mps-control") is None:
         return MpsLevel.NONE
-    words = _said("nvidia-cuda-mps-control", "-p", "3", "-h").split()
+    words = _output_of("nvidia-cuda-mps-control", "-p", "3", "-h").split()
     if not {"server", "namespace"} <= set(words):
         return MpsLevel.V2
     try:
@@ -36,14 +36,14 @@ def _mps_level(cgroup_memory: Path) -> MpsLevel:
 def _container_runtime() -> str:
     if shutil.which("docker") is None:
         return ""
-    return "nvidia" if "nvidia" in _said("docker", "info", "--format", "{{json .Runtimes}}") else ""
+    return "nvidia" if "nvidia" in _output_of("docker", "info", "--format", "{{json .Runtimes}}") else ""
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
-        ended = subprocess.run(  # noqa: S603
+        result = subprocess.run(  # noqa: S603
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return ended.stdout + ended.stderr if ended.returncode == 0 else ""
+    return result.stdout + result.stderr if result.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""One device's metrics, read by NVML. What changes seldom, or takes long to read, is read in turns."""
+"""Metrics of GPUs, read through NVML. Metrics that change slowly or are slow to read are read less often."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 
-_SELDOM = 10  # reads of a device between two of its slow metrics
-_MOST_PROCESSES = 64
-CLOCK_LIMITS = {  # the ends of NVML's names
+_SLOW_INTERVAL = 10  # rounds between two reads of a device's slow metrics
+_MAX_PROCESSES = 64
+CLOCK_LIMITS = {  # suffixes of NVML's nvmlClocksEventReason constants
     "GpuIdle": "idle",
     "SwPowerCap": "power",
     "HwSlowdown": "hardware",
@@ -30,107 +30,107 @@ T = TypeVar("T")
 class Sampler:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._turn = 0
+        self._round = 0
         self._slow: dict[str, DeviceMetrics] = {}
-        self._told_until: dict[str, int] = {}  # what processes used was told up to then, by the driver's own clock
+        self._last_sample_time: dict[str, int] = {}  # by uuid: driver time of the newest process utilization sample
         self._limits = [(getattr(nvml, f"nvmlClocksEventReason{name}", 0), word) for name, word in CLOCK_LIMITS.items()]
 
     def turn(self) -> None:
-        """All devices have been read once more."""
-        self._turn += 1
+        """Finish a round in which all devices were read."""
+        self._round += 1
 
     def read(self, uuid: str, handle: Any) -> DeviceMetrics:
-        """Raises NVMLError when the device does not answer at all."""
+        """Read a device's metrics. Raises NVMLError if the device does not answer at all."""
         nvml = self._nvml
         slow = self._slow.get(uuid)
-        # Each device in another second: PCIe traffic is measured for 40 ms.
-        if slow is None or (self._turn + len(uuid) + ord(uuid[-1])) % _SELDOM == 0:
+        # Spread the devices over the rounds: measuring PCIe traffic takes 40 ms.
+        if slow is None or (self._round + len(uuid) + ord(uuid[-1])) % _SLOW_INTERVAL == 0:
             slow = self._slow[uuid] = self._read_slow(uuid, handle)
-        memory = said(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
         if memory is None:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        used = said(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        own = said(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        clients = said(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
+        utilization = query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        own_contexts = query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        clients = query(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
         busy = self._busy(uuid, handle)
         return msgspec.structs.replace(
             slow,
-            utilisation=None if used is None else used.gpu / 100,
-            memory_busy=None if used is None else used.memory / 100,
+            utilisation=None if utilization is None else utilization.gpu / 100,
+            memory_busy=None if utilization is None else utilization.memory / 100,
             memory_total_bytes=int(memory.total),
             memory_used_bytes=int(memory.used),
             memory_reserved_bytes=getattr(memory, "reserved", None),
-            temperature_c=said(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            power_w=_divided(said(nvml, nvml.nvmlDeviceGetPowerUsage, handle), 1000),
-            energy_j=_divided(said(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
-            sm_clock_mhz=said(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            temperature_c=query(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            power_w=_divided(query(nvml, nvml.nvmlDeviceGetPowerUsage, handle), 1000),
+            energy_j=_divided(query(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
+            sm_clock_mhz=query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             clock_limits=self._clock_limits(handle),
-            processes=_processes(own, clients, busy),
+            processes=_processes(own_contexts, clients, busy),
             mps_clients=None if clients is None else len(clients),
         )
 
     def _read_slow(self, uuid: str, handle: Any) -> DeviceMetrics:
         nvml = self._nvml
-        encoder = said(nvml, nvml.nvmlDeviceGetEncoderUtilization, handle)
-        decoder = said(nvml, nvml.nvmlDeviceGetDecoderUtilization, handle)
-        rows = said(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (None, None, None, None)
+        encoder = query(nvml, nvml.nvmlDeviceGetEncoderUtilization, handle)
+        decoder = query(nvml, nvml.nvmlDeviceGetDecoderUtilization, handle)
+        rows = query(nvml, nvml.nvmlDeviceGetRemappedRows, handle) or (None, None, None, None)
         sent, received = (
-            said(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, counter)
+            query(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, counter)
             for counter in (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
         )
         return DeviceMetrics(
             uuid=uuid,
             encoder=None if encoder is None else encoder[0] / 100,
             decoder=None if decoder is None else decoder[0] / 100,
-            fan=_divided(said(nvml, nvml.nvmlDeviceGetFanSpeed, handle), 100),
-            power_limit_w=_divided(said(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1000),
-            sm_clock_max_mhz=said(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=said(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            performance_state=said(nvml, nvml.nvmlDeviceGetPerformanceState, handle),
+            fan=_divided(query(nvml, nvml.nvmlDeviceGetFanSpeed, handle), 100),
+            power_limit_w=_divided(query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1000),
+            sm_clock_max_mhz=query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            performance_state=query(nvml, nvml.nvmlDeviceGetPerformanceState, handle),
             ecc_corrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             ecc_uncorrected=self._ecc(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             rows_remapped_corrected=rows[0],
             rows_remapped_uncorrected=rows[1],
             rows_pending=None if rows[2] is None else bool(rows[2]),
             rows_failed=None if rows[3] is None else bool(rows[3]),
-            pcie_generation=said(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-            pcie_width=said(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-            pcie_replays=said(nvml, nvml.nvmlDeviceGetPcieReplayCounter, handle),
+            pcie_generation=query(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+            pcie_width=query(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+            pcie_replays=query(nvml, nvml.nvmlDeviceGetPcieReplayCounter, handle),
             pcie_sent_bytes_per_s=None if sent is None else sent * 1000,  # NVML's unit is KB/s
             pcie_received_bytes_per_s=None if received is None else received * 1000,
         )
 
     def _busy(self, uuid: str, handle: Any) -> dict[int, float] | None:
-        """By pid, the share of the time in which the GPU ran its kernels, by the newest sample; who has none was idle.
-        None until the driver has told any."""
-        nvml, since = self._nvml, self._told_until.get(uuid, 0)
-        # When there is nothing new the library raises, even success.
-        samples = said(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
-        newest = sorted((each for each in samples if each.timeStamp > since), key=lambda each: each.timeStamp)
+        """Return by pid the share of time in which the GPU ran the process's kernels. A pid without a sample was idle.
+        Returns None until the driver has reported a sample."""
+        nvml, since = self._nvml, self._last_sample_time.get(uuid, 0)
+        # Without new samples the library raises an error, even for the code "success".
+        samples = query(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
+        newest = sorted((sample for sample in samples if sample.timeStamp > since), key=lambda sample: sample.timeStamp)
         if newest:
-            self._told_until[uuid] = newest[-1].timeStamp
-        return {each.pid: each.smUtil / 100 for each in newest} if uuid in self._told_until else None
+            self._last_sample_time[uuid] = newest[-1].timeStamp
+        return {sample.pid: sample.smUtil / 100 for sample in newest} if uuid in self._last_sample_time else None
 
     def _ecc(self, handle: Any, kind: int) -> int | None:
         nvml = self._nvml
-        return said(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        return query(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
 
     def _clock_limits(self, handle: Any) -> tuple[str, ...]:
         nvml = self._nvml
-        mask = said(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        mask = query(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         if mask is None:  # drivers before r535
-            mask = said(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+            mask = query(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         return tuple(word for bit, word in self._limits if mask & bit)
 
 
-def said(nvml: Any, ask: Callable[..., T], *about: Any) -> T | None:
-    """None where the device or the driver does not tell this. Raises NVMLError when there is nobody to tell anything.
+def query(nvml: Any, function: Callable[..., T], *args: Any) -> T | None:
+    """Return None if the device or driver does not support a query. Raises NVMLError if NVML or the GPU is gone.
 
-    Virtual machines answer some questions with errors of any kind, which is no trouble of the device: whether it is
-    there, its memory tells.
+    Virtual machines return all kinds of errors for some queries, although the device is fine. The memory query decides
+    whether the device is there.
     """
     try:
-        return ask(*about)
+        return function(*args)
     except nvml.NVMLError as error:
         if error.value in (
             nvml.NVML_ERROR_UNINITIALIZED,
@@ -140,13 +140,13 @@ def said(nvml: Any, ask: Callable[..., T], *about: Any) -> T | None:
             nvml.NVML_ERROR_RESET_REQUIRED,
         ):
             raise
-    except nvml.NVMLLibraryMismatchError:  # the driver is older than the question
+    except nvml.NVMLLibraryMismatchError:  # the driver is older than this query
         pass
     return None
 
 
 def text(value: str | bytes) -> str:
-    """Older releases of the library answer bytes."""
+    """Decode bytes, which older releases of the library return."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -155,13 +155,13 @@ def _divided(value: int | None, by: int) -> float | None:
 
 
 def _processes(
-    own: list[Any] | None, clients: list[Any] | None, busy: dict[int, float] | None
+    own_contexts: list[Any] | None, clients: list[Any] | None, busy: dict[int, float] | None
 ) -> tuple[GpuProcess, ...]:
-    """Clients of MPS are listed apart from those that have a context of their own, and what they use is their
-    server's."""
-    held = {each.pid: each.usedGpuMemory for each in [*(own or ()), *(clients or ())]}
-    of_mps = {each.pid for each in clients or ()}
+    """Merge the process lists. MPS clients are listed separately from processes with their own context, and their
+    utilization is attributed to the MPS server."""
+    memory_by_pid = {process.pid: process.usedGpuMemory for process in [*(own_contexts or ()), *(clients or ())]}
+    mps_pids = {process.pid for process in clients or ()}
     return tuple(
-        GpuProcess(pid, memory, None if busy is None or pid in of_mps else busy.get(pid, 0.0))
-        for pid, memory in list(held.items())[:_MOST_PROCESSES]
+        GpuProcess(pid, memory, None if busy is None or pid in mps_pids else busy.get(pid, 0.0))
+        for pid, memory in list(memory_by_pid.items())[:_MAX_PROCESSES]
     )

@@ -1,7 +1,7 @@
-"""The node's devices as they are now: found once, then sampled each second in a thread of their own.
+"""Current state of the node's devices: found once, then sampled each second in a separate thread.
 
-A sick driver may hold a call for ever. So nobody waits for the thread: what it says is taken when it comes, and when it
-has said nothing for `_SILENT_S`, its GPUs are degraded.
+A hanging driver may block a call forever. So nothing waits for the thread: its samples are used when they arrive. After
+`_SILENT_S` without a sample, the GPUs are degraded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _SILENT_S = 10.0
-_REST_S = 5.0  # until another start is tried on a node that could start nothing
+_PAUSE_S = 5.0  # a node that cannot start processes takes no new workers for this time
 
 
 class DeviceWatch:
-    """`facts` finds out what the node's software can do, given whether there are GPUs; `also_ill` tells what others
-    know of one: its MPS daemon's trouble."""
+    """Devices of this node, and their health. `facts` detects the features of the node's software; its argument is
+    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: that of its MPS daemon."""
 
     def __init__(
         self,
@@ -37,49 +37,50 @@ class DeviceWatch:
         clock: Clock,
         *,
         facts: Callable[[bool], NodeFacts] = lambda has_gpus: NodeFacts(),
-        also_ill: Callable[[str], Trouble | None] = lambda uuid: None,
+        other_trouble: Callable[[str], Trouble | None] = lambda uuid: None,
         period_s: float = _PERIOD_S,
     ) -> None:
         self._inventory = inventory
         self._clock = clock
-        self._also_ill = also_ill
+        self._other_trouble = other_trouble
         self._period_s = period_s
-        found = inventory.find()
-        self._found = found.devices
-        self.links: tuple[DeviceLink, ...] = found.links
-        self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=found.driver, cuda=found.cuda)
+        result = inventory.find()
+        self._devices = result.devices
+        self.links: tuple[DeviceLink, ...] = result.links
+        self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=result.driver, cuda=result.cuda)
         self._records = {device.uuid: HealthRecord() for device in self.gpus}
         self._sampled_at = 0.0
-        self._rests = ("", 0.0)  # why no process can be started here, and until when that counts
+        self._pause = ("", 0.0)  # why no process can be started here, and the end of the pause
         self._is_stopped = False
-        self._is_due = threading.Event()
-        self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU and pid
-        self.begun = 0  # samples; `seen` is the last one that came
-        self.seen = 0
-        self._tell: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
-        self._sampled: Callable[[], None] = lambda: None
+        self._wakeup = threading.Event()
+        self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU uuid and pid
+        self.samples_begun = 0  # number of samples begun; `samples_received` is the number of the last one received
+        self.samples_received = 0
+        self._on_metrics: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
+        self._on_sample: Callable[[], None] = lambda: None
 
     @property
     def pool(self) -> Device:
-        return next(device for device in self._found if device.type is DeviceType.CPU)
+        return next(device for device in self._devices if device.type is DeviceType.CPU)
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        return tuple(device for device in self._found if device.type is DeviceType.GPU)
+        return tuple(device for device in self._devices if device.type is DeviceType.GPU)
 
     def devices(self, now: float) -> tuple[Device, ...]:
-        """With their health at `now`, in monotonic seconds."""
-        return tuple(self._with_health(device, now) for device in self._found)
+        """Return the devices with their health at `now`, in monotonic seconds."""
+        return tuple(self._with_health(device, now) for device in self._devices)
 
-    def rest(self, reason: str) -> None:
-        """Take nothing new for a while: what is started here fails, whatever it is."""
-        self._rests = reason, self._clock.monotonic() + _REST_S
+    def pause_placements(self, reason: str) -> None:
+        """Report the node as degraded for a while: it cannot start processes, or it stops."""
+        self._pause = reason, self._clock.monotonic() + _PAUSE_S
 
     def start(
-        self, tell: Callable[[tuple[DeviceMetrics, ...]], None], sampled: Callable[[], None] = lambda: None
+        self, on_metrics: Callable[[tuple[DeviceMetrics, ...]], None], on_sample: Callable[[], None] = lambda: None
     ) -> None:
-        """`tell` gets the metrics of each sample; after each, of which all is known then, `sampled` is called."""
-        self._tell, self._sampled = tell, sampled
+        """Start sampling. `on_metrics` receives each sample's metrics; `on_sample` is called after a sample is
+        applied."""
+        self._on_metrics, self._on_sample = on_metrics, on_sample
         self._sampled_at = self._clock.monotonic()
         if self._records:
             loop = asyncio.get_running_loop()
@@ -87,14 +88,15 @@ class DeviceWatch:
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._is_due.set()
+        self._wakeup.set()
 
-    def hurry(self) -> None:
-        """A sample as soon as can be."""
-        self._is_due.set()
+    def sample_now(self) -> None:
+        """Take the next sample as soon as possible."""
+        self._wakeup.set()
 
-    def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
-        """Bytes of each GPU that these processes have, by the last sample; without those of which it does not tell."""
+    def gpu_bytes_of(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
+        """Return the bytes that the processes hold on each GPU, by the last sample. GPUs without a value are left
+        out."""
         pids = tuple(pids)
         held: dict[str, int] = {}
         for uuid in gpus:
@@ -104,34 +106,36 @@ class DeviceWatch:
                     held[uuid] = held.get(uuid, 0) + process.memory_bytes
         return held
 
-    def busy_by(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
-        """How many of the GPUs these processes kept busy, 0.5 for one half of the time, by the last sample; None when
-        it does not tell."""
+    def busy_gpus_of(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
+        """Return the number of GPUs that the processes kept busy, by the last sample: 0.5 is one GPU for half of the
+        time. Returns None if unknown."""
         pids = tuple(pids)
-        found = [each for uuid in gpus for pid in pids if (each := self._processes.get((uuid, pid))) is not None]
-        told = [each.utilisation for each in found if each.utilisation is not None]
-        return sum(told) if told else None
+        processes = [
+            process for uuid in gpus for pid in pids if (process := self._processes.get((uuid, pid))) is not None
+        ]
+        utilisations = [process.utilisation for process in processes if process.utilisation is not None]
+        return sum(utilisations) if utilisations else None
 
     def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            self._is_due.wait(self._period_s)
-            self._is_due.clear()
+            self._wakeup.wait(self._period_s)
+            self._wakeup.clear()
             if self._is_stopped:
                 return
-            self.begun += 1
+            self.samples_begun += 1
             sample = self._inventory.sample()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._came, self.begun, sample)
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._on_sample_done, self.samples_begun, sample)
 
-    def _came(self, number: int, sample: Sample) -> None:
-        self.take(sample)
-        self.seen = number
-        self._sampled()
+    def _on_sample_done(self, number: int, sample: Sample) -> None:
+        self.apply(sample)
+        self.samples_received = number
+        self._on_sample()
 
-    def take(self, sample: Sample) -> None:
+    def apply(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()
-        metrics = {each.uuid: each for each in sample.metrics}
-        self._processes = {(each.uuid, process.pid): process for each in sample.metrics for process in each.processes}
+        metrics = {item.uuid: item for item in sample.metrics}
+        self._processes = {(item.uuid, process.pid): process for item in sample.metrics for process in item.processes}
         for uuid, xid in sample.xids:
             log.warning("%s: %s", uuid, describe(xid))
             for device in self.gpus:
@@ -140,24 +144,24 @@ class DeviceWatch:
         for uuid, record in self._records.items():
             record.on_sample(metrics.get(uuid), sample.troubles.get(uuid), now)
         if metrics:
-            told = (
-                msgspec.structs.replace(each, xids=dict(record.xids)) if (record := self._records[uuid]).xids else each
-                for uuid, each in metrics.items()
+            with_xids = (
+                msgspec.structs.replace(item, xids=dict(record.xids)) if (record := self._records[uuid]).xids else item
+                for uuid, item in metrics.items()
             )
-            self._tell(tuple(told))
+            self._on_metrics(tuple(with_xids))
 
     def _with_health(self, device: Device, now: float) -> Device:
         record = self._records.get(device.uuid)
         if record is None:
-            reason, until = self._rests
-            return _ill(device, Health.DEGRADED, reason) if now < until else device
-        health, reason = record.judge(now)
-        if health is not Health.FAILED and (trouble := self._also_ill(device.uuid)) is not None:
+            reason, until = self._pause
+            return _with_reason(device, Health.DEGRADED, reason) if now < until else device
+        health, reason = record.evaluate(now)
+        if health is not Health.FAILED and (trouble := self._other_trouble(device.uuid)) is not None:
             health, reason = trouble.health, trouble.reason
         if health is Health.HEALTHY and self._sampled_at and now - self._sampled_at > _SILENT_S:
             health, reason = Health.DEGRADED, f"the driver has not answered for {_SILENT_S:g} s"
-        return device if health is Health.HEALTHY else _ill(device, health, reason)
+        return device if health is Health.HEALTHY else _with_reason(device, health, reason)
 
 
-def _ill(device: Device, health: Health, reason: str) -> Device:
+def _with_reason(device: Device, health: Health, reason: str) -> Device:
     return msgspec.structs.replace(device, health=health, health_reason=reason)

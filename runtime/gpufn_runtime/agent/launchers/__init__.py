@@ -1,1 +1,1 @@
-"""How a worker's process comes to be."""
+"""Ways to create a worker process: in a container, forked from a template, or as a fresh interpreter."""

@@ -1,4 +1,4 @@
-"""What starts a worker's process."""
+"""Interfaces and types shared by all launchers."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from gpufn_runtime.agent.workers.processes import Handle
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """`output` is a FIFO that somebody reads; the process works in `folder`. `config` is where `told` is written down.
-    With an `image`, it lives in a container of it."""
+    """A worker to launch in `folder`. `output` is a FIFO that the agent reads. `worker_config` is written to the file
+    `config`. If `image` is set, the worker runs in a container of that image."""
 
     worker: str
     folder: Path
     config: Path
     output: Path
     environment: dict[str, str] = field(repr=False)
-    told: WorkerConfig = field(repr=False)
+    worker_config: WorkerConfig = field(repr=False)
     modules: frozenset[str] = frozenset()
     image: ImageSpec | None = None
-    gpus: tuple[str, ...] = ()  # the leased devices' uuids
-    mps: Mounts | None = None  # of a container whose worker shares its GPU by MPS
+    gpus: tuple[str, ...] = ()  # uuids of the leased devices
+    mps: Mounts | None = None  # for a container whose worker shares its GPU through MPS
 
 
 @dataclass(frozen=True)
 class Launched:
     pid: int
-    is_standby: bool = False  # forked from a template, or in a container that was there
-    container: str = ""  # the id of its container, whose first process `pid` is
-    handle: Handle | None = None  # of a process that is not our child: it may end before anybody else can open one
+    is_standby: bool = False  # forked from a template, or started in a standby container
+    container: str = ""  # container id; `pid` is the container's first process
+    handle: Handle | None = None  # opened by the launcher if the process is not our child: it may end at any time
 
 
 class NodeFault(PlatformError):
-    """This node, and no function, is to blame that there is no process: it has no more open files, say."""
+    """The node, not the function, prevented the start: no file descriptors are left, for example."""
 
     @classmethod
     def of(cls, error: OSError) -> Self:
         return cls(f"Cannot start a process: {error.strerror or error}.")
 
 
-class DaemonAway(NodeFault):
-    """What makes this node's containers does not answer: none can be started until it does."""
+class DaemonUnavailable(NodeFault):
+    """The container daemon does not answer. No container can start until it does."""
 
 
 class ContainerGone(PlatformError):
-    """There is no such container or image, or it does not run."""
+    """The container or image does not exist, or the container does not run."""
 
 
 class ContainerEnd(NamedTuple):
-    """How a container's first process ended, which is no child of ours, with `code` and `signal` as in Exit; None is
-    what nobody knows. `exceeded_bytes` is the memory limit that processes of it were killed for."""
+    """How a container's first process, which is not our child, ended. `code` and `signal` are as in Exit; None means
+    unknown. `exceeded_bytes` is the memory limit for which the kernel killed processes of the container."""
 
     code: int | None = None
     signal: int | None = None
@@ -65,24 +65,25 @@ class ContainerEnd(NamedTuple):
 
     @classmethod
     def of(cls, code: int, *, exceeded_bytes: int | None = None) -> Self:
-        """As a shell tells it: above 128 perhaps of a signal, where there is one; `sys.exit(-1)` is no signal's."""
+        """Read an exit status as a shell does: above 128 it may mean a signal. `sys.exit(-1)` gives 255: no signal."""
         signal = code - EXIT_SIGNALLED
         return cls(code, signal if signal in signals.valid_signals() else None, exceeded_bytes)
 
 
 class Launcher(Protocol):
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises PlatformError when there is no process, NodeFault when there could be none for anybody."""
+        """Launch the worker. Raises PlatformError if that fails, NodeFault if the node could start none for any
+        function."""
         ...
 
 
 class Containers(Protocol):
-    """What looks after containers that workers were launched in."""
+    """Manages the containers in which workers run."""
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """Raises PlatformError."""
+        """Return how a container ended. Raises PlatformError."""
         ...
 
-    def let_go(self, container: str) -> None:
-        """Its worker is gone."""
+    def release(self, container: str) -> None:
+        """Release the container of a worker that is gone."""
         ...

@@ -1,4 +1,4 @@
-"""The one connection of a container's process to its agent: TemplateReady in, ForkRequest out."""
+"""Connection between a container's process and the agent: the agent receives TemplateReady and sends ForkRequest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpufn_core.protocol.launch import LONGEST_LINE_BYTES, ForkRequest, Template
 
 
 class Control(asyncio.Protocol):
-    """`path` is the socket that it connects to; `on_gone` is called when it goes away."""
+    """Agent's end of the connection. `path` is the socket that the process connects to. `on_gone` is called when the
+    connection closes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,16 +27,16 @@ class Control(asyncio.Protocol):
 
     async def listen(self) -> None:
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: self, str(self._path))
-        self._path.chmod(0o666)  # the folder is closed to all but its owner
+        self._path.chmod(0o666)  # only the owner can enter the folder
 
     async def ready(self) -> TemplateReady:
-        """Raises PlatformError."""
+        """Wait for the process's report. Raises PlatformError."""
         return await asyncio.shield(self._ready)
 
     def send(self, request: ForkRequest) -> None:
-        """Raises PlatformError."""
+        """Send the request. Raises PlatformError."""
         if not self.is_open or self._transport is None:
-            raise PlatformError("Its process has gone away.")
+            raise PlatformError("The container's process has gone away.")
         self._transport.write(msgspec.json.encode(request) + b"\n")
 
     def close(self) -> None:
@@ -45,31 +46,31 @@ class Control(asyncio.Protocol):
             self._server.close()
             self._server = None
         if self._transport is not None:
-            self._transport.close()  # after what was written
+            self._transport.close()  # flushes first
         if not self._ready.done():
             self._ready.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
-        if self._server is not None:  # one connection, for its worker's code will run there as well
+        if self._server is not None:  # accept one connection only: user code will run in the container later
             self._server.close()
             self._server = None
 
     def data_received(self, data: bytes) -> None:
-        if self._ready.done():  # and nothing else is asked of it
+        if self._ready.done():  # no further message is expected
             return
         self._buffer += data
-        line, end, _ = self._buffer.partition(b"\n")
-        if not (end or len(self._buffer) > LONGEST_LINE_BYTES):
+        line, newline, _ = self._buffer.partition(b"\n")
+        if not (newline or len(self._buffer) > LONGEST_LINE_BYTES):
             return
         try:
             self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))
         except msgspec.DecodeError as error:
-            self._ready.set_exception(PlatformError(f"Its process does not speak as agreed: {error}."))
+            self._ready.set_exception(PlatformError(f"The container's process sent an invalid message: {error}."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         if not self._ready.done():
-            self._ready.set_exception(PlatformError("Its process has ended."))
+            self._ready.set_exception(PlatformError("The container's process has ended."))
         self.on_gone()

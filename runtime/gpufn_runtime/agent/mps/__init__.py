@@ -1,12 +1,13 @@
-"""Shares of GPUs by MPS: a control daemon for each GPU that workers share, while they do.
+"""Sharing of GPUs by NVIDIA MPS: one control daemon per shared GPU, for as long as workers share it.
 
-base          what the agent asks of MPS, whichever of its interfaces the driver has
-daemons       the first interface (v2): all daemons of this node, looked at every few seconds
-maker         which daemon a GPU gets, and those that an earlier agent has left
-daemon        one GPU's control daemon: started, asked, restarted, stopped
-control       one question to a control daemon, with a time-out
-condition     what the answers mean (pure)
-client        what makes a worker a client, within its limits (pure)
-suspects      whose code may have brought a GPU down, and who has done so too often (pure)
-compute_mode  a GPU that takes nobody but its daemon; as it was before, afterwards
+base            the agent's interface to MPS, independent of the MPS version
+daemons         implementation for MPS v2: all control daemons of this node, checked every few seconds
+daemon_factory  creates a GPU's daemon, and finds those of an earlier agent
+daemon          one GPU's control daemon: start, observation, restart, stop
+control         commands to a control daemon, with a timeout
+condition       meaning of the daemon's replies (pure)
+client          environment that makes a worker a limited client (pure)
+blame           which functions may have made a GPU fail, and which are quarantined (pure)
+compute_mode    sets a GPU's compute mode so that only MPS can use it, and restores it
+logs            size limit and last lines of the daemon's log files
 """

@@ -1,9 +1,10 @@
-"""What the agent asks of MPS. `daemons` answers by a control daemon per GPU (v2). MPS v3 would be another answer to the
-same questions, which `agent/__main__` would choose where `NodeFacts.mps` says that it is there:
+"""The agent's interface to GPU sharing. `daemons` implements it with one MPS v2 control daemon per GPU.
 
-    prepare   a server for the GPU, a namespace with the share's limits; its folder of pipes is the only mount
+An implementation for MPS v3 could be chosen in `agent/__main__` if `NodeFacts.mps` reports that version:
+
+    joining   a server for the GPU, and a namespace with the share's limits; only its pipe folder must be mounted
     evict     `client terminate`
-    left      the namespace goes
+    left      delete the namespace
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gpufn_runtime.agent.devices.base import Trouble
 
 @dataclass(frozen=True)
 class Mounts:
-    """What a container needs to be a client, beside its environment: the folder of pipes, whose processes clients are,
-    and the memory that the daemon shares with them; empty where it shares none. Paths of this host."""
+    """Mounts that make a container a client, besides its environment: the pipe folder, the user of its processes, and
+    the memory that the daemon shares with clients ("" if none). Paths are on this host."""
 
     pipe: str
     uid: int
@@ -30,62 +31,62 @@ class Mounts:
 
 @dataclass(frozen=True)
 class Joining:
-    """What makes a worker's process a client; nothing for a share of another mode."""
+    """Environment and mounts that make a worker a client; empty for other modes."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     mounts: Mounts | None = None
 
 
-End = Callable[[str, str], None]  # has the agent end a worker because of its GPU, and says why
+End = Callable[[str, str], None]  # called with worker and reason to end a worker because of its GPU
 
 
 class GpuShares(Protocol):
-    """A worker is a tenant of its GPU from `joined` to `left`."""
+    """A worker is a tenant of its GPU from `joined` until `left`."""
 
     @property
-    def is_asking(self) -> bool:
-        """Whether a child process of ours is under way that nobody else may reap."""
+    def has_child_processes(self) -> bool:
+        """Whether a child process runs that only its own caller may reap."""
         ...
 
     @property
     def pids(self) -> frozenset[int]:
-        """Children that live on."""
+        """Pids of long-running children."""
         ...
 
     def joining(
         self, key: RevisionKey, share: DeviceShare, *, contained: bool
     ) -> AbstractAsyncContextManager[Joining, bool | None]:
-        """The GPU is ready for one more worker, which lives in a container or does not, until that has `joined`, or
-        could not be launched: that is inside, however long it takes.
+        """Prepare the GPU for one more worker, in a container or not. The context must last until the worker has
+        `joined` or its launch has failed.
 
-        Raises DeviceFailed, and FunctionStartFailed for a function that has brought GPUs down too often.
+        Raises DeviceFailed, or FunctionStartFailed for a function that has made GPUs fail too often.
         """
         ...
 
     def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None: ...
 
     def is_ready(self, worker: str) -> None:
-        """It takes calls: from now on it must be a client."""
+        """Report that the worker takes calls: from now on it must be an MPS client."""
         ...
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
-        """Before it is killed: work that a dead client has left on the GPU can bring the others down. Never raises."""
+        """Prepare a kill: work that a dead client leaves on the GPU can break the other clients. Never raises."""
         ...
 
     def left(self, worker: str) -> None: ...
 
     def trouble(self, gpu: str) -> Trouble | None:
-        """Why nobody new can join there."""
+        """Return why no new worker can join this GPU, or None."""
         ...
 
     async def take_over(self) -> None:
-        """What an earlier agent has left. Before any worker joins."""
+        """Take over the daemons of an earlier agent. Called before any worker joins."""
         ...
 
     async def run(self, end: End) -> None:
-        """Look after the daemons until cancelled."""
+        """Check the daemons regularly, until cancelled."""
         ...
 
     async def stop(self) -> None:
-        """End the daemons, and leave the GPUs as they were found. Workers have ended before."""
+        """Stop the daemons and restore the GPUs' settings. Workers must have ended before."""
         ...

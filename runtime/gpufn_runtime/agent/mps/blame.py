@@ -1,11 +1,11 @@
-"""Whose code may have brought a GPU down. Pure.
+"""Attribution of GPU faults to functions. Pure.
 
-MPS does not say which client made its server fault. Who was there at each of a GPU's last `INCIDENTS` faults is
-quarantined: it starts no more on this node's shared GPUs. Several that were always there together cannot be told apart,
-and are quarantined together. A new revision starts with nothing against it.
+MPS does not report which client caused a fault. A revision that was present at each of a GPU's last `INCIDENTS` faults
+is quarantined: it no longer starts on this node's shared GPUs. Revisions that were always present together cannot be
+distinguished and are quarantined together. A new revision starts with a clean record.
 
-A call whose GPU fails under it runs again, so one that makes GPUs fail is there at several faults, and always with the
-same neighbours: it takes one fault more than that before anybody is kept out.
+A call whose GPU fails is retried, so one bad call causes several faults, always with the same neighbors. `INCIDENTS` is
+one more than these retries can cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ FORGOTTEN_S = 3600.0
 
 
 class Suspects:
-    """
+    """Record of faults and quarantined revisions.
+
     >>> suspects = Suspects()
     >>> for now, tenants in enumerate([("f", "g"), ("f", "h"), ("f", "g"), ("f",)]):
     ...     suspects.record("GPU-1", [(name, 1) for name in tenants], now)
@@ -34,10 +35,10 @@ class Suspects:
         self._incidents: dict[str, deque[tuple[float, frozenset[RevisionKey]]]] = {}
 
     def record(self, gpu: str, tenants: Iterable[RevisionKey], now: float) -> None:
-        """A fault of `gpu` at `now`, in seconds."""
+        """Record a fault of `gpu` at `now`, in seconds."""
         incidents = self._incidents.setdefault(gpu, deque(maxlen=INCIDENTS))
         incidents.append((now, frozenset(tenants)))
         while now - incidents[0][0] > FORGOTTEN_S:
             incidents.popleft()
         if len(incidents) == INCIDENTS:
-            self.quarantined |= frozenset.intersection(*(there for _, there in incidents))
+            self.quarantined |= frozenset.intersection(*(revisions for _, revisions in incidents))

@@ -1,7 +1,7 @@
-"""What makes a process a client of a GPU's MPS daemon, within the limits of its share. Pure.
+"""Environment that makes a process a client of a GPU's MPS daemon, within the limits of its share. Pure.
 
-The limit of memory names the only device that the process sees, by its number there: one entry for a device that it
-does not see, and the driver drops every limit.
+The memory limit refers to the only device that the process sees, by its index there. If the limit also named a device
+that the process does not see, the driver would ignore all limits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MIB = 1 << 20
 
 
 def client_environment(share: DeviceShare, pipe: str | Path) -> dict[str, str]:
-    """Beside CUDA_VISIBLE_DEVICES, which names the GPU by its uuid. `pipe` is the daemon's folder as the client sees
-    it."""
+    """Return the variables needed besides CUDA_VISIBLE_DEVICES, which holds the GPU's uuid. `pipe` is the daemon's pipe
+    folder as seen by the client."""
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": os.fspath(pipe),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.vram_bytes // _MIB}M",

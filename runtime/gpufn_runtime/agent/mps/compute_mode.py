@@ -1,5 +1,5 @@
-"""A GPU's compute mode. With the operator's consent a GPU that is shared by MPS is EXCLUSIVE_PROCESS: then nobody gets
-on it past the daemon, not even by an accident. It takes root to set, and is set back afterwards."""
+"""Compute mode of a GPU. If the operator permits it, a GPU shared by MPS is set to EXCLUSIVE_PROCESS, so that no
+process can bypass the daemon. Setting the mode requires root; it is restored afterwards."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _TIMEOUT_S = 10.0
 
 
 async def read(gpu: str) -> str:
-    """As nvidia-smi spells it. Raises DeviceFailed."""
-    return (await _ask(gpu, "--query-gpu=compute_mode", "--format=csv,noheader")).strip()
+    """Return the mode in nvidia-smi's spelling. Raises DeviceFailed."""
+    return (await _nvidia_smi(gpu, "--query-gpu=compute_mode", "--format=csv,noheader")).strip()
 
 
 async def write(gpu: str, mode: str) -> None:
     """Raises DeviceFailed."""
-    await _ask(gpu, "-c", mode.upper())
+    await _nvidia_smi(gpu, "-c", mode.upper())
 
 
-async def _ask(gpu: str, *words: str) -> str:
+async def _nvidia_smi(gpu: str, *args: str) -> str:
     try:
-        return await run([_PROGRAM, "-i", gpu, *words], driver_environment(), timeout_s=_TIMEOUT_S)
+        return await run([_PROGRAM, "-i", gpu, *args], driver_environment(), timeout_s=_TIMEOUT_S)
     except ControlFailed as error:
-        raise DeviceFailed(f"{gpu}: its compute mode cannot be had or set: {error.message}") from error
+        raise DeviceFailed(f"{gpu}: cannot read or set its compute mode: {error.message}") from error

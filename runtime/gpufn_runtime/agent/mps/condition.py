@@ -1,13 +1,13 @@
-"""What a control daemon's answers mean. Pure.
+"""Condition of a control daemon, derived from its replies. Pure.
 
-| condition | seen | what follows |
+| condition | observation | reaction |
 |---|---|---|
-| ACTIVE | one server of our user, ACTIVE | nothing |
-| STARTING | no server yet, or one that is INITIALIZING | wait; a server is asked for |
-| FAULT | a client has made the server fault | its clients are ended; it is ACTIVE again, or started anew |
-| FOREIGN | a server of another user: our clients would queue behind it, for ever | started anew |
-| HUNG | no answer in time | started anew |
-| DOWN | the daemon is gone | started anew |
+| ACTIVE | one server of our user, ACTIVE | none |
+| STARTING | no server yet, or an INITIALIZING one | wait; request a server |
+| FAULT | a client has caused a server fault | end the clients; the server is ACTIVE again, or is restarted |
+| FOREIGN | a server of another user: our clients would queue behind it forever | restart |
+| HUNG | no answer in time | restart |
+| DOWN | the daemon is gone | restart |
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Condition(enum.Enum):
 @dataclass(frozen=True)
 class Server:
     pid: int
-    status: str  # as the daemon says: INITIALIZING, ACTIVE or FAULT
-    uid: int | None  # None: it has gone meanwhile
+    status: str  # as the daemon reports it: INITIALIZING, ACTIVE or FAULT
+    uid: int | None  # None: the server is gone
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Observation:
     servers: tuple[Server, ...] = field(default=())
 
 
-def condition_of(seen: Observation, own_uid: int) -> Condition:
-    if not seen.is_alive:
+def condition_of(observation: Observation, own_uid: int) -> Condition:
+    if not observation.is_alive:
         return Condition.DOWN
-    if not seen.answers:
+    if not observation.answers:
         return Condition.HUNG
-    if any(server.uid not in (None, own_uid) for server in seen.servers):
+    if any(server.uid not in (None, own_uid) for server in observation.servers):
         return Condition.FOREIGN
-    statuses = {server.status for server in seen.servers}
+    statuses = {server.status for server in observation.servers}
     if "FAULT" in statuses:
         return Condition.FAULT
     return Condition.ACTIVE if statuses == {"ACTIVE"} else Condition.STARTING

@@ -1,14 +1,15 @@
-"""One GPU's control daemon, from its start to its end. It has a folder of its own:
+"""MPS control daemon of one GPU. It has a folder of its own:
 
-    daemon.json   who it is and how the GPU was before, for an agent that comes after us
-    pipe/         where clients find it; nobody else's processes may enter
+    daemon.json   process and original compute mode, for a later agent
+    pipe/         pipes for clients; other users' processes cannot enter
     log/          control.log, server.log
 
-Clients in containers are processes of another user, and share memory with their server. So for them pipe and log are in
-a folder of that user's elsewhere, and another one, in memory, is /dev/shm to the daemon and to its clients.
+Clients in containers are processes of another user and share memory with their server. For them, pipe/ and log/ are in
+a separate folder of that user, and a folder in memory serves as /dev/shm for the daemon and its clients.
 
-start    folder, compute mode (when allowed), `nvidia-cuda-mps-control -f`, `start_server -uid`, wait until it is ACTIVE
-stop     `quit`, then SIGKILL for what is left; the compute mode as it was; the folders go
+start    create the folder; set the compute mode (if permitted); run `nvidia-cuda-mps-control -f`; request a server with
+         `start_server -uid`; wait until it is ACTIVE
+stop     `quit`, then SIGKILL; restore the compute mode; remove the folders
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from gpufn_runtime.agent.workers.processes import Process
 log = logging.getLogger(__name__)
 
 _FILE = "daemon.json"
-# In a mount namespace of its own. A bind mount takes its options in a second step.
-_IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && mount -o remount,bind,nosuid,nodev,noexec /dev/shm && exec "$1" -f'
-_LOOK_EVERY_S = 0.05
+# Runs in its own mount namespace. A bind mount needs a second mount call for its options.
+_RUN_WITH_OWN_SHM = 'mount --bind "$0" /dev/shm && mount -o remount,bind,nosuid,nodev,noexec /dev/shm && exec "$1" -f'
+_POLL_S = 0.05
 
 
 class DaemonFile(msgspec.Struct, frozen=True):
     gpu: str
     process: Process | None = None
-    servers: tuple[Process, ...] = ()  # a daemon that was killed, or hangs, does not end its own
-    container_uid: int | None = None  # its clients live in containers, as this user
-    compute_mode_before: str = ""  # empty: it was not changed
+    servers: tuple[Process, ...] = ()  # a killed or hanging daemon does not end its servers
+    container_uid: int | None = None  # the user of the clients, if they run in containers
+    compute_mode_before: str = ""  # empty if unchanged
 
 
 def uid_of(pid: int) -> int | None:
@@ -57,7 +58,7 @@ def uid_of(pid: int) -> int | None:
     return None
 
 
-def _empty(folder: Path) -> None:
+def _clear(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False):
@@ -66,23 +67,23 @@ def _empty(folder: Path) -> None:
                 os.unlink(entry)
 
 
-def left_in(folder: Path) -> DaemonFile | None:
-    """What an earlier agent has left, whether its daemon runs or not."""
+def read_daemon_file(folder: Path) -> DaemonFile | None:
+    """Read an earlier agent's record, whether its daemon runs or not."""
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=DaemonFile)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-class Elsewhere(NamedTuple):
-    """What a daemon has whose clients live in containers: `folder` with pipe/ and log/, `memory` below /dev/shm."""
+class ContainerFolders(NamedTuple):
+    """Folders of a daemon whose clients run in containers: `folder` for pipe/ and log/, `memory` for /dev/shm."""
 
     folder: Path
     memory: Path
 
 
 class Daemon:
-    """`uid` is whose processes the workers are. With `elsewhere` they live in containers."""
+    """Daemon of one GPU. `uid` is the user of the workers. If `container_folders` is given, they run in containers."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Daemon:
         folder: Path,
         *,
         uid: int,
-        elsewhere: Elsewhere | None = None,
+        container_folders: ContainerFolders | None = None,
         may_set_compute_mode: bool = False,
         start_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
@@ -98,27 +99,27 @@ class Daemon:
     ) -> None:
         self.gpu = gpu
         self.folder = folder
-        self._elsewhere = elsewhere
-        shared = folder if elsewhere is None else elsewhere.folder
-        self._log = shared / "log"
-        self.pipe = shared / "pipe"
+        self._container_folders = container_folders
+        base = folder if container_folders is None else container_folders.folder
+        self._log = base / "log"
+        self.pipe = base / "pipe"
         self.control = Control(self.pipe)
         self._uid = uid
         self._may_set_compute_mode = may_set_compute_mode
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._uid_of = uid_of
-        self._file = self._fresh_file()
+        self._file = self._new_file()
 
     @property
     def mounts(self) -> Mounts | None:
-        """What containers of its clients have of it; None when they are processes."""
-        if self._elsewhere is None:
+        """Return the mounts for containers of clients, or None if the clients are processes."""
+        if self._container_folders is None:
             return None
-        return Mounts(os.fspath(self.pipe), self._uid, os.fspath(self._elsewhere.memory))
+        return Mounts(os.fspath(self.pipe), self._uid, os.fspath(self._container_folders.memory))
 
     def take_over(self, file: DaemonFile) -> None:
-        """Be the daemon that an earlier agent has started."""
+        """Take over the daemon that an earlier agent started."""
         self._file = file
 
     @property
@@ -129,7 +130,7 @@ class Daemon:
         return self.process is not None and processes.is_running(self.process)
 
     async def start(self) -> None:
-        """Returns when clients can join. Raises DeviceFailed, and leaves nothing behind then."""
+        """Start the daemon and wait until clients can join. Raises DeviceFailed, after cleaning up."""
         try:
             await self._start()
         except BaseException:
@@ -140,43 +141,43 @@ class Daemon:
         self._make_folders()
         self._write(self._file)
         if self._may_set_compute_mode and not self._file.compute_mode_before:
-            before = await compute_mode.read(self.gpu)
-            file = msgspec.structs.replace(self._file, compute_mode_before=before)
-            if not self._write(file):  # first, for we may die
+            mode_before = await compute_mode.read(self.gpu)
+            file = msgspec.structs.replace(self._file, compute_mode_before=mode_before)
+            if not self._write(file):  # before the change, because the agent may die
                 self._file = msgspec.structs.replace(file, compute_mode_before="")
-                raise DeviceFailed(f"{self.gpu}: how it was cannot be written down, so its compute mode stays")
+                raise DeviceFailed(f"{self.gpu}: its compute mode is not changed: the original cannot be recorded")
             await compute_mode.write(self.gpu, compute_mode.EXCLUSIVE)
         self._write(msgspec.structs.replace(self._file, process=self._spawn()))
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await self._until_active()
+                await self._wait_until_active()
         except TimeoutError:
             raise DeviceFailed(
-                f"{self.gpu}: no MPS within {self._start_timeout_s:g} s{last_words(self._log)}"
+                f"{self.gpu}: MPS did not start within {self._start_timeout_s:g} s{last_words(self._log)}"
             ) from None
-        log.info("%s is shared by MPS: daemon=%d", self.gpu, self._pid)
+        log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self._pid)
 
     def _make_folders(self) -> None:
-        """Empty, for what a daemon that died has left would answer for it; but those that there are, for a container
-        that is being made has them mounted."""
+        """Create the folders, empty: files of a dead daemon would answer for the new one. Existing folders are kept,
+        because a container that is being created may have them mounted."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _empty(self.pipe)
-        _empty(self._log)
-        if self._elsewhere is None:
+        _clear(self.pipe)
+        _clear(self._log)
+        if self._container_folders is None:
             self.pipe.mkdir(exist_ok=True, mode=0o700)
             self._log.mkdir(exist_ok=True, mode=0o700)
             return
-        _empty(self._elsewhere.memory)
+        _clear(self._container_folders.memory)
         try:
-            for path in self._elsewhere:
+            for path in self._container_folders:
                 path.parent.mkdir(mode=0o711, exist_ok=True)
                 path.mkdir(exist_ok=True, mode=0o700)
                 os.chown(path, self._uid, self._uid)
-            self.pipe.mkdir(exist_ok=True, mode=0o755)  # not theirs: no client may put another daemon in place of ours
+            self.pipe.mkdir(exist_ok=True, mode=0o755)  # ours, so that no client can replace the daemon by another
             self._log.mkdir(exist_ok=True, mode=0o700)
             os.chown(self._log, self._uid, self._uid)
         except OSError as error:
-            raise DeviceFailed(f"{self.gpu}: {error.filename} cannot be made: {error.strerror}") from error
+            raise DeviceFailed(f"{self.gpu}: cannot create {error.filename}: {error.strerror}") from error
 
     def _spawn(self) -> Process | None:
         environment = {
@@ -185,11 +186,11 @@ class Daemon:
             "CUDA_VISIBLE_DEVICES": self.gpu,
         }
         command = [PROGRAM, "-f"]
-        if self._elsewhere is not None:
-            memory = os.fspath(self._elsewhere.memory)
-            command = ["unshare", "--mount", "--propagation=private", "sh", "-c", _IN_OWN_MEMORY, memory, PROGRAM]
+        if self._container_folders is not None:
+            memory = os.fspath(self._container_folders.memory)
+            command = ["unshare", "--mount", "--propagation=private", "sh", "-c", _RUN_WITH_OWN_SHM, memory, PROGRAM]
         try:
-            started = subprocess.Popen(  # noqa: S603
+            process = subprocess.Popen(  # noqa: S603
                 command,
                 env=environment,
                 cwd=self.folder,
@@ -199,25 +200,25 @@ class Daemon:
                 start_new_session=True,
             )
         except OSError as error:
-            raise DeviceFailed(f"{self.gpu}: {command[0]} cannot be run: {error.strerror}") from error
-        started.returncode = 0  # the agent reaps by pid
-        return processes.identify(started.pid)
+            raise DeviceFailed(f"{self.gpu}: cannot run {command[0]}: {error.strerror}") from error
+        process.returncode = 0  # the agent reaps all children by pid
+        return processes.identify(process.pid)
 
-    async def _until_active(self) -> None:
-        has_asked = False
+    async def _wait_until_active(self) -> None:
+        has_requested = False
         while True:
-            found = await self.observe()
-            if found is Condition.ACTIVE:
+            condition = await self.observe()
+            if condition is Condition.ACTIVE:
                 return
-            if found in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
-                # A daemon needs a moment before it answers at all: HUNG is not the end yet.
-                if found is not Condition.DOWN or not self.is_running():
-                    raise DeviceFailed(f"{self.gpu}: {found.value}{last_words(self._log)}")
-            elif found is Condition.STARTING and not has_asked:
-                has_asked = True
+            if condition in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
+                # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
+                if condition is not Condition.DOWN or not self.is_running():
+                    raise DeviceFailed(f"{self.gpu}: {condition.value}{last_words(self._log)}")
+            elif condition is Condition.STARTING and not has_requested:
+                has_requested = True
                 with contextlib.suppress(ControlFailed):
                     await self.control.start_server(self._uid)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_S)
 
     async def observe(self) -> Condition:
         if not self.is_running():
@@ -226,7 +227,7 @@ class Daemon:
             servers = [
                 Server(pid, await self.control.status(pid), self._uid_of(pid)) for pid in await self.control.servers()
             ]
-            self._remember(server.pid for server in servers if server.uid == self._uid)
+            self._record_servers(server.pid for server in servers if server.uid == self._uid)
         except ControlFailed as error:
             log.debug("%s: %s", self.gpu, error.message)
             return condition_of(Observation(is_alive=self.is_running()), self._uid)
@@ -236,32 +237,32 @@ class Daemon:
         keep_small(self._log)
 
     async def clients(self) -> set[int]:
-        """Raises ControlFailed."""
+        """Return the pids of all clients. Raises ControlFailed."""
         return {client for server in await self.control.servers() for client in await self.control.clients(server)}
 
     async def terminate(self, pids: Iterable[int]) -> None:
-        """Those of `pids` that are clients. Raises ControlFailed."""
+        """Terminate the clients among `pids`. Raises ControlFailed."""
         wanted = set(pids)
         for server in await self.control.servers():
             for client in wanted.intersection(await self.control.clients(server)):
                 await self.control.terminate_client(server, client)
 
     async def restart(self) -> None:
-        """Its clients have ended before. Raises DeviceFailed."""
+        """Restart. The clients must have ended before. Raises DeviceFailed."""
         await self._end()
         await self.start()
 
     async def stop(self) -> None:
-        """The GPU is as it was found; never raises."""
+        """Stop the daemon and restore the GPU's settings. Never raises."""
         await self._end()
         if self._file.compute_mode_before:
             try:
                 await compute_mode.write(self.gpu, self._file.compute_mode_before)
             except GpufnError as error:
-                log.warning("%s stays in %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
-                return  # its folder stays, so that a later agent tries again
-        self._file = self._fresh_file()
-        for path in (self.folder, *(self._elsewhere or ())):
+                log.warning("GPU %s stays in mode %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
+                return  # the folder stays, so that a later agent tries again
+        self._file = self._new_file()
+        for path in (self.folder, *(self._container_folders or ())):
             shutil.rmtree(path, ignore_errors=True)
 
     async def _end(self) -> None:
@@ -270,8 +271,8 @@ class Daemon:
                 await self.control.quit()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._stop_timeout_s):
-                    while self.is_running():  # noqa: ASYNC110 - a process that is no child of ours has no event
-                        await asyncio.sleep(_LOOK_EVERY_S)
+                    while self.is_running():  # noqa: ASYNC110 - an adopted process has no event to wait for
+                        await asyncio.sleep(_POLL_S)
             if self.is_running() and self.process is not None:
                 processes.signal_group(self.process, signal.SIGKILL)
         for server in self._file.servers:
@@ -281,27 +282,27 @@ class Daemon:
                 processes.reap(self.process.pid)
             self._write(msgspec.structs.replace(self._file, process=None, servers=()))
 
-    def _fresh_file(self) -> DaemonFile:
-        return DaemonFile(self.gpu, container_uid=None if self._elsewhere is None else self._uid)
+    def _new_file(self) -> DaemonFile:
+        return DaemonFile(self.gpu, container_uid=None if self._container_folders is None else self._uid)
 
     @property
     def _pid(self) -> int:
         return self.process.pid if self.process is not None else 0
 
-    def _remember(self, pids: Iterable[int]) -> None:
-        servers = tuple(found for found in map(processes.identify, pids) if found is not None)
+    def _record_servers(self, pids: Iterable[int]) -> None:
+        servers = tuple(server for server in map(processes.identify, pids) if server is not None)
         if servers != self._file.servers:
             self._write(msgspec.structs.replace(self._file, servers=servers))
 
     def _write(self, file: DaemonFile) -> bool:
-        """Whole or not at all. On a full disk the daemon runs all the same; only a later agent does not know it."""
+        """Record the daemon, atomically. If the disk is full, it runs anyway, but a later agent does not find it."""
         self._file = file
-        part = self.folder / f".{_FILE}"
+        temporary = self.folder / f".{_FILE}"
         try:
             if self.folder.is_dir():
-                part.write_bytes(msgspec.json.encode(file))
-                part.replace(self.folder / _FILE)
+                temporary.write_bytes(msgspec.json.encode(file))
+                temporary.replace(self.folder / _FILE)
         except OSError as error:
-            log.warning("%s: its MPS daemon cannot be written down: %s", self.gpu, error)
+            log.warning("cannot record the MPS daemon of GPU %s: %s", self.gpu, error)
             return False
         return True

@@ -1,13 +1,13 @@
-"""MPS by its first interface (v2): a control daemon for each GPU that is shared, all looked at every few seconds.
+"""GPU sharing by MPS v2: one control daemon per shared GPU. All daemons are checked every few seconds.
 
-a worker comes      its GPU's daemon is started, unless it is there; the worker gets the environment of a client
-a worker is READY   it must be among the daemon's clients; one that is not runs without limits, and is ended
-the last one left   the daemon is stopped when nobody has come for a while, or when somebody wants the GPU for himself
-an incident         one look in vain is none: a busy machine may keep a daemon from answering in time
-                    1. nobody new is placed there  2. the tenants are told to their agent, which evicts and ends them
-                    3. once they have left, or after a while, the server may be ACTIVE again; else the daemon is started
-                    anew. After a FAULT its tenants are suspects
-the agent starts    daemons that an earlier one left are taken over while they run; of others, all is put back
+a worker joins          the GPU's daemon is started if needed; the worker gets a client's environment
+a worker is READY       it must be a client of the daemon; otherwise it runs without limits, and is ended
+the last worker left    the daemon stops after a while, or when a worker needs the GPU in another mode
+an incident             (one failed check is none: on a busy machine a daemon may answer too late)
+                        1. the GPU gets no new workers; 2. the agent evicts and ends the tenants; 3. when they have
+                        left, or after a timeout, the daemon is restarted unless its server is ACTIVE again; after a
+                        FAULT the tenants are suspects
+the agent starts        running daemons of an earlier agent are taken over; for dead ones, the GPU is restored
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from gpufn_runtime.agent.workers import processes
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 5.0
-_LINGER_S = 30.0  # a start takes about a second; a function that scales to zero and back must not pay it each time
-_LEAVE_S = 10.0
-_EVICT_S = 3.0
-_LOOKS_UNTIL_A_CLIENT = 2
-_LOOKS_UNTIL_HUNG = 2
+_CHECK_EVERY_S = 5.0
+_LINGER_S = 30.0  # a daemon's start takes about 1 s, which a function that scales to zero and back should not pay often
+_LEAVE_TIMEOUT_S = 10.0
+_EVICT_TIMEOUT_S = 3.0
+_CHECKS_UNTIL_NO_CLIENT = 2
+_CHECKS_UNTIL_HUNG = 2
 
 
 @dataclass
 class _Tenant:
     key: RevisionKey
-    pid: int  # of its process; of its container's first, whose child it is
+    pid: int  # of the worker's process; in a container, of the first process, whose child the worker is
     is_ready: bool = False
-    looks_without: int = 0  # at which it was READY and no client
+    missed_checks: int = 0  # consecutive checks in which the worker was READY but not a client
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Gpu:
     tenants: dict[str, _Tenant] = field(default_factory=dict)  # by worker
     trouble: Trouble | None = None
     empty_since: float = 0.0
-    silent_looks: int = 0  # one after the other, to which it did not answer
+    failed_checks: int = 0  # consecutive checks that the daemon did not answer
     joining: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,14 +68,14 @@ class MpsDaemons:
         maker: DaemonMaker,
         clock: Clock,
         *,
-        look_every_s: float = _LOOK_EVERY_S,
+        check_every_s: float = _CHECK_EVERY_S,
         linger_s: float = _LINGER_S,
-        leave_s: float = _LEAVE_S,
-        evict_s: float = _EVICT_S,
+        leave_s: float = _LEAVE_TIMEOUT_S,
+        evict_s: float = _EVICT_TIMEOUT_S,
     ) -> None:
         self._maker = maker
         self._clock = clock
-        self._look_every_s = look_every_s
+        self._check_every_s = check_every_s
         self._linger_s = linger_s
         self._leave_s = leave_s
         self._evict_s = evict_s
@@ -83,11 +83,11 @@ class MpsDaemons:
         self._gpu_of: dict[str, str] = {}  # by worker
         self.suspects = Suspects()
 
-    # --- what the agent asks ------------------------------------------------------------------------------------------
+    # --- GpuShares ----------------------------------------------------------------------------------------------------
 
     @property
-    def is_asking(self) -> bool:
-        return Control.asking > 0
+    def has_child_processes(self) -> bool:
+        return Control.running > 0
 
     @property
     def pids(self) -> frozenset[int]:
@@ -105,15 +105,15 @@ class MpsDaemons:
             return
         if key in self.suspects.quarantined:
             raise FunctionStartFailed(
-                f"{key[0]}@{key[1]} starts no more on shared GPUs of this node: it was there when one failed, "
-                f"{INCIDENTS} times in a row. Deploy it again when it is mended, or with share='exclusive'."
+                f"{key[0]}@{key[1]} no longer starts on shared GPUs of this node: it was running at {INCIDENTS} GPU "
+                f"failures in a row. Fix the function and deploy it again, or deploy it with share='exclusive'."
             )
         (uuid,) = share.gpus
         gpu = self._gpu(uuid)
         gpu.joining += 1
         try:
             async with gpu.lock:
-                await self._suit(gpu, contained)
+                await self._match_containers(gpu, contained)
                 if not gpu.daemon.is_running():
                     await self._start(gpu)
                 if gpu.trouble is not None:
@@ -142,7 +142,7 @@ class MpsDaemons:
             async with asyncio.timeout(self._evict_s):
                 await self._gpus[uuid].daemon.terminate(pids)
         except (ControlFailed, TimeoutError) as error:
-            log.info("%s: %s is ended without MPS's help: %s", uuid, worker, error)
+            log.info("GPU %s: worker %s is ended without MPS eviction: %s", uuid, worker, error)
 
     def left(self, worker: str) -> None:
         uuid = self._gpu_of.pop(worker, None)
@@ -162,10 +162,10 @@ class MpsDaemons:
         while True:
             for uuid in list(self._gpus):
                 try:
-                    await self.look(uuid, end)
+                    await self.check(uuid, end)
                 except Exception:
-                    log.exception("%s: a look at its MPS daemon failed", uuid)
-            await asyncio.sleep(self._look_every_s)
+                    log.exception("GPU %s: check of its MPS daemon failed", uuid)
+            await asyncio.sleep(self._check_every_s)
 
     async def stop(self) -> None:
         known, self._gpus = self._gpus, {}
@@ -174,55 +174,56 @@ class MpsDaemons:
             async with gpu.lock:
                 await gpu.daemon.stop()
 
-    # --- daemons that were there before us ----------------------------------------------------------------------------
+    # --- takeover -----------------------------------------------------------------------------------------------------
 
     async def take_over(self) -> None:
-        """Before any worker is adopted."""
-        for own in self._maker.left():
-            if own.is_running():
-                log.info("%s: its MPS daemon goes on", own.gpu)
-                self._gpus[own.gpu] = _Gpu(own, empty_since=self._clock.monotonic())
+        """Take over an earlier agent's daemons, before any worker is adopted."""
+        for daemon in self._maker.existing():
+            if daemon.is_running():
+                log.info("GPU %s: took over its MPS daemon", daemon.gpu)
+                self._gpus[daemon.gpu] = _Gpu(daemon, empty_since=self._clock.monotonic())
             else:
-                await own.stop()
+                await daemon.stop()
 
-    # --- looking after them -------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def look(self, uuid: str, end: End) -> None:
-        """What is done every few seconds, for one GPU."""
+    async def check(self, uuid: str, end: End) -> None:
+        """Do the regular check of one GPU."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return
         async with gpu.lock:
             if self._gpus.get(uuid) is not gpu:
-                return  # it was stopped while we waited, and is nobody's
+                return  # it was stopped while we waited for the lock
             empty_s = self._clock.monotonic() - gpu.empty_since
             if not gpu.tenants and not gpu.joining and empty_s >= self._linger_s:
                 await self._stop(gpu)
                 return
             gpu.daemon.keep_logs_small()
-            found = await gpu.daemon.observe()
-            gpu.silent_looks = gpu.silent_looks + 1 if found is Condition.HUNG else 0
-            if found is Condition.HUNG and gpu.silent_looks < _LOOKS_UNTIL_HUNG:
-                log.info("%s: %s; it is asked again", uuid, found.value)
-            elif found.is_incident:
-                await self._on_incident(gpu, found, end)
-            elif found is Condition.ACTIVE:
+            condition = await gpu.daemon.observe()
+            gpu.failed_checks = gpu.failed_checks + 1 if condition is Condition.HUNG else 0
+            if condition is Condition.HUNG and gpu.failed_checks < _CHECKS_UNTIL_HUNG:
+                log.info("GPU %s: %s; it is checked again", uuid, condition.value)
+            elif condition.is_incident:
+                await self._on_incident(gpu, condition, end)
+            elif condition is Condition.ACTIVE:
                 gpu.trouble = None
-                await self._find_strangers(gpu, end)
+                await self._end_non_clients(gpu, end)
 
-    async def _on_incident(self, gpu: _Gpu, found: Condition, end: End) -> None:
+    async def _on_incident(self, gpu: _Gpu, condition: Condition, end: End) -> None:
         uuid = gpu.daemon.gpu
-        gpu.trouble = Trouble(Health.DEGRADED, found.value)
-        there = sorted({tenant.key for tenant in gpu.tenants.values()})
-        log.warning("%s: %s; tenants=%s", uuid, found.value, ",".join(f"{name}@{number}" for name, number in there))
-        if found is Condition.FAULT:
-            before = set(self.suspects.quarantined)
-            self.suspects.record(uuid, there, self._clock.monotonic())
-            for name, number in sorted(self.suspects.quarantined - before):
-                log.warning("%s@%d is quarantined: it was there at %d faults in a row", name, number, INCIDENTS)
+        gpu.trouble = Trouble(Health.DEGRADED, condition.value)
+        revisions = sorted({tenant.key for tenant in gpu.tenants.values()})
+        tenants = ",".join(f"{name}@{number}" for name, number in revisions)
+        log.warning("GPU %s: %s; tenants=%s", uuid, condition.value, tenants)
+        if condition is Condition.FAULT:
+            quarantined_before = set(self.suspects.quarantined)
+            self.suspects.record(uuid, revisions, self._clock.monotonic())
+            for name, number in sorted(self.suspects.quarantined - quarantined_before):
+                log.warning("%s@%d is quarantined: it was running at %d GPU failures in a row", name, number, INCIDENTS)
         gpu.emptied.clear()
         for worker in list(gpu.tenants):
-            end(worker, f"{uuid}: {found.value}")
+            end(worker, f"{uuid}: {condition.value}")
         if gpu.tenants:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_s):
@@ -236,21 +237,21 @@ class MpsDaemons:
                 return
         gpu.trouble = None
 
-    async def _find_strangers(self, gpu: _Gpu, end: End) -> None:
-        """Workers that take calls and are no clients: they have the whole GPU, and no limit."""
+    async def _end_non_clients(self, gpu: _Gpu, end: End) -> None:
+        """End workers that take calls but are not clients: they use the whole GPU, without limits."""
         if not any(tenant.is_ready for tenant in gpu.tenants.values()):
             return
         try:
             clients = await gpu.daemon.clients()
         except ControlFailed:
-            return  # the next look says what is wrong
+            return  # the next check detects the problem
         for worker, tenant in list(gpu.tenants.items()):
             pids = {tenant.pid, *(processes.children(tenant.pid) if gpu.daemon.mounts is not None else ())}
-            tenant.looks_without = tenant.looks_without + 1 if tenant.is_ready and pids.isdisjoint(clients) else 0
-            if tenant.looks_without == _LOOKS_UNTIL_A_CLIENT:
-                end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
+            tenant.missed_checks = tenant.missed_checks + 1 if tenant.is_ready and pids.isdisjoint(clients) else 0
+            if tenant.missed_checks == _CHECKS_UNTIL_NO_CLIENT:
+                end(worker, f"{gpu.daemon.gpu}: it is not a client of the MPS daemon, so its share does not limit it")
 
-    # --- inside -------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _gpu(self, uuid: str) -> _Gpu:
         gpu = self._gpus.get(uuid)
@@ -258,13 +259,13 @@ class MpsDaemons:
             gpu = self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
         return gpu
 
-    async def _suit(self, gpu: _Gpu, contained: bool) -> None:
-        """A daemon's clients are one user's, and share memory with it: so all live in containers, or none."""
+    async def _match_containers(self, gpu: _Gpu, contained: bool) -> None:
+        """Replace the daemon if needed. All clients must run in containers, or none: they share a user and memory."""
         if contained == (gpu.daemon.mounts is not None):
             return
-        if gpu.tenants or gpu.joining > 1:  # somebody else is on the way
-            where = "out of containers" if contained else "in containers"
-            raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that live {where}")
+        if gpu.tenants or gpu.joining > 1:  # another worker is joining
+            place = "outside containers" if contained else "in containers"
+            raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that run {place}")
         await gpu.daemon.stop()
         gpu.daemon = self._maker.make(gpu.daemon.gpu, contained=contained)
 
@@ -277,17 +278,17 @@ class MpsDaemons:
         gpu.trouble = None
 
     async def _vacate(self, uuid: str) -> None:
-        """Somebody wants this GPU in another mode, so its lease is free."""
+        """Stop sharing the GPU: a worker needs it in another mode, so it must have no tenants."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return
         async with gpu.lock:
             if gpu.tenants or gpu.joining:
-                raise DeviceFailed(f"{uuid}: workers share it by MPS still")
+                raise DeviceFailed(f"{uuid}: workers still share it by MPS")
             await self._stop(gpu)
 
     async def _stop(self, gpu: _Gpu) -> None:
-        """Until a worker comes, who may do so while it is being stopped, and waits to start it anew."""
+        """Stop the daemon. A worker that wants to join meanwhile waits for the lock and starts it again."""
         await gpu.daemon.stop()
         if not gpu.joining and self._gpus.get(gpu.daemon.gpu) is gpu:
             del self._gpus[gpu.daemon.gpu]

@@ -1,1 +1,1 @@
-"""The workers of this node: start, supervision, adoption and cleanup."""
+"""Worker processes of this node: start, supervision, adoption and cleanup."""

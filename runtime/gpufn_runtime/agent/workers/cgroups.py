@@ -1,7 +1,7 @@
-"""Memory limits by cgroup, v1 or v2, below the agent's own group; and whether the kernel killed for them.
+"""Memory limits by cgroup (v1 or v2) below the agent's own cgroup, and detection of OOM kills.
 
-The worker's process moves itself in by the `entrance` before it loads anything, so what it loads is counted.
-Where no group can be made (no memory controller, no right to write) the worker limits itself by RLIMIT_DATA.
+A worker process joins its group through the `join_file` file before it loads anything, so all its memory counts. If no
+group can be created (no memory controller, no write permission), the worker limits itself with RLIMIT_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """One worker's group; `path` is the folder that the kernel shows it as."""
+    """Cgroup of one worker. `path` is its folder in the cgroup file system."""
 
     path: Path
 
@@ -28,11 +28,11 @@ class MemoryGroup:
         return self.path / "cgroup.procs"
 
     @property
-    def entrance(self) -> Path:
+    def join_file(self) -> Path:
         """The file to write 0 to in order to join.
 
-        For a whole process the kernel waits until nobody forks, which takes 12 ms; for a single thread that moves
-        itself it does not, 0.1 ms. A worker that has just started is a single thread. v2 moves processes only.
+        When a whole process moves, the kernel waits until no process forks, which takes 12 ms. A single thread that
+        moves itself takes 0.1 ms, and a worker that has just started has one thread. v2 moves only whole processes.
         """
         tasks = self.path / "tasks"
         return tasks if tasks.exists() else self.procs
@@ -43,18 +43,18 @@ class MemoryGroup:
         return []
 
     def kill(self) -> None:
-        """All that is in it. v2 can do so at once, whoever forks meanwhile."""
+        """Kill all processes in the group. v2 does so atomically, even if processes fork meanwhile."""
         try:
-            switch = os.open(self.path / "cgroup.kill", os.O_WRONLY)
+            kill_file = os.open(self.path / "cgroup.kill", os.O_WRONLY)
         except OSError:
             processes.kill_each(self.pids())
             return
         with contextlib.suppress(OSError):
-            os.write(switch, b"1")
-        os.close(switch)
+            os.write(kill_file, b"1")
+        os.close(kill_file)
 
     def has_killed(self) -> bool:
-        """Has a process of it been killed for want of memory?"""
+        """Return whether the kernel has killed a process of the group for exceeding the memory limit."""
         for name in ("memory.oom_control", "memory.events"):
             with contextlib.suppress(OSError):
                 counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
@@ -68,7 +68,7 @@ class MemoryGroup:
         return None
 
     def remove(self) -> bool:
-        """False while processes of it are still on their way out."""
+        """Remove the group. Returns False while it still has processes."""
         try:
             self.path.rmdir()
         except FileNotFoundError:
@@ -80,13 +80,13 @@ class MemoryGroup:
 
 @dataclass(frozen=True)
 class MemoryGroups:
-    """`base` is where groups are made, None where they cannot be."""
+    """Creates memory cgroups in the folder `base`; None if that is not possible."""
 
     base: Path | None
 
     @classmethod
     def find(cls) -> MemoryGroups:
-        """Below this process's own group, when a group with a limit can be made there."""
+        """Find a cgroup of this process in which groups with a memory limit can be created."""
         for base in _candidates():
             probe = base / f"gpufn-probe-{os.getpid()}"
             try:
@@ -101,11 +101,11 @@ class MemoryGroups:
                 return cls(base)
             finally:
                 probe.rmdir()
-        log.info("no memory cgroup can be made here: workers limit themselves (RLIMIT_DATA)")
+        log.info("cannot create memory cgroups here: workers limit themselves (RLIMIT_DATA)")
         return cls(None)
 
     def create(self, worker: str, limit_bytes: int) -> MemoryGroup | None:
-        """None when there can be no group."""
+        """Create a worker's group. Returns None if that is not possible."""
         if self.base is None:
             return None
         path = self.base / f"gpufn-{worker}"
@@ -113,12 +113,12 @@ class MemoryGroups:
             path.mkdir(exist_ok=True)
             _limit(path, limit_bytes)
         except OSError as error:
-            log.warning("%s: no memory cgroup (%s): it limits itself instead", worker, error)
+            log.warning("no memory cgroup for worker %s (%s): it limits itself instead", worker, error)
             return None
         return MemoryGroup(path)
 
-    def find_left(self, worker: str) -> MemoryGroup | None:
-        """The group that an earlier agent made for a worker that it did not get to write down."""
+    def find_existing(self, worker: str) -> MemoryGroup | None:
+        """Return the group that an earlier agent created for a worker that it did not record."""
         path = None if self.base is None else self.base / f"gpufn-{worker}"
         return MemoryGroup(path) if path is not None and path.is_dir() else None
 
@@ -132,37 +132,37 @@ def _limit(path: Path, limit_bytes: int) -> None:
                 (path / name).write_text(value)
         return
     (path / "memory.limit_in_bytes").write_text(text)
-    with contextlib.suppress(OSError):  # kernels without swap accounting do not have it
+    with contextlib.suppress(OSError):  # missing on kernels without swap accounting
         (path / "memory.memsw.limit_in_bytes").write_text(text)
 
 
 def _candidates() -> list[Path]:
-    """Our own group's folder in each hierarchy that may control memory."""
+    """Return the folder of our own group in each hierarchy that may control memory."""
     groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    found = []
+    bases = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         root, mount = before.split()[3:5]
         kind, _, options = after.split()[:3]
         if kind == "cgroup" and "memory" in options.split(","):
-            own = next((path for names, path in groups.items() if "memory" in names.split(",")), None)
+            own_group = next((path for names, path in groups.items() if "memory" in names.split(",")), None)
         elif kind == "cgroup2":
-            own = groups.get("")
+            own_group = groups.get("")
         else:
             continue
-        if own is None:
+        if own_group is None:
             continue
-        # In a container the mount shows a part of the tree, which `root` names.
-        inside = own if root == "/" else own.removeprefix(root)
-        base = Path(mount) / inside.lstrip("/")
+        # In a container the mount shows only a part of the tree; `root` is that part's path.
+        config_in_container = own_group if root == "/" else own_group.removeprefix(root)
+        base = Path(mount) / config_in_container.lstrip("/")
         if kind == "cgroup2" and not _controls_memory(base):
             continue
-        found.append(base)
-    return found
+        bases.append(base)
+    return bases
 
 
 def _controls_memory(base: Path) -> bool:
-    """In v2 a group hands its controllers down; one that holds processes may not, unless it did so before."""
+    """Enable the memory controller for subgroups (v2). A group with processes can do so only if it did so before."""
     control = base / "cgroup.subtree_control"
     with contextlib.suppress(OSError):
         if "memory" in control.read_text().split():

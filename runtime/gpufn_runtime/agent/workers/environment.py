@@ -1,6 +1,8 @@
-"""What programs that the agent starts are given, built from nothing: what our own process was given, credentials first
-of all, stays here, but for where libraries are. A machine may have its driver's where only LD_LIBRARY_PATH tells, and a
-process reads that when it starts: a function's `env` comes too late for one that is forked from a template."""
+"""Environments of the programs that the agent starts, built from scratch so that credentials do not leak.
+
+Only LD_LIBRARY_PATH is inherited: on some machines it locates the NVIDIA driver. A process reads it at its start, so a
+function's `env` comes too late for a worker that is forked from a template.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ import gpufn_runtime
 from gpufn_core.spec.function_spec import FunctionSpec
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Each of these libraries starts a thread per core otherwise, in every worker.
-_THREADS = (
+# Otherwise each of these libraries starts a thread per core, in every worker.
+_THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -30,28 +32,28 @@ _THREADS = (
 
 
 def worker_environment(spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...]) -> dict[str, str]:
-    """`gpus` are the uuids of the leased devices; without one the process sees none."""
+    """Return the environment of a worker process. `gpus` are the leased devices' uuids; no uuids hide all GPUs."""
     return {**_base(scratch), **container_environment(spec, gpus)}
 
 
 def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str, str]:
-    """What a worker in a container has besides its image's own."""
+    """Return the variables of a worker in a container, in addition to the image's."""
     return {**import_environment(spec.resources.cpu, spec.env), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
-    """What the modules of a function with this `env` read when they are imported."""
-    return {**dict.fromkeys(_THREADS, str(max(1, math.ceil(cpu)))), **env}
+    """Return the variables that modules may read on import: thread counts and the function's `env`."""
+    return {**dict.fromkeys(_THREAD_VARIABLES, str(max(1, math.ceil(cpu)))), **env}
 
 
 def template_environment(scratch: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """One thread, so that importing starts none, and no GPU: a template must not touch what a fork cannot share. `env`
-    is that of the functions whose workers are forked from it."""
+    """Return a template's environment: one thread, so that imports start none, and no GPU, because a fork cannot share
+    its state. `env` belongs to the functions whose workers fork from the template."""
     return {**_base(scratch), **import_environment(1, env), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def driver_environment() -> dict[str, str]:
-    """What the driver's own programs have."""
+    """Return the environment of NVIDIA's programs."""
     return {"PATH": os.environ.get("PATH", os.defpath), **_libraries()}
 
 
@@ -66,8 +68,8 @@ def _base(scratch: Path) -> dict[str, str]:
         "TMPDIR": os.fspath(scratch),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        # Importing onnxruntime (1.29 and later) starts a thread that reports to its maker: nobody has asked for that,
-        # and a template with a thread cannot be forked from.
+        # Importing onnxruntime (1.29 and later) starts a telemetry thread. Users did not consent to telemetry, and a
+        # template with a second thread cannot be forked.
         "ORT_DISABLE_TELEMETRY": "1",
         **_libraries(),
     }
@@ -77,13 +79,13 @@ def _base(scratch: Path) -> dict[str, str]:
 
 
 def worker_packages() -> list[str]:
-    """The folders of the packages of gpufn that a worker imports."""
+    """Return the folders of gpufn's packages that a worker imports."""
     return [path for package in (gpufn_core, gpufn, gpufn_platform, gpufn_runtime) for path in package.__path__]
 
 
 @functools.cache
 def _import_roots() -> tuple[str, ...]:
-    """The folders that a fresh interpreter lacks to import gpufn: none when it is installed."""
+    """Return the folders that must be on PYTHONPATH to import gpufn; empty if gpufn is installed."""
     installed = {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
     roots: dict[str, None] = {}
     for path in worker_packages():

@@ -1,27 +1,27 @@
-"""A worker's raw output: every byte is read, so that the worker never waits for us; only a bounded part is kept.
+"""Raw output of a worker: all bytes are read, so that the worker never blocks; a bounded part is kept.
 
-The budget refills by the second. What comes above it is counted and dropped, and the next line that is kept is
-preceded by one that says so. The tail is kept in any case: it is where the reason of a crash is.
+A byte budget refills over time. Output beyond the budget is counted and dropped, and the next published line is
+preceded by a note about that. The tail is always kept, because it holds the reason of a crash.
 """
 
 from __future__ import annotations
 
 _TAIL_BYTES = 8 << 10
 _TAIL_LINES = 40
-_LONGEST_LINE = 8 << 10
+_MAX_LINE_BYTES = 8 << 10
 _BYTES_PER_S = 128 << 10
 _BURST_BYTES = 1 << 20
-_RESUME_BYTES = 64 << 10  # after a flood, wait until there is room for more than a few words
-_LINE_COST = 100  # a short line costs the log stream more than its text
+_RESUME_BYTES = 64 << 10  # after dropping, wait until the budget allows more than a few words
+_LINE_COST = 100  # in bytes: each line has overhead in the log stream
 
 
 class OutputLog:
-    """`feed` gives the lines to publish."""
+    """Rate-limited log of one worker's output. `feed` returns the lines to publish."""
 
     def __init__(self, now: float) -> None:
         self._tail = bytearray()
-        self._rest = bytearray()  # a line whose end has not come yet
-        self._rest_since = now
+        self._partial_line = bytearray()  # not yet ended
+        self._partial_since = now
         self._budget = float(_BURST_BYTES)
         self._refilled_at = now
         self._dropped = 0
@@ -32,34 +32,34 @@ class OutputLog:
         self._budget = min(self._budget + (now - self._refilled_at) * _BYTES_PER_S, _BURST_BYTES)
         self._refilled_at = now
         if self._budget <= 0 or (self._dropped and self._budget < _RESUME_BYTES):
-            self._dropped += len(self._rest) + len(data)
-            self._rest.clear()
+            self._dropped += len(self._partial_line) + len(data)
+            self._partial_line.clear()
             return []
         lines = self._dropped_note()
-        if not self._rest:
-            self._rest_since = now
-        *whole, last = (bytes(self._rest) + data).split(b"\n")
-        self._rest = bytearray(last)
-        while len(self._rest) > _LONGEST_LINE:
-            whole.append(bytes(self._rest[:_LONGEST_LINE]))
-            del self._rest[:_LONGEST_LINE]
-        for number, line in enumerate(whole):
+        if not self._partial_line:
+            self._partial_since = now
+        *complete_lines, last = (bytes(self._partial_line) + data).split(b"\n")
+        self._partial_line = bytearray(last)
+        while len(self._partial_line) > _MAX_LINE_BYTES:
+            complete_lines.append(bytes(self._partial_line[:_MAX_LINE_BYTES]))
+            del self._partial_line[:_MAX_LINE_BYTES]
+        for number, line in enumerate(complete_lines):
             if self._budget <= 0:
-                self._dropped += sum(len(left) + 1 for left in whole[number:])
+                self._dropped += sum(len(skipped) + 1 for skipped in complete_lines[number:])
                 break
-            for start in range(0, len(line) or 1, _LONGEST_LINE):
-                lines.append(_text(line[start : start + _LONGEST_LINE]))
+            for start in range(0, len(line) or 1, _MAX_LINE_BYTES):
+                lines.append(_text(line[start : start + _MAX_LINE_BYTES]))
             self._budget -= len(line) + _LINE_COST
         return lines
 
     def flush(self, now: float, *, older_than_s: float = 0.0) -> list[str]:
-        """What is left without a line's end, and how much was dropped at last."""
-        if now - self._rest_since < older_than_s:
+        """Return the unfinished line and the note about dropped output."""
+        if now - self._partial_since < older_than_s:
             return []
         lines = [] if older_than_s else self._dropped_note()
-        if self._rest:
-            lines.append(_text(bytes(self._rest)))
-            self._rest.clear()
+        if self._partial_line:
+            lines.append(_text(bytes(self._partial_line)))
+            self._partial_line.clear()
         return lines
 
     def tail(self) -> str:
@@ -74,5 +74,5 @@ class OutputLog:
 
 
 def _text(line: bytes) -> str:
-    """A progress bar draws over itself: only its last state is worth anything."""
+    """Decode a line. Of a progress bar, which overwrites itself, only the last state is kept."""
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""Parked workers: what a worker says that it has given up is a Claim until the GPU has been looked at."""
+"""Parked workers: a worker's report about released memory is a Claim until a GPU sample confirms it."""
 
 from __future__ import annotations
 
@@ -8,45 +8,52 @@ import signal
 from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import WorkerReport
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
-from gpufn_runtime.agent.decide.parking_proof import Claim, prove
+from gpufn_runtime.agent.decide.parking_proof import Claim, verify
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.reports import Reports
-from gpufn_runtime.agent.workers.running_workers import Living
-from gpufn_runtime.agent.workers.supervise import Running
+from gpufn_runtime.agent.workers.running_workers import RunningWorkers
+from gpufn_runtime.agent.workers.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
 
 class Parking:
-    """A proof is reported; a worker that still holds its GPU is ended."""
+    """Report verified parked workers. End workers that still hold GPU memory."""
 
-    def __init__(self, devices: DeviceWatch, living: Living, running: Running, reports: Reports) -> None:
+    def __init__(
+        self, devices: DeviceWatch, running_workers: RunningWorkers, supervisor: Supervisor, reports: Reports
+    ) -> None:
         self._devices = devices
-        self._living = living
-        self._running = running
+        self._running_workers = running_workers
+        self._supervisor = supervisor
         self._reports = reports
 
     def note(self, record: WorkerRecord, report: WorkerReport) -> None:
-        """What the runner tells of a worker."""
+        """Record the state that the runner reports for a worker."""
         if report.state in (WorkerState.READY, WorkerState.RESUMING):
             record.claim = record.parked = None
         elif report.state is WorkerState.PARKED and report.parked is not None and record.claim is None:
-            # Without a GPU there is nothing to look at.
-            record.claim = Claim(report.parked, self._devices.begun if record.gpus else -1)
-            self._devices.hurry()
-            self.prove()
+            # Without a GPU there is nothing to verify.
+            record.claim = Claim(report.parked, self._devices.samples_begun if record.gpus else -1)
+            self._devices.sample_now()
+            self.verify()
 
-    def prove(self) -> None:
-        """By the last sample, what can be told by it."""
-        for worker in self._living:
+    def verify(self) -> None:
+        """Verify open claims with the latest sample."""
+        for worker in self._running_workers:
             record = worker.record
             if record.claim is None or record.parked is not None:
                 continue
-            held = self._devices.held_by(worker.pids, record.gpus)
-            match prove(record.claim, self._devices.seen, max(held.values(), default=None)):
+            held = self._devices.gpu_bytes_of(worker.pids, record.gpus)
+            match verify(record.claim, self._devices.samples_received, max(held.values(), default=None)):
                 case ParkedMemory() as parked:
                     record.parked = parked
-                    log.info("%s is parked: host=%d left=%d", record.worker, parked.host_bytes, parked.device_bytes)
+                    log.info(
+                        "worker %s is parked: host_bytes=%d device_bytes=%d",
+                        record.worker,
+                        parked.host_bytes,
+                        parked.device_bytes,
+                    )
                     self._reports.send_soon()
-                case str(reason) if record.asked_to_end_at is None:
-                    self._running.end(record, signal.SIGTERM, reason)
+                case str(reason) if record.end_requested_at is None:
+                    self._supervisor.end(record, signal.SIGTERM, reason)

@@ -1,8 +1,8 @@
-"""Processes by identity: a pid together with its start time, for pids are used again.
+"""Processes identified by pid and start time, because pids are reused.
 
-An agent adopts processes that an earlier one started, so it cannot rely on being their parent: pidfds tell the end of
-anybody's process, and an exit status is had only from one's own children. Forked workers become our children because
-the agent is their nearest subreaper.
+An agent adopts processes that an earlier agent started, so it may not be their parent. A pidfd reports the end of any
+process; exit statuses are available for own children only. Forked workers become our children because the agent is
+their nearest subreaper.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class Handle(NamedTuple):
-    """A process and an open pidfd of it, which names it also after it has ended."""
+    """A process and an open pidfd, which identifies the process even after it has ended."""
 
     process: Process
     pidfd: int
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become our children instead of init's."""
+    """Make orphaned descendants our children instead of init's."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise PlatformError(f"prctl(PR_SET_CHILD_SUBREAPER) failed: {os.strerror(ctypes.get_errno())}.")
 
 
 def identify(pid: int) -> Process | None:
-    """None when there is no such process. One that has ended but is not reaped yet is still there."""
+    """Return the process of a pid, or None if there is none. A process that has ended but is not reaped still
+    counts."""
     fields = _stat(pid)
     return Process(pid, int(fields[19])) if fields else None
 
@@ -55,7 +56,7 @@ def is_running(process: Process) -> bool:
 
 
 def open_pidfd(process: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it is gone already."""
+    """Return a descriptor that becomes readable when the process ends, or None if it is already gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -67,14 +68,14 @@ def open_pidfd(process: Process) -> int | None:
 
 
 def open_handle(pid: int) -> Handle | None:
-    """None when the process is gone."""
+    """Open a handle. Returns None if the process is gone."""
     process = identify(pid)
     pidfd = open_pidfd(process) if process is not None else None
     return Handle(process, pidfd) if process is not None and pidfd is not None else None
 
 
 def reap(pid: int) -> tuple[int | None, int | None]:
-    """Exit code and signal of a child that has ended; (None, None) when it is not ours, or still runs."""
+    """Return exit code and signal of an ended child; (None, None) if it is not our child or still runs."""
     try:
         status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
@@ -85,22 +86,22 @@ def reap(pid: int) -> tuple[int | None, int | None]:
 
 
 def signal_group(process: Process, signum: signal.Signals, pidfd: int | None = None) -> None:
-    """Signal the process and its group, when it leads one. It may be gone: while any of its group are there, nobody
-    else gets its pid; and whoever has got it is not signalled. While it is there, and `pidfd` is of it, no file is
-    opened for that: there may be none left."""
-    found = process if pidfd is not None and _is_there(pidfd) else identify(process.pid)
-    if found not in (None, process):
+    """Signal the process, and its group if it leads one. A gone process is fine: its pid is not reused while members of
+    its group exist, and a new process with the pid is not signaled. If `pidfd` is given and the process exists, no file
+    is opened for the check: no descriptors may be left."""
+    current = process if pidfd is not None and _exists(pidfd) else identify(process.pid)
+    if current not in (None, process):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signum)
         return
-    if found is not None:
+    if current is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signum)
 
 
 def kill(process: Process) -> None:
-    """SIGKILL, by a descriptor of it. It may be gone, and its pid another's."""
+    """Send SIGKILL through a pidfd. A gone process is fine, and a new process with its pid is not killed."""
     descriptor = open_pidfd(process)
     if descriptor is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -109,47 +110,47 @@ def kill(process: Process) -> None:
 
 
 def kill_each(pids: Iterable[int]) -> None:
-    """Those that the kernel has just named."""
+    """Kill pids that were just read from the kernel."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def resident_bytes(pid: int) -> int:
-    """0 when it is gone."""
+    """Return the resident memory, or 0 if the process is gone."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * _PAGE
     return 0
 
 
-def children(own: int | None = None) -> list[int]:
-    """Ours, or those of the process `own`, whether they run or wait to be reaped."""
-    own = own or os.getpid()
+def children(parent: int | None = None) -> list[int]:
+    """Return our children, or those of the pid `parent`. Children that wait to be reaped are included."""
+    parent = parent or os.getpid()
     with contextlib.suppress(OSError):
-        found: list[int] = []
-        for task in os.listdir(f"/proc/{own}/task"):
-            found += map(int, Path(f"/proc/{own}/task/{task}/children").read_text().split())
-        return found
+        pids: list[int] = []
+        for task in os.listdir(f"/proc/{parent}/task"):
+            pids += map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split())
+        return pids
     return []
 
 
 def children_of(process: Process) -> list[int]:
-    """Empty when it is gone, whoever has its pid by now, and when that cannot be told for want of a file."""
+    """Return the children, or an empty list if the process is gone, its pid was reused, or no descriptors are left."""
     with contextlib.suppress(OSError):
         return children(process.pid) if identify(process.pid) == process else []
     return []
 
 
 def writing_to(output: Path) -> list[Process]:
-    """Processes whose standard output or error is the FIFO `output`."""
-    return _those(functools.partial(_writes_to, os.fspath(output)))
+    """Return the processes whose standard output or error is the FIFO `output`."""
+    return _select(functools.partial(_writes_to, os.fspath(output)))
 
 
 def of_worker(output: Path, scratch: Path) -> list[Process]:
-    """A worker's, whatever session they fled to: they write to its `output`, or its `scratch` was in the environment
-    that their program was started with, as it is in its own."""
-    given, path = b"=%b\0" % os.fsencode(scratch), os.fspath(output)
-    return _those(lambda pid: _writes_to(path, pid) or _was_given(given, pid))
+    """Return all processes of a worker, in any session: those that write to its `output`, and those whose initial
+    environment has a variable with the value `scratch`."""
+    variable, path = b"=%b\0" % os.fsencode(scratch), os.fspath(output)
+    return _select(lambda pid: _writes_to(path, pid) or _has_variable(variable, pid))
 
 
 def kill_writers(output: Path) -> None:
@@ -158,26 +159,26 @@ def kill_writers(output: Path) -> None:
 
 
 def kill_worker(output: Path, scratch: Path) -> bool:
-    """All of `of_worker`; whether there were any."""
-    found = of_worker(output, scratch)
-    for process in found:
+    """Kill all processes of a worker. Return whether there were any."""
+    targets = of_worker(output, scratch)
+    for process in targets:
         kill(process)
-    return bool(found)
+    return bool(targets)
 
 
-def _those(are: Callable[[str], bool]) -> list[Process]:
-    """Not us, but of all others those whose pid `are` is true of."""
-    found = []
+def _select(matches: Callable[[str], bool]) -> list[Process]:
+    """Return all other processes whose pid `matches`."""
+    selected = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and are(name):
+        if name.isdigit() and int(name) != os.getpid() and matches(name):
             process = identify(int(name))
-            if process is not None and are(name):  # still: it is the one that was
-                found.append(process)
-    return found
+            if process is not None and matches(name):  # again: the pid may have been reused before `identify`
+                selected.append(process)
+    return selected
 
 
-def _is_there(pidfd: int) -> bool:
-    """Running, or not reaped yet."""
+def _exists(pidfd: int) -> bool:
+    """Return whether the process runs or waits to be reaped."""
     with contextlib.suppress(PermissionError):
         try:
             signal.pidfd_send_signal(pidfd, 0)
@@ -194,14 +195,14 @@ def _writes_to(path: str, pid: str) -> bool:
     return False
 
 
-def _was_given(value: bytes, pid: str) -> bool:
-    with contextlib.suppress(OSError):  # gone, or another user's
+def _has_variable(value: bytes, pid: str) -> bool:
+    with contextlib.suppress(OSError):  # the process is gone or belongs to another user
         return value in Path(f"/proc/{pid}/environ").read_bytes()
     return False
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the state on; the name before them may hold spaces and parentheses."""
+    """Return the fields of /proc/<pid>/stat after the name, which may contain spaces and parentheses."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

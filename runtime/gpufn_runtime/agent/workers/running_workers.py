@@ -1,4 +1,4 @@
-"""The workers whose processes run: what each holds, and all of them. `running` adds and removes, others look."""
+"""Registry of running workers and their resources. `supervise` adds and removes workers; other modules read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 @dataclass
 class RunningWorker:
-    """`fifo` and `pidfd` are open, and its owner's to close."""
+    """A worker with a process. `fifo` and `pidfd` are open; the supervisor closes them."""
 
     record: WorkerRecord
     process: processes.Process
@@ -25,30 +25,30 @@ class RunningWorker:
     output: OutputLog
     fifo: int
     pidfd: int
-    container: str = ""  # its id; `process` is its first one
+    container: str = ""  # container id; `process` is the container's first process
 
     @property
     def pids(self) -> list[int]:
-        """Of all its processes, as far as they are known."""
-        own = self.process.pid
+        """The pids of all known processes of the worker."""
+        main_pid = self.process.pid
         if self.container:
-            return [own, *processes.children_of(self.process)]
-        return [own, *(pid for pid in (self.group.pids() if self.group is not None else ()) if pid != own)]
+            return [main_pid, *processes.children_of(self.process)]
+        return [main_pid, *(pid for pid in (self.group.pids() if self.group is not None else ()) if pid != main_pid)]
 
     @property
     def resident_bytes(self) -> int:
-        """In a container the worker is the first process's child, and so are the orphans that it has left."""
-        own = self.process.pid
-        return sum(map(processes.resident_bytes, self.pids if self.container else [own]))
+        """In a container the worker and its orphans are children of the first process."""
+        main_pid = self.process.pid
+        return sum(map(processes.resident_bytes, self.pids if self.container else [main_pid]))
 
-    def signal(self, how: signal.Signals) -> None:
-        """To all of it."""
-        if self.container and how is signal.SIGKILL:
-            # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
+    def signal(self, signum: signal.Signals) -> None:
+        """Signal all processes of the worker."""
+        if self.container and signum is signal.SIGKILL:
+            # The first process exits with the worker's status. If it were killed, the status would be lost.
             processes.kill_each(processes.children_of(self.process))
             return
-        processes.signal_group(self.process, how, self.pidfd)
-        if how is signal.SIGKILL and self.group is not None:
+        processes.signal_group(self.process, signum, self.pidfd)
+        if signum is signal.SIGKILL and self.group is not None:
             self.group.kill()
 
     def report(self, gpus_busy: float | None = None, gpu_bytes: dict[str, int] | None = None) -> ProcessReport:
@@ -67,7 +67,7 @@ class RunningWorker:
         )
 
 
-class Living:
+class RunningWorkers:
     def __init__(self) -> None:
         self._workers: dict[str, RunningWorker] = {}
 
@@ -75,7 +75,7 @@ class Living:
         return len(self._workers)
 
     def __iter__(self) -> Iterator[RunningWorker]:
-        """Those of now: what is done to one may end it."""
+        """Iterate over a copy: workers may be removed during the iteration."""
         return iter(list(self._workers.values()))
 
     def get(self, worker: str) -> RunningWorker | None:

@@ -1,8 +1,8 @@
-"""What becomes of the workers whose processes run: what they write is read as it comes, and their end is told at once.
+"""Supervision of running workers: reads their output and reports their end at once.
 
-a process ends
-    1. kill its group, reap it, read the rest of its output; 2. `exited` goes out, for a runner waits for it;
-    3. it is buried
+When a process ends:
+    1. kill its process group, reap it, and read the rest of its output; 2. send EXITED, which a runner waits for;
+    3. clean up
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.cgroups import MemoryGroup
-from gpufn_runtime.agent.workers.cleanup import Burials
+from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.output import OutputLog
-from gpufn_runtime.agent.workers.running_workers import Living, RunningWorker
+from gpufn_runtime.agent.workers.running_workers import RunningWorker, RunningWorkers
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 << 10
-_LAST_READS = 32  # what a pipe can hold when its writer dies is far less than this many reads
+_LAST_READS = 32  # more than enough for what a pipe can hold when its writer dies
 _PARTIAL_LINE_S = 1.0
 
 
-class Running:
-    """`doubt` is told of a revision of which a worker has ended before it was ready."""
+class Supervisor:
+    """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready."""
 
     def __init__(
         self,
-        living: Living,
+        running_workers: RunningWorkers,
         *,
         containers: Containers,
         shares: GpuShares,
-        burials: Burials,
+        cleanup: Cleanup,
         reports: Reports,
-        doubt: Callable[[RevisionKey], None],
+        recheck: Callable[[RevisionKey], None],
         clock: Clock,
     ) -> None:
-        self._living = living
+        self._running_workers = running_workers
         self._containers = containers
         self._shares = shares
-        self._burials = burials
+        self._cleanup = cleanup
         self._reports = reports
-        self._doubt = doubt
+        self._recheck = recheck
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._endings = Tasks()
-        self._one_gone = asyncio.Event()
+        self._ending_tasks = Tasks()
+        self._worker_ended = asyncio.Event()
 
     def attend(
         self,
@@ -76,63 +76,63 @@ class Running:
         *,
         container: str,
     ) -> None:
-        """Read its output, on `fifo`, and report its end, though it have ended already. `fifo` and the pidfd are ours
-        from now on."""
+        """Supervise the worker: read its output from `fifo` and report its end, even if it has ended already. Takes
+        ownership of `fifo` and the pidfd."""
         process, pidfd = handle
         output = OutputLog(self._clock.monotonic())
         worker = RunningWorker(record, process, folder, group, output, fifo, pidfd, container)
-        self._living.add(worker)
+        self._running_workers.add(worker)
         record.process, record.phase = process, Phase.RUNNING
         if record.assignment is not None:
             self._shares.joined(record.worker, record.key, record.assignment.share, process.pid)
         self._loop.add_reader(fifo, self._on_output, worker)
         self._loop.add_reader(pidfd, self._on_exit, worker)
 
-    def end(self, record: WorkerRecord, how: signal.Signals, reason: str) -> None:
-        """A worker that is being launched is ended as soon as it has a process."""
-        log.info("%s gets %s: %s", record.worker, how.name, reason)
-        if record.asked_to_end_at is None:
-            record.asked_to_end_at = self._clock.monotonic()
-        if how is signal.SIGKILL and not record.killed:
+    def end(self, record: WorkerRecord, signum: signal.Signals, reason: str) -> None:
+        """Send a signal to the worker. A worker that is still being launched is ended once it has a process."""
+        log.info("worker %s gets %s: %s", record.worker, signum.name, reason)
+        if record.end_requested_at is None:
+            record.end_requested_at = self._clock.monotonic()
+        if signum is signal.SIGKILL and not record.killed:
             record.killed, record.killed_for = True, reason
-        worker = self._living.get(record.worker)
+        worker = self._running_workers.get(record.worker)
         if worker is None:
             return
-        if how is signal.SIGKILL and record.shares_by_mps:
-            self._endings.start(self._evict_and_kill(worker), f"evict-{record.worker}")
+        if signum is signal.SIGKILL and record.shares_by_mps:
+            self._ending_tasks.start(self._evict_and_kill(worker), f"evict-{record.worker}")
         else:
-            worker.signal(how)
+            worker.signal(signum)
 
     def step(self, now: float) -> None:
-        """Lines that have waited for their end go out as they are."""
-        for worker in self._living:
+        """Publish lines that have waited too long for their line end."""
+        for worker in self._running_workers:
             self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
 
-    async def none_left(self) -> None:
-        while self._living:
-            self._one_gone.clear()
-            await self._one_gone.wait()
+    async def all_ended(self) -> None:
+        while self._running_workers:
+            self._worker_ended.clear()
+            await self._worker_ended.wait()
 
-    async def all_told(self) -> None:
-        """Until it is known, and said, of each that has gone how it ended."""
-        await self._endings.done()
+    async def ends_reported(self) -> None:
+        """Wait until all ends are known and reported."""
+        await self._ending_tasks.done()
 
-    def let_go(self) -> None:
-        """They live on."""
-        self._endings.cancel()
-        for worker in self._living:
-            self._living.remove(worker)
+    def release(self) -> None:
+        """Stop the supervision. The workers live on."""
+        self._ending_tasks.cancel()
+        for worker in self._running_workers:
+            self._running_workers.remove(worker)
             for descriptor in (worker.pidfd, worker.fifo):
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
 
     async def _evict_and_kill(self, worker: RunningWorker) -> None:
         await self._shares.evict(worker.record.worker, worker.pids)
-        if self._living.get(worker.record.worker) is worker:
+        if self._running_workers.get(worker.record.worker) is worker:
             worker.signal(signal.SIGKILL)
 
     def _on_output(self, worker: RunningWorker) -> None:
-        """One read at a time: a worker that floods us shares the loop with the rest."""
+        """Read once per callback, so that a worker that floods its output does not block the event loop."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.fifo, _READ_BYTES)
             self._reports.log_lines(worker.record, worker.output.feed(data, self._clock.monotonic()))
@@ -140,18 +140,18 @@ class Running:
     def _on_exit(self, worker: RunningWorker) -> None:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
-        self._living.remove(worker)
-        self._one_gone.set()
-        worker.signal(signal.SIGKILL)  # the rest of its group
+        self._running_workers.remove(worker)
+        self._worker_ended.set()
+        worker.signal(signal.SIGKILL)  # the rest of its process group
         os.close(worker.pidfd)
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
-            self._endings.start(self._ask_how_it_ended(worker), f"end-{record.worker}")
+            self._ending_tasks.start(self._fetch_container_end(worker), f"end-{record.worker}")
         else:
-            self._has_ended(worker, code, signum)
+            self._on_end(worker, code, signum)
 
-    async def _ask_how_it_ended(self, worker: RunningWorker) -> None:
-        """Its parent is Docker's."""
+    async def _fetch_container_end(self, worker: RunningWorker) -> None:
+        """Get the exit status from Docker, which is the parent of the container's process."""
         end, untold = ContainerEnd(), ""
         try:
             async with asyncio.timeout(END_TOLD_WITHIN_S):
@@ -159,13 +159,15 @@ class Running:
         except PlatformError as error:
             untold = error.message.rstrip(".")
         except TimeoutError:
-            untold = f"how container {worker.container[:12]} ended was not to be learned within {END_TOLD_WITHIN_S:g} s"
+            untold = (
+                f"the exit status of container {worker.container[:12]} was not known within {END_TOLD_WITHIN_S:g} s"
+            )
         if untold:
-            log.warning("%s: %s", worker.record.worker, untold)
-        self._containers.let_go(worker.container)
-        self._has_ended(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, untold=untold)
+            log.warning("worker %s: %s", worker.record.worker, untold)
+        self._containers.release(worker.container)
+        self._on_end(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, untold=untold)
 
-    def _has_ended(
+    def _on_end(
         self,
         worker: RunningWorker,
         code: int | None,
@@ -177,7 +179,7 @@ class Running:
         record = worker.record
         self._shares.left(record.worker)
         self._read_rest(worker)
-        # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
+        # Even if we sent SIGKILL: the runner orders a kill when the socket closes, and the kernel may have been first.
         could_be_oom = signum == signal.SIGKILL or code is signum is None
         end = exit_of(
             worker.group if could_be_oom else None,
@@ -192,11 +194,11 @@ class Running:
         if could_be_oom and exceeded_bytes is not None:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
         if not record.was_ready:
-            self._doubt(record.key)
+            self._recheck(record.key)
         log.info("%s %s", record, end.describe())
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=end)
+        self._reports.send_event(record, WorkerEventKind.EXITED, exit=end)
         self._reports.send_soon()
-        self._burials.bury(record, worker.folder, worker.group)
+        self._cleanup.clean_up(record, worker.folder, worker.group)
 
     def _read_rest(self, worker: RunningWorker) -> None:
         self._loop.remove_reader(worker.fifo)
@@ -208,8 +210,8 @@ class Running:
         os.close(worker.fifo)
 
 
-def exit_of(group: MemoryGroup | None, **what: Any) -> Exit:
-    """With what the kernel says about the group: its counter is raised before the process gets its SIGKILL."""
+def exit_of(group: MemoryGroup | None, **fields: Any) -> Exit:
+    """Return the Exit, with the cgroup's OOM state: the kernel counts an OOM kill before the process gets SIGKILL."""
     if group is None or not group.has_killed():
-        return Exit(**what)
-    return Exit(out_of_memory=True, memory_limit_bytes=group.limit_bytes(), **what)
+        return Exit(**fields)
+    return Exit(out_of_memory=True, memory_limit_bytes=group.limit_bytes(), **fields)

@@ -1,4 +1,4 @@
-"""What a worker is to be: its config, limits and environment, from its Revision and the share that it holds."""
+"""Configuration of a worker: its config, limits and environment, from its Revision and its device share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gpufn_runtime.agent.workers.cgroups import MemoryGroup
 from gpufn_runtime.agent.workers.environment import container_environment, import_environment, worker_environment
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
-_MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
+_MEMORY_PART = 4  # the default memory limit is the node's memory divided by this
 
 
-class Orders:
-    """`default_image` is that of a function without one: None, and it is a process. `open_files` are allowed to it.
-    `supervisor_fifo`: what its process ends with."""
+class WorkerConfigs:
+    """Builds worker configs. `default_image` is used by functions without an image; None runs them as processes.
+    `open_files` is the limit of file descriptors. A process ends when `supervisor_fifo` has no writer left."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Orders:
         self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
 
     def image(self, spec: FunctionSpec) -> ImageSpec | None:
-        """None for a process."""
+        """Return the image of the function's containers, or None if its workers are processes."""
         return spec.image or self._default_image
 
     def memory_bytes(self, spec: FunctionSpec) -> int:
@@ -55,7 +55,7 @@ class Orders:
         return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress, env=env)
 
     def kind(self, assignment: Assignment) -> str:
-        """The DeviceKind whose engines the worker runs."""
+        """Return the DeviceKind whose engines the worker runs."""
         return next((gpu.kind for gpu in self._gpus(assignment)), CPU_KIND)
 
     def config(
@@ -83,7 +83,7 @@ class Orders:
             memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
             open_files=self._open_files,
             supervisor_fifo=self._supervisor_fifo,
-            cgroup_procs=() if group is None else (os.fspath(group.entrance),),
+            cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )
 
     def launch(
@@ -92,24 +92,24 @@ class Orders:
         folder: WorkerFolder,
         assignment: Assignment,
         *,
-        joins: Joining,
+        joining: Joining,
         modules: frozenset[str],
     ) -> LaunchOrder:
-        """`joins` is how it joins its part of a GPU; `modules` what a standby has ready for it."""
+        """Return the launch order. `joining` makes the worker a client of a shared GPU; `modules` are its imports."""
         spec, gpus = config.spec, assignment.share.gpus
         image = self.image(spec)
-        own = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
+        variables = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
         return LaunchOrder(
             worker=config.worker,
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment={**joins.environment, **own},
-            told=config,
+            environment={**joining.environment, **variables},
+            worker_config=config,
             modules=modules,
             image=image,
             gpus=gpus,
-            mps=joins.mounts,
+            mps=joining.mounts,
         )
 
     def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:

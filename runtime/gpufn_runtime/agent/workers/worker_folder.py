@@ -1,10 +1,10 @@
-"""A worker's folder: what its process reads, and what a later agent needs to adopt it.
+"""Folder of a worker: files for its process, and the record that lets a later agent adopt it.
 
 config.json    WorkerConfig, before the process starts
 process.json   ProcessFile, once it runs
 output         FIFO, its standard output and error
-s              the runner's socket (the runner makes it, before or after us)
-tmp/           its home and scratch space
+s              the runner's socket (the runner may create it before or after the agent creates the folder)
+tmp/           home and scratch space
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs in a folder."""
+    """The process that runs in a folder."""
 
     worker: str
     function: str
@@ -35,7 +35,7 @@ class ProcessFile(msgspec.Struct, frozen=True, kw_only=True):
     process: Process
     started_at: float  # unix seconds
     cgroup: str | None = None
-    container: str = ""  # its id
+    container: str = ""  # container id
 
 
 class WorkerFolder:
@@ -60,27 +60,27 @@ class WorkerFolder:
 
     @property
     def was_begun(self) -> bool:
-        """Has an agent worked on it? The runner may have made the folder before."""
+        """Whether an agent has worked in the folder. The runner may have created it first."""
         return self.config.exists() or self.output.exists()
 
     def create(self, config: WorkerConfig) -> None:
-        """Raises NodeFault when the disk does not take it."""
+        """Create the folder's files. Raises NodeFault if the disk refuses."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.scratch.mkdir(exist_ok=True, mode=0o700)
             os.mkfifo(self.output, 0o600)
             self.config.write_bytes(msgspec.json.encode(config))
         except OSError as error:
-            raise NodeFault(f"Cannot make the worker's folder {self.path}: {error.strerror}.") from error
+            raise NodeFault(f"Cannot create the worker's folder {self.path}: {error.strerror}.") from error
 
     def write_process(self, record: ProcessFile) -> None:
-        """Whole or not at all. On a full disk the worker runs all the same; only a later agent cannot adopt it."""
-        part = self.path / ".process.json"
+        """Record the process, atomically. If the disk is full, the worker runs anyway but cannot be adopted later."""
+        temporary = self.path / ".process.json"
         try:
-            part.write_bytes(msgspec.json.encode(record))
-            part.replace(self.path / "process.json")
+            temporary.write_bytes(msgspec.json.encode(record))
+            temporary.replace(self.path / "process.json")
         except OSError as error:
-            log.warning("%s: cannot write down its process: %s", self.worker, error)
+            log.warning("cannot record the process of worker %s: %s", self.worker, error)
 
     def read_process(self) -> ProcessFile | None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -88,15 +88,15 @@ class WorkerFolder:
         return None
 
     def open_output(self) -> int:
-        """For reading. Opened for both ways, so that it never ends and a worker never writes to nobody."""
+        """Open the FIFO for reading. Read-write mode: there is no end of file, and a worker never lacks a reader."""
         return os.open(self.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def remove(self) -> None:
-        """Raises OSError for want of what comes back: it is to be tried again."""
+        """Remove the folder. Raises OSError if a resource is exhausted and the caller should retry."""
         if (error := remove_tree(self.path)) is not None:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise error
-            log.warning("%s: its folder cannot be removed: %s", self.worker, error)
+            log.warning("cannot remove the folder of worker %s: %s", self.worker, error)
 
 
 def all_folders(home: Home) -> list[WorkerFolder]:

@@ -1,1 +1,1 @@
-"""Attempts: their life, their end, their settlement and their cost."""
+"""Attempts: state, end, settlement and cost."""

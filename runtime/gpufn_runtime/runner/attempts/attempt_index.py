@@ -1,24 +1,24 @@
-"""The attempts that this runner has, by invocation: who cancels a call, or asks where it is, finds it here."""
+"""Index of this runner's attempts by invocation, for cancels and lookups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 
 class Attempts(Mapping[str, Attempt]):
-    """Of each invocation the newest: one from the queue may begin while the one from the lane is being cancelled."""
+    """Holds the newest attempt of each invocation: a queued one may begin while a fast-path one is being cancelled."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Attempt] = {}
 
     def add(self, attempt: Attempt) -> None:
-        """From now on it is found. Again is fine."""
+        """Add the attempt to the index. May be repeated."""
         self._newest[attempt.message.id] = attempt
 
     def discard(self, attempt: Attempt) -> None:
-        """It is not found any more; another one of its invocation still is."""
+        """Remove the attempt from the index, but no other attempt of its invocation."""
         if self._newest.get(attempt.message.id) is attempt:
             del self._newest[attempt.message.id]
 

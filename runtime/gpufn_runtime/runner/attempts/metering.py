@@ -1,7 +1,7 @@
-"""What the calls of this node took: added up in memory, and every few seconds to the records of this node.
+"""Usage metering: sums up the usage of this node's calls, and stores it every few seconds.
 
-A record is changed by compare-and-set, so that a runner which still ends its last calls and its successor both count.
-What a runner that was killed had not stored yet, ten seconds' worth, is not counted.
+Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed
+runner loses what it has not stored: up to ten seconds' usage.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 _usage = msgspec.msgpack.Decoder(Usage)
 
 
-class _Put(NamedTuple):
-    """What was sent to be stored, and is not known to be."""
+class _Write(NamedTuple):
+    """A write whose success is unknown."""
 
     usage: Usage
     value: bytes
@@ -37,15 +37,15 @@ class Meter:
         self._node = node
         self._clock = clock
         self._counted: dict[UsageKey, Usage] = {}
-        self._sent: dict[UsageKey, _Put] = {}
+        self._sent: dict[UsageKey, _Write] = {}
 
     def count(self, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
-        """An attempt has ended."""
+        """Count an attempt that has ended."""
         key = UsageKey(day_of(self._clock.time()), message.function, message.owner)
         self._add(key, Usage(1, int(is_failed), run_s, gpu_s))
 
     async def run(self) -> None:
-        """Store what was counted until cancelled, and then once more."""
+        """Store the usage regularly until cancelled, and then once more."""
         try:
             while True:
                 await asyncio.sleep(STORED_EACH_S)
@@ -54,14 +54,14 @@ class Meter:
             await self.store()
 
     async def store(self) -> None:
-        """What cannot be stored now is kept for the next time."""
+        """Store all usage. What cannot be stored now stays for the next time."""
         for key in {**self._sent, **self._counted}:
             try:
                 await self._store(key)
             except Conflict:
-                log.info("the usage of %s was changed by another runner of this node: it is added later", key.function)
+                log.info("usage of %s was changed by another runner of this node; retrying later", key.function)
             except GpufnError as error:
-                log.info("usage is not stored yet: %s", error)
+                log.info("cannot store usage yet: %s", error)
                 return
 
     async def _store(self, key: UsageKey) -> None:
@@ -73,9 +73,9 @@ class Meter:
         usage = self._counted.pop(key, None)
         if usage is None:
             return
-        known = Usage() if entry is None else _usage.decode(entry.value)
-        value = encode(known + usage)
-        self._sent[key] = _Put(usage, value)
+        previous = Usage() if entry is None else _usage.decode(entry.value)
+        value = encode(previous + usage)
+        self._sent[key] = _Write(usage, value)
         if entry is None:
             await self._records.create(name, value)
         else:

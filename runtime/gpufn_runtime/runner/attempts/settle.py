@@ -1,13 +1,13 @@
-"""The end of an Attempt: tell who waits, keep what is asked for later, settle the Delivery. In that order.
+"""Settlement of ended attempts: send the reply, store the record, settle the delivery. In that order.
 
-    somebody waits     ResultReply to its reply subject, or by the lane that the call came by, ack
-    submitted          a large result is stored beside it, the CallRecord by compare-and-set (the first end wins), then
-                       for one that failed the dead letter, ack
-    worth a retry      a new message with the next attempt's number, the CallRecord that says so, ack
+    a caller waits     send ResultReply to the reply subject, or on the fast path that the call came by; acknowledge
+    submitted          store a large result, then the CallRecord by compare-and-set (the first end wins), then the dead
+                       letter of a failed call; acknowledge
+    retry              publish a message with the next attempt's number, update the CallRecord; acknowledge
 
-While the bus is away, replies are kept (replies.py) and records are tried again. Where the bus does not take them, as a
-retry whose queue is full, the delivery is touched meanwhile: it would come back after ack_wait, here or at another
-node, and the same attempt would run again.
+While the bus is away, replies are kept (replies.py) and records are retried. If NATS refuses a write, for example of a
+retry whose queue is full, the delivery's lease is extended meanwhile. Otherwise it would be redelivered after ack_wait,
+here or on another node, and the same attempt would run again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, state_after
 from gpufn_core.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
@@ -36,116 +35,119 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts.attempt import Attempt
 from gpufn_runtime.runner.attempts.replies import Replies
-from gpufn_runtime.runner.attempts.start_log import Starts
-from gpufn_runtime.runner.attempts.start_numbers import next_start
+from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
+from gpufn_runtime.runner.core.start_numbers import next_start
+from gpufn_runtime.runner.core.views import DeliveryView
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery, too_large
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
-from gpufn_runtime.runner.dispatch.pull_credits import TOUCH_EVERY_S
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
 log = logging.getLogger(__name__)
 
 _RETRY_BUS_S = 0.2
-_KEPT_MESSAGE_CHARS = 200
-_RUNG_FOR_S = 60.0
-_DUE_S = 0.02  # a server that was told to hold it back until then gives it out a few milliseconds later
-_BLOB_LONGER_S = 600.0  # than its record, which is stored after it
+_MAX_MESSAGE_CHARS = 200
+_WAKEUP_WITHIN_S = 60.0
+_WAKEUP_DELAY_S = 0.02  # NATS delivers a delayed message a few milliseconds after its time
+_BLOB_EXTRA_S = 600.0  # a blob must outlive its record, which is stored later
 
 
 class Settler:
-    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels, bodies: NodeBodies, starts: Starts) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, parcels: NodeSharedBodies, bodies: NodeBodies, start_log: StartLog
+    ) -> None:
         self._bus = bus
         self._clock = clock
-        self._parcels = parcels
+        self._shared_bodies = parcels
         self._bodies = bodies
-        self._starts = starts
+        self._start_log = start_log
         self._replies = Replies(bus)
         self._tasks = Tasks("settle")
-        self._touched_at: dict[Delivery | DirectDelivery, float] = {}  # of those being settled; monotonic
-        self.dropped_outcomes = 0  # ends that came second
-        self.unsettled: dict[str, Attempt] = {}  # by id: of submitted calls, ended, and their records do not say so
+        self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
+        self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call
+        self.unsettled: dict[str, Attempt] = {}  # by id: ended attempts of submitted calls, record not yet stored
 
     def settle(
         self,
         attempt: Attempt,
         outcome: Outcome,
+        settlement: Settlement,
         content_type: str = "",
         body: bytes = b"",
         *,
         parcel: str = "",
-        kept: str = "",
+        runner_file: str = "",
         run_s: float = 0.0,
         gather_s: float = 0.0,
         now: float,
     ) -> None:
-        """Once per attempt, after its slot is free or poisoned. A large result is `parcel`, in the caller's folder, or
-        `kept`, in our own: of a submitted call, or for a caller on another host."""
+        """Settle an attempt, once, after its slot is free or poisoned. A large result is named by `parcel` if it is in
+        the caller's folder, or by `runner_file` if it is in the runner's: of a submitted call or for a caller on
+        another host."""
         message = attempt.message
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
-        left_s = message.deadline - now if message.deadline else math.inf
-        settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.retries_used, left_s=left_s)
-        if settlement is Settlement.RETRY and not attempt.run.items:
+        if settlement is Settlement.RETRY:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._starts.node)
+            record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._start_log.node)
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
-            self._start(attempt.delivery, self._end_attempt(attempt, record, body, kept))
+            self._start(attempt.delivery, self._end_attempt(attempt, record, body, runner_file))
         else:
             reply = _reply_of(attempt, outcome, content_type, parcel, run_s=run_s, gather_s=gather_s)
-            if kept:
-                self._start(attempt.delivery, self._send_kept(attempt, reply, kept))
+            if runner_file:
+                self._start(attempt.delivery, self._send_large_result(attempt, reply, runner_file))
                 return
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
-            if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, message):
+            if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, message):
                 self._tasks.start(self._forget_checkpoint(message.id, attempt.run.checkpoint_seq))
 
-    async def _send_kept(self, attempt: Attempt, reply: ResultReply, kept: str) -> None:
-        """A large result for a caller on another host: in the reply, or stored beside it."""
-        message, path, body = attempt.message, self._parcels.kept(kept), b""
+    async def _send_large_result(self, attempt: Attempt, reply: ResultReply, runner_file: str) -> None:
+        """Send a large result to a caller on another host: in the reply, or stored in the object store."""
+        message, path, body = attempt.message, self._shared_bodies.kept_path(runner_file), b""
         try:
             if path.stat().st_size <= self._inline_bytes:
                 body = path.read_bytes()
             else:
                 reply = msgspec.structs.replace(reply, reference=await self._store_result(path, message))
-        except (GpufnError, OSError) as error:  # whatever a worker does to its file meanwhile
+        except (GpufnError, OSError) as error:  # the worker may have tampered with the file
             info = ResultNotEncodable(f"the result cannot be sent: {error}").info()
             reply = msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")
         finally:
             path.unlink(missing_ok=True)
         self._reply(attempt.delivery, message, reply, body)
         self._ack(attempt.delivery)
-        if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, message):
+        if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, message):
             await self._forget_checkpoint(message.id, attempt.run.checkpoint_seq)
 
     async def _store_result(self, path: Path, message: InvocationMessage) -> BodyReference:
-        """While the bus is away it is tried again, until the caller does not wait any more."""
+        """Store the result. While the bus is away, retry until the caller's deadline."""
         while True:
             try:
                 return await self._bodies.store_result(path)
             except BusUnavailable as error:
                 if self._clock.time() >= message.deadline:
                     raise
-                log.warning("the result of %s waits: %s", message.id, error)
+                log.warning("cannot store the result of %s yet: %s", message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
     @property
     def _inline_bytes(self) -> int:
         return inline_bytes(int(self._bus.server_info["max_payload"]))
 
-    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, kept: str) -> None:
-        await self._end(attempt.delivery, record, body, kept, arguments=attempt.message.reference)
-        # Not sooner: until its end is kept the call may come again, and goes on from there.
-        if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
+    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, runner_file: str) -> None:
+        await self._end(attempt.delivery, record, body, runner_file, arguments=attempt.message.reference)
+        # Not earlier: until its end is stored the call may be redelivered, and continues from its checkpoint.
+        if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, attempt.message):
             await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
-        await self._starts.forget(attempt)
+        await self._start_log.forget(attempt)
 
     async def _forget_checkpoint(self, invocation: str, seq: int = 0) -> None:
-        """There is no next attempt. It is at `seq`, if this one knows of any. One that stays, because the bus is away,
-        goes with its time."""
+        """Delete the call's checkpoint, because there is no next attempt. `seq` is its position if this attempt knows
+        it. If the bus is away, the checkpoint expires."""
         with contextlib.suppress(GpufnError):
             if seq:
                 await checkpoints.forget(self._bus, seq)
@@ -154,13 +156,13 @@ class Settler:
 
     def refuse(
         self,
-        delivery: Delivery | DirectDelivery,
+        delivery: DeliveryView,
         message: InvocationMessage,
         outcome: Outcome,
         now: float,
         keep_s: float,
     ) -> None:
-        """End an invocation that never got to a worker."""
+        """End an invocation that never reached a worker."""
         if message.reply:
             reply = ResultReply(
                 message.id, outcome.kind, outcome.error, "", message.revision, message.attempt,
@@ -171,36 +173,32 @@ class Settler:
         else:
             record = _record(delivery, message, outcome, now, keep_s)
             self._start(delivery, self._end_refused(delivery, message, record))
-        if _was_tried(delivery, message):
+        if _may_have_checkpoint(delivery, message):
             self._tasks.start(self._forget_checkpoint(message.id))
 
-    async def _end_refused(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, record: CallRecord
-    ) -> None:
-        """With the attempt that was interrupted, if there is a note of one."""
+    async def _end_refused(self, delivery: DeliveryView, message: InvocationMessage, record: CallRecord) -> None:
+        """Store the end, including an interrupted attempt if there is a note of it."""
         if delivery.delivered > 1:
             with contextlib.suppress(GpufnError):
-                note = await self._starts.read(message.id, delivery.seq)
+                note = await self._start_log.read(message.id, delivery.seq)
                 if note is not None:
-                    before = next_start(message, note, 0, self._clock.time())[0].attempts
-                    record = msgspec.structs.replace(record, attempt=note.attempt, attempts=before)
+                    attempts = next_start(message, note, 0, self._clock.time())[0].attempts
+                    record = msgspec.structs.replace(record, attempt=note.attempt, attempts=attempts)
         await self._end(delivery, record, arguments=message.reference)
-        if _was_tried(delivery, message):
-            await self._starts.drop(message.id)
+        if _may_have_checkpoint(delivery, message):
+            await self._start_log.drop(message.id)
 
-    def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
-        """It has ended already: whoever ended it may have died before the rest was done."""
-        self._start(delivery, self._bury_and_ack(delivery, record))
+    def confirm(self, delivery: DeliveryView, record: CallRecord) -> None:
+        """Complete the settlement of a call that has ended: its settler may have died before completing it."""
+        self._start(delivery, self._store_dead_letter_and_ack(delivery, record))
         self._tasks.start(self._forget_checkpoint(record.id))
-        self._tasks.start(self._starts.drop(record.id))
+        self._tasks.start(self._start_log.drop(record.id))
 
-    def drop(self, delivery: Delivery | DirectDelivery) -> None:
-        """Its next attempt is queued already: whoever queued it may have died before this one was acked."""
+    def drop(self, delivery: DeliveryView) -> None:
+        """Acknowledge a delivery whose next attempt is already queued: its settler may have died before the ack."""
         self._ack(delivery)
 
-    def _reply(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
-    ) -> None:
+    def _reply(self, delivery: DeliveryView, message: InvocationMessage, reply: ResultReply, body: bytes) -> None:
         if isinstance(delivery, DirectDelivery):
             delivery.reply(reply, body)
             return
@@ -209,125 +207,132 @@ class Settler:
         except PayloadTooLarge as error:
             self._replies.send(message.reply, pack(too_large(reply, error)))
 
-    def _ack(self, delivery: Delivery | DirectDelivery) -> None:
+    def _ack(self, delivery: DeliveryView) -> None:
         try:
             delivery.ack()
         except BusUnavailable:
-            log.info("%r could not be settled: the bus is away", delivery)
+            log.info("cannot acknowledge %r: the bus is away", delivery)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         message, retries = attempt.message, attempt.link.revision.spec.retries
         assert retries is not None
         retried = message.retries_used + 1
         not_before = now + retries.delay_before(retried + 1)
-        again = msgspec.structs.replace(message, attempt=message.attempt + 1, retried=retried, not_before=not_before)
+        next_message = msgspec.structs.replace(
+            message, attempt=message.attempt + 1, retried=retried, not_before=not_before
+        )
         if attempt.is_submitted:
-            attempts, gpu_s = _attempts(attempt, outcome, now, self._starts.node), message.gpu_s + attempt.gpu_s
-            again = msgspec.structs.replace(again, attempts=attempts, gpu_s=gpu_s)
+            attempts, gpu_s = _attempts(attempt, outcome, now, self._start_log.node), message.gpu_s + attempt.gpu_s
+            next_message = msgspec.structs.replace(next_message, attempts=attempts, gpu_s=gpu_s)
         _, body = unpack_invocation(attempt.delivery.payload)
-        self._start(attempt.delivery, self._retry_attempt(attempt, again, body))
+        self._start(attempt.delivery, self._retry_attempt(attempt, next_message, body))
 
-    async def _retry_attempt(self, attempt: Attempt, again: InvocationMessage, body: bytes) -> None:
-        await self._requeue(attempt.delivery, again, body)
-        await self._starts.forget(attempt)
+    async def _retry_attempt(self, attempt: Attempt, next_message: InvocationMessage, body: bytes) -> None:
+        await self._requeue(attempt.delivery, next_message, body)
+        await self._start_log.forget(attempt)
 
-    async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
-        """The next attempt is stored before this one is acked; its id makes a second try of ours the same message. A
-        call that had this one's id before may have had such an attempt minutes ago, in another place."""
+    async def _requeue(self, delivery: DeliveryView, message: InvocationMessage, body: bytes) -> None:
+        """Publish the next attempt before this one is acknowledged. The message id makes a repeated publish a
+        duplicate. It includes the queue position: an earlier call with the same id may have had such a retry minutes
+        ago."""
         payload = pack(message, body)
-        msg_id = f"{message.id}@{_place(delivery)}.{message.retries_used + 1}"
+        msg_id = f"{message.id}@{_queue_seq(delivery)}.{message.retries_used + 1}"
         while True:
             try:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
-                if message.reply:  # who waits takes it out of the queue when he leaves, and looks for it there
+                if message.reply:  # the caller needs the position to remove the message, or to look for it
                     self._bus.publish(message.reply, jetstream.pub_ack(stored))
                 else:
                     await call_records.retry(self._bus, message, body, stored.seq)
                     self.unsettled.pop(message.id, None)
                 break
             except GpufnError as error:
-                log.warning("the retry of %s waits: %s", message.id, error)
+                log.warning("cannot queue the retry of %s yet: %s", message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
-        self._ring_when_due(message)
+        self._wake_up_when_due(message)
 
-    def _ring_when_due(self, message: InvocationMessage) -> None:
-        """Runners would look for it within a second: that is long for one that waits for less than a minute."""
-        in_s = max(0.0, message.not_before - self._clock.time())
-        if in_s <= _RUNG_FOR_S:
-            later = asyncio.get_running_loop().call_later
-            later(in_s + _DUE_S, wakeups.ring, self._bus, message.function, message.queue)
+    def _wake_up_when_due(self, message: InvocationMessage) -> None:
+        """Send a wakeup when a retry is due. Runners poll within a second anyway, but a short retry should not wait."""
+        delay_s = max(0.0, message.not_before - self._clock.time())
+        if delay_s <= _WAKEUP_WITHIN_S:
+            call_later = asyncio.get_running_loop().call_later
+            call_later(delay_s + _WAKEUP_DELAY_S, wakeups.ring, self._bus, message.function, message.queue)
 
     async def _end(
         self,
-        delivery: Delivery | DirectDelivery,
+        delivery: DeliveryView,
         record: CallRecord,
         body: bytes = b"",
-        kept: str = "",
+        runner_file: str = "",
         *,
         arguments: BodyReference | None = None,
     ) -> None:
-        left = kept
+        unstored = runner_file
         while True:
             try:
-                if left:
-                    record, body = await self._keep(record, left)
-                    left = ""
+                if unstored:
+                    record, body = await self._store_large_result(record, unstored)
+                    unstored = ""
                 if not await call_records.end(self._bus, record, body):
                     self.dropped_outcomes += 1
-                    found = await call_records.record_of(self._bus, record.id)
-                    record = record if found is None else found[0]
+                    stored_record = await call_records.record_of(self._bus, record.id)
+                    record = record if stored_record is None else stored_record[0]
                 break
-            except (PayloadTooLarge, InvalidInput, OSError) as error:  # whatever a worker does to its file meanwhile
-                info = ResultNotEncodable(f"the result cannot be kept: {error}").info()
+            except (PayloadTooLarge, InvalidInput, OSError) as error:  # the worker may have tampered with the file
+                info = ResultNotEncodable(f"the result cannot be stored: {error}").info()
                 state = state_after(OutcomeKind.RAISED)
-                record, body, left = msgspec.structs.replace(record, state=state, error=info, content_type=""), b"", ""
+                record, body, unstored = (
+                    msgspec.structs.replace(record, state=state, error=info, content_type=""),
+                    b"",
+                    "",
+                )
             except GpufnError as error:
-                log.warning("the end of %s waits: %s", record.id, error)
+                log.warning("cannot store the end of %s yet: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self.unsettled.pop(record.id, None)
-        if kept:
-            self._parcels.kept(kept).unlink(missing_ok=True)
-        await self._bury_and_ack(delivery, record)
+        if runner_file:
+            self._shared_bodies.kept_path(runner_file).unlink(missing_ok=True)
+        await self._store_dead_letter_and_ack(delivery, record)
         if not record.state.leaves_dead_letter:
             self._bodies.remove_arguments(arguments)
 
-    async def _keep(self, record: CallRecord, kept: str) -> tuple[CallRecord, bytes]:
-        """A large result: the record that names it, once it is stored; or one that fits into the record."""
-        path = self._parcels.kept(kept)
+    async def _store_large_result(self, record: CallRecord, runner_file: str) -> tuple[CallRecord, bytes]:
+        """Store a large result. Returns the record that refers to it, or the result itself if it fits in the record."""
+        path = self._shared_bodies.kept_path(runner_file)
         size = path.stat().st_size
         if size <= min(RECORD_BYTES, self._inline_bytes):
             return msgspec.structs.replace(record, size=size), path.read_bytes()
-        ttl_s = record.keep_s + _BLOB_LONGER_S
+        ttl_s = record.keep_s + _BLOB_EXTRA_S
         digest, size = await object_store.keep_file(
             self._bus, subjects.RESULT_FILES, path, owner=record.id, ttl_s=ttl_s
         )
         return msgspec.structs.replace(record, blob=digest, size=size), b""
 
-    async def _bury_and_ack(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
+    async def _store_dead_letter_and_ack(self, delivery: DeliveryView, record: CallRecord) -> None:
         while record.state.leaves_dead_letter:
             try:
                 await dead_letters.bury(self._bus, record, *unpack_invocation(delivery.payload))
                 break
             except GpufnError as error:
-                log.warning("the dead letter of %s waits: %s", record.id, error)
+                log.warning("cannot store the dead letter of %s yet: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
-    def _start(self, delivery: Delivery | DirectDelivery, settling: Coroutine[Any, Any, None]) -> None:
+    def _start(self, delivery: DeliveryView, settlement: Coroutine[Any, Any, None]) -> None:
         self._touched_at[delivery] = self._clock.monotonic()
 
         async def settle() -> None:
             try:
-                await settling
+                await settlement
             finally:
                 self._touched_at.pop(delivery, None)
 
         self._tasks.start(settle())
 
     def tick(self, now: float) -> None:
-        """Each second: what takes long to settle is touched, or the queue would have it run again elsewhere. `now` is
-        monotonic."""
+        """Extend the leases of deliveries that take long to settle. Otherwise they would be redelivered. Called each
+        second; `now` is monotonic."""
         self._replies.tick()
         for delivery, touched_at in self._touched_at.items():
             if now - touched_at >= TOUCH_EVERY_S:
@@ -335,13 +340,13 @@ class Settler:
                 with contextlib.suppress(GpufnError):  # the bus is away
                     delivery.touch()
 
-    def tell_again(self, invocation: str) -> None:
-        """Somebody waits for this call, and cannot find it: if it has ended here, its end did not reach him."""
+    def repeat_reply(self, invocation: str) -> None:
+        """Repeat the reply of an ended call, because its caller looks for it and has not received it."""
         self._replies.repeat(invocation)
 
     async def finish(self) -> None:
-        """Wait until everything that ended is kept."""
-        await self._starts.finish()
+        """Wait until all ended calls are stored."""
+        await self._start_log.finish()
         await self._tasks.done()
         await self._bodies.finish()
 
@@ -387,36 +392,36 @@ def _record_of(
 
 
 def _record(
-    delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float, keep_s: float
+    delivery: DeliveryView, message: InvocationMessage, outcome: Outcome, now: float, keep_s: float
 ) -> CallRecord:
     record = call_records.ended(message, outcome, now)
     queue_s = max(0.0, now - message.submitted_at)
-    return msgspec.structs.replace(record, queue_seq=_place(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
+    return msgspec.structs.replace(record, queue_seq=_queue_seq(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
 
 
-def _was_tried(delivery: Delivery | DirectDelivery, message: InvocationMessage) -> bool:
-    """Before now, by another attempt or by a runner that died: so it may have left a checkpoint."""
+def _may_have_checkpoint(delivery: DeliveryView, message: InvocationMessage) -> bool:
+    """Return whether an earlier attempt or a runner that died may have left a checkpoint."""
     return message.attempt > 1 or delivery.delivered > 1
 
 
-def _place(delivery: Delivery | DirectDelivery) -> int:
-    """In its queue; 0 of one that came past it."""
+def _queue_seq(delivery: DeliveryView) -> int:
+    """Return the position in the queue, or 0 for a fast-path delivery."""
     return delivery.seq if isinstance(delivery, Delivery) else 0
 
 
 def _attempts(attempt: Attempt, outcome: Outcome, now: float, node: str) -> tuple[AttemptRecord, ...]:
-    """Those before, as many as are kept, and this one."""
+    """Return the records of the earlier attempts (as many as are kept) and of this one."""
     error = outcome.error
-    this = AttemptRecord(
+    attempt_record = AttemptRecord(
         number=attempt.message.attempt,
         outcome=outcome.kind,
         ended_at=now,
         started_at=attempt.run.started_at,
         worker=attempt.link.worker,
         gpu_s=attempt.gpu_s,
-        code="" if error is None else error.code[:_KEPT_MESSAGE_CHARS],
-        message="" if error is None else error.summary[:_KEPT_MESSAGE_CHARS],
+        code="" if error is None else error.code[:_MAX_MESSAGE_CHARS],
+        message="" if error is None else error.summary[:_MAX_MESSAGE_CHARS],
         node=node,
         reason=attempt.reason,
     )
-    return (*attempt.message.attempts, this)[-KEPT_ATTEMPTS:]
+    return (*attempt.message.attempts, attempt_record)[-KEPT_ATTEMPTS:]

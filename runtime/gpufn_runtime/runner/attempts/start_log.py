@@ -1,7 +1,7 @@
-"""Notes of the starts of submitted calls, for the runner that starts a call again (`start_numbers`).
+"""Start notes of submitted calls, for a runner that starts a call again (`start_numbers`).
 
-A first start is noted once it has lasted for a while: most calls end sooner, and cost the bus nothing. A repeated start
-is noted at once, and so is one that this runner interrupts.
+A first start is noted only after a while: most calls end sooner and need no write to the bus. Repeated starts, and
+starts that this runner interrupts, are noted at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final
 
 from gpufn_core.domain.invocation import StartReason
 from gpufn_core.errors import GpufnError
@@ -19,72 +18,65 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import start_notes
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts import start_numbers
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 
 log = logging.getLogger(__name__)
 
-NOTED_AFTER_S: Final = 0.25
-_KEPT_MESSAGE_CHARS = 200
+_MAX_MESSAGE_CHARS = 200
 
 
-class Starts:
+class StartLog:
     def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
         self.node = node
         self._bus = bus
         self._clock = clock
         self._tasks = Tasks("notes of starts")
+        self._notes: dict[Attempt, asyncio.Task[int]] = {}  # each stores a note and returns its position, or 0
 
     async def read(self, invocation: str, seq: int) -> StartNote | None:
-        """The note of the last start of the message at `seq` of ASYNC. Raises BusUnavailable."""
+        """Return the note of the last start of the message at `seq` in ASYNC. Raises BusUnavailable."""
         note = await start_notes.last(self._bus, invocation)
         return note if note is not None and note.seq == seq else None
 
-    def number(self, attempt: Attempt, note: StartNote | None) -> None:
-        """Give an attempt that has not begun its own number: its call may have been started before."""
-        unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
-        now = self._clock.time()
-        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, now)
-
     def note(self, attempt: Attempt) -> None:
-        """Store that it has begun."""
-        if attempt.run.note is None:
-            keeping = self._keep(attempt.message.id, self._note(attempt))
-            attempt.run.note = asyncio.get_running_loop().create_task(keeping, name="note of a start")
+        """Store a note that the attempt has begun."""
+        storing = self._store(attempt.message.id, self._note(attempt))
+        self._notes[attempt] = asyncio.get_running_loop().create_task(storing, name="note of a start")
 
-    def hand_back(self, attempt: Attempt, why: StartReason, message: str) -> None:
-        """Have an interrupted attempt started again, under its next number. Its process must be dead."""
+    def hand_back(self, attempt: Attempt, reason: StartReason, message: str) -> None:
+        """Return an interrupted attempt to its queue, to start under its next number. Its process must be dead."""
         if attempt.is_submitted:
-            self._tasks.start(self._hand_back(attempt, why, message))
+            self._tasks.start(self._hand_back(attempt, reason, message))
         else:
-            _return(attempt)
+            _nak(attempt)
 
-    async def _hand_back(self, attempt: Attempt, why: StartReason, message: str) -> None:
-        if attempt.run.note is not None:
-            await attempt.run.note  # or the older note would replace this one
-        note = self._note(attempt, why, message)
-        await self._keep(attempt.message.id, note)
-        _return(attempt)
+    async def _hand_back(self, attempt: Attempt, reason: StartReason, message: str) -> None:
+        if (storing := self._notes.pop(attempt, None)) is not None:
+            await storing  # otherwise the older note could replace this one
+        note = self._note(attempt, reason, message)
+        await self._store(attempt.message.id, note)
+        _nak(attempt)
 
     async def forget(self, attempt: Attempt) -> None:
-        """It has ended, or its retry is queued. A note that stays, because the bus is away, goes with its time."""
-        if attempt.run.note is None:
+        """Delete the note: the call has ended or its retry is queued. If the bus is away, the note expires."""
+        storing = self._notes.pop(attempt, None)
+        if storing is None:
             return
-        seq = await attempt.run.note
+        seq = await storing
         with contextlib.suppress(GpufnError):
             if seq:
                 await start_notes.forget(self._bus, seq)
 
     async def drop(self, invocation: str) -> None:
-        """As `forget`, of a call that ended without an attempt here."""
+        """Delete the note of a call that ended without an attempt here."""
         with contextlib.suppress(GpufnError):
             await start_notes.drop(self._bus, invocation)
 
     async def finish(self) -> None:
-        """Wait until what was handed back is in its queue."""
+        """Wait until all handed-back calls are in their queues."""
         await self._tasks.done()
 
-    async def _keep(self, invocation: str, note: StartNote) -> int:
+    async def _store(self, invocation: str, note: StartNote) -> int:
         try:
             return await start_notes.keep(self._bus, invocation, note)
         except GpufnError as error:
@@ -105,10 +97,10 @@ class Starts:
             attempts=invocation.attempts,
             interrupted=interrupted,
             ended_at=self._clock.time() if interrupted is not None else 0.0,
-            message=message[:_KEPT_MESSAGE_CHARS],
+            message=message[:_MAX_MESSAGE_CHARS],
         )
 
 
-def _return(attempt: Attempt) -> None:
-    with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+def _nak(attempt: Attempt) -> None:
+    with contextlib.suppress(GpufnError):  # without the bus, it is redelivered after ack_wait
         attempt.delivery.nak(has_begun=True)

@@ -1,1 +1,1 @@
-"""Dispatch: deliveries of one revision in, attempts in workers' slots out."""
+"""Dispatch: turns deliveries of a revision into attempts in workers' slots."""

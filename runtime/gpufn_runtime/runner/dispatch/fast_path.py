@@ -1,7 +1,7 @@
-"""The runner's end of the lane: gateways of this host offer calls, which take free slots without the bus.
+"""Runner's side of the fast path: gateways of this host offer calls, which take free slots without the bus.
 
-A call that was taken is a delivery like one from the queue, but for its settlement: its end goes back on the lane, and
-handing it back is refusing it.
+An accepted call is a delivery like one from a queue, except for its settlement: the outcome goes back over the fast
+path, and handing it back means refusing it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from gpufn_platform.process.unix_sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
 
-Take = Callable[["DirectDelivery"], None]
+OnDelivery = Callable[["DirectDelivery"], None]
 
 
 class DirectDelivery:
-    """A call that came by the lane; see `gpufn_platform.queue.delivery.Delivery` for one from a queue."""
+    """A call from the fast path; see `gpufn_platform.queue.delivery.Delivery` for one from a queue."""
 
+    is_direct = True
     delivered, seq = 1, 0
-    settled_at = ""  # only over its gateway's connection, which goes with us
-    __slots__ = ("_gateway", "_is_told", "body", "is_settled", "is_withdrawn", "message")
+    settled_at = ""  # it can be settled only over its gateway's connection, which ends with this runner
+    __slots__ = ("_gateway", "_has_replied", "body", "is_settled", "is_withdrawn", "message")
 
     def __init__(self, gateway: _Gateway, message: InvocationMessage, body: bytes) -> None:
         self._gateway = gateway
         self.message = message
         self.body = body
-        self._is_told = False
-        self.is_withdrawn = False  # nobody waits for it any more
+        self._has_replied = False
+        self.is_withdrawn = False  # no caller waits for it any longer
         self.is_settled = False
 
     @property
     def subject(self) -> str:
-        """The queue that it would be in."""
+        """The subject of the queue to which it would belong."""
         return subjects.sync_queue(self.message.function, self.message.revision, self.message.priority)
 
     @property
@@ -53,61 +54,62 @@ class DirectDelivery:
         return pack(self.message, self.body)
 
     def reply(self, reply: ResultReply, body: bytes) -> None:
-        self._is_told = True
-        self._gateway.ended(reply, body)
+        self._has_replied = True
+        self._gateway.send_end(reply, body)
 
     def nak(self, delay_s: float = 0, *, has_begun: bool = False) -> None:
-        """Not here, not now."""
+        """Refuse the call."""
         self._settle()
         self._gateway.send(fast_path.Refused(self.message.id, has_begun))
 
     def starts_since(self, delivered: int = 0) -> int:
-        """The gateway offers a call once."""
+        """Always 0: a gateway offers a call once."""
         return 0
 
     def ack(self) -> None:
-        """Its end was told, or its retry is queued."""
+        """Settle: the reply was sent, or a retry is queued."""
         self._settle()
-        if not self._is_told:
+        if not self._has_replied:
             self._gateway.send(fast_path.Queued(self.message.id))
 
     def term(self, reason: str = "") -> None:
-        """Nobody is to hear of it."""
+        """Settle without a reply."""
         self._settle()
 
     def touch(self) -> None:
-        """The gateway sees our socket: there is nothing to prolong."""
+        """Do nothing: the gateway sees the open connection, so there is no lease to extend."""
 
     def _settle(self) -> None:
         assert not self.is_settled, f"{self!r} was settled before"
         self.is_settled = True
-        self._gateway.under_way.pop(self.message.id, None)
+        self._gateway.in_flight.pop(self.message.id, None)
 
     def __repr__(self) -> str:
         return f"DirectDelivery({self.message.function!r}, {self.message.id})"
 
 
-class Lane:
-    """`take(delivery)` takes a call or refuses it; `cancel(delivery)` ends the attempt that nobody waits for. Its
-    invocation may run here a second time by then, from the queue: that one somebody waits for."""
+class FastPathServer:
+    """Server of the fast path. `on_offer(delivery)` accepts or refuses a call. `on_withdraw(delivery)` ends the
+    attempt, whose caller is gone. A second attempt of the invocation may run here by then, from the queue; its caller
+    waits."""
 
-    def __init__(self, path: Path, take: Take, cancel: Take) -> None:
+    def __init__(self, path: Path, on_offer: OnDelivery, on_withdraw: OnDelivery) -> None:
         self._path = path
-        self.take = take
-        self.cancel = cancel
+        self.on_offer = on_offer
+        self.on_withdraw = on_withdraw
         self._rooms: dict[RevisionKey, fast_path.Room] = {}
         self._gateways: set[_Gateway] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Raises OSError."""
+        """Listen on the socket. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Gateway(self), str(self._path))
         self._path.chmod(0o600)
 
     def close(self) -> None:
-        """Gateways queue what was under way."""
+        """Close the connections. Gateways queue the calls in flight."""
         if self._server is not None:
             self._server.close()
         for gateway in list(self._gateways):
@@ -115,7 +117,7 @@ class Lane:
         self._gateways.clear()
 
     def room(self, revision: Revision, calls: int) -> None:
-        """So many calls of this revision may be under way at a time; 0 closes the lane for it."""
+        """Announce how many calls of the revision may be in flight at once; 0 closes the fast path for it."""
         key = revision.key
         known = self._rooms.get(key)
         if (known.calls if known is not None else 0) == calls:
@@ -144,19 +146,19 @@ class Lane:
 
 
 class _Gateway(asyncio.Protocol):
-    """One gateway's connection."""
+    """Connection of one gateway."""
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: Lane) -> None:
-        self._lane = owner
+    def __init__(self, fast_path_server: FastPathServer) -> None:
+        self._fast_path = fast_path_server
         self._reader: frames.FrameReader[fast_path.GatewayFrame] = frames.FrameReader(fast_path.GatewayFrame)
-        self.under_way: dict[str, DirectDelivery] = {}
+        self.in_flight: dict[str, DirectDelivery] = {}
 
     def send(self, frame: fast_path.RunnerFrame, body: bytes = b"") -> None:
         self._out.write(frames.encode(frame, body))
 
-    def ended(self, reply: ResultReply, body: bytes) -> None:
+    def send_end(self, reply: ResultReply, body: bytes) -> None:
         try:
             self.send(fast_path.Ended(reply), body)
         except PayloadTooLarge as error:
@@ -167,36 +169,36 @@ class _Gateway(asyncio.Protocol):
         self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != os.getuid():
-            log.warning("refused a connection of uid %d to the lane", uid)
+            log.warning("refused a fast-path connection of uid %d", uid)
             self.transport.abort()
             return
-        self._lane.connected(self)
+        self._fast_path.connected(self)
 
     def data_received(self, data: bytes) -> None:
         try:
             for frame, body in self._reader.feed(data):
                 if isinstance(frame, fast_path.Offer):
-                    delivery = self.under_way[frame.message.id] = DirectDelivery(self, frame.message, body)
-                    self._lane.take(delivery)
+                    delivery = self.in_flight[frame.message.id] = DirectDelivery(self, frame.message, body)
+                    self._fast_path.on_offer(delivery)
                 else:
                     self._withdraw(frame.invocation)
         except ProtocolMismatch as error:
-            log.warning("a gateway broke the lane's protocol: %s", error)
+            log.warning("a gateway broke the fast-path protocol: %s", error)
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lane.lost(self)
-        for invocation in list(self.under_way):
+        self._fast_path.lost(self)
+        for invocation in list(self.in_flight):
             self._withdraw(invocation)
 
     def _withdraw(self, invocation: str) -> None:
-        delivery = self.under_way.get(invocation)
+        delivery = self.in_flight.get(invocation)
         if delivery is not None:
             delivery.is_withdrawn = True
-            self._lane.cancel(delivery)
+            self._fast_path.on_withdraw(delivery)
 
 
 def too_large(reply: ResultReply, error: PayloadTooLarge) -> ResultReply:
-    """What is told in place of a result that cannot be sent."""
+    """Return the reply to send instead of a result that is too large."""
     info = ResultNotEncodable(f"the result is too large to send: {error.message}").info()
     return msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")

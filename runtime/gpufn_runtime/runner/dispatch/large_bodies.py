@@ -1,5 +1,5 @@
-"""Bodies that were too large for their messages, fetched from the bus for the workers of this node: a worker has no
-connection to the bus, so it is given a file, as with any large body (`gpufn_platform.shared_bodies.bodies`)."""
+"""Bodies that are too large for a message, fetched from the object store for this node's workers. A worker has no
+connection to the bus, so it gets a file, as for any large body (`gpufn_platform.shared_bodies.bodies`)."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from gpufn_core.protocol.records import BodyReference
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import large_bodies
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
-_AT_ONCE: Final = 4  # each has a window of 8 MiB in this process, whatever the size of the body
+_MAX_FETCHES: Final = 4  # each needs a window of 8 MiB in this process, whatever the size of the body
 
 
 class NodeBodies:
-    def __init__(self, bus: Bus, parcels: NodeParcels) -> None:
+    def __init__(self, bus: Bus, parcels: NodeSharedBodies) -> None:
         self._bus = bus
-        self._parcels = parcels
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._shared_bodies = parcels
+        self._fetch_limit = asyncio.Semaphore(_MAX_FETCHES)
         self._removals = Tasks("removal of bodies")
 
     async def fetch_arguments(self, reference: BodyReference, worker: str) -> str:
-        """The name of the body in the worker's folder. Raises ArtifactUnavailable when it is gone, BusUnavailable, and
-        CapacityError when memory is full."""
+        """Fetch a body and return its name in the worker's folder. Raises ArtifactUnavailable if it is gone,
+        BusUnavailable, and CapacityError if memory is full."""
         return await self._fetch(subjects.ARGUMENT_FILES, reference, worker)
 
     async def fetch_result(self, reference: BodyReference, worker: str) -> str:
-        """As `fetch_arguments`."""
+        """Like `fetch_arguments`, for a result."""
         return await self._fetch(subjects.RESULT_FILES, reference, worker)
 
     async def store_arguments(self, path: Path, *, owner: str, ttl_s: float | None = None) -> BodyReference:
-        """Raises CapacityError when the store is full, BusUnavailable; InvalidInput for a file that changes."""
+        """Raises CapacityError if the store is full, BusUnavailable, and InvalidInput if the file changes."""
         return await large_bodies.store_file(self._bus, subjects.ARGUMENT_FILES, path, owner=owner, ttl_s=ttl_s)
 
     async def store_result(self, path: Path) -> BodyReference:
-        """For a caller who waits. Raises as `store_arguments`."""
+        """Store a result for a waiting caller. Raises like `store_arguments`."""
         owner, ttl_s = large_bodies.waited_owner(), large_bodies.RESULT_EXPIRES_S
         return await large_bodies.store_file(self._bus, subjects.RESULT_FILES, path, owner=owner, ttl_s=ttl_s)
 
     def remove_arguments(self, reference: BodyReference | None) -> None:
-        """The call has ended. None: its arguments were in its message."""
+        """Remove the arguments of an ended call. `reference` is None if they were in its message."""
         if reference is not None:
             self._removals.start(large_bodies.remove(self._bus, subjects.ARGUMENT_FILES, reference))
 
     def remove_result(self, reference: BodyReference) -> None:
-        """The caller has it."""
+        """Remove a result that the caller has received."""
         self._removals.start(large_bodies.remove(self._bus, subjects.RESULT_FILES, reference))
 
     async def finish(self) -> None:
-        """Wait until everything that is not needed is removed."""
+        """Wait until all removals are done."""
         await self._removals.done()
 
     async def _fetch(self, bucket: str, reference: BodyReference, worker: str) -> str:
-        async with self._turns:
-            with self._parcels.writer(worker) as writer:
+        async with self._fetch_limit:
+            with self._shared_bodies.writer(worker) as writer:
                 await large_bodies.read_into(self._bus, bucket, reference, writer.write)
                 return writer.keep()

@@ -1,10 +1,11 @@
-"""What one Revision takes from the bus on this node: a standing pull of the sync queue of class normal, polls of the
-other queues. Those of the classes hi and low are opened when a call is first in one: most functions have none, and a
-consumer takes the server milliseconds to make.
+"""Pulls of one Revision's calls from NATS: a standing pull of the sync queue of class normal, and polls of the other
+queues. Queues of the classes hi and low are opened when they get their first call: most functions have none, and the
+server needs milliseconds to create a consumer.
 
-Room for a call is worth one credit, and the credit is with one queue at a time (order.py says which). Two exceptions: a
-doorbell, or a queue that is known to wait, is polled for though the standing pull holds the credit; and calls that come
-by the lane take room whose credits stand. The owner has to do something about a delivery without room.
+Room for one call is one credit, and a credit is granted to one queue at a time (queue_choice.py decides which). There
+are two exceptions. After a wakeup, or if calls are known to wait in a queue, it is polled although the standing pull
+holds the credit. And fast-path calls take room whose credits are granted. The owner must handle deliveries without
+room.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.delivery import Delivery, Ledger
 from gpufn_platform.queue.puller import Pull
+from gpufn_runtime.runner.core.machine import ACK_WAIT_S
 from gpufn_runtime.runner.dispatch.queue_choice import STANDING, QueueOrder
 
 log = logging.getLogger(__name__)
 
-ACK_WAIT_S = 8.0
-TOUCH_EVERY_S = 2.0
-_UNBOUNDED = -1  # the credits are the bound
-_ALWAYS = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
-_FIND_TICKS = 10  # doorbells tell of calls in the other queues; one that nobody heard is made up for
+_UNLIMITED = -1  # the credits are the limit
+_DEFAULT_QUEUES = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
+_FIND_EVERY_TICKS = 10  # wakeups announce calls in other queues; this finds calls whose wakeup was lost
 
 
-class Intake:
-    """`room()` is how many deliveries may come now, of the `capacity()` that may be here at a time; `take(delivery)`
-    takes one, or hands it back."""
+class PullCredits:
+    """Pulls of one revision. `room()` is the number of deliveries that may arrive now, and `capacity()` the number that
+    may be here at once. `receive(delivery)` starts a delivery, or hands it back."""
 
     def __init__(
         self,
@@ -48,71 +48,71 @@ class Intake:
         *,
         room: Callable[[], int],
         capacity: Callable[[], int],
-        take: Callable[[Delivery], None],
+        receive: Callable[[Delivery], None],
         clock: Clock,
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._room = room
         self._capacity = capacity
-        self._take = take
+        self._receive = receive
         self._clock = clock
         self._order = QueueOrder()
-        self._polling = 0
-        self._offer_is_due = False
+        self._polls = 0
+        self._is_offer_scheduled = False
         self._loop = asyncio.get_running_loop()
         self._standing: Pull | None = None
         self._polled: dict[QueueKind, Pull] = {}
-        self.ledgers: defaultdict[QueueKind, Ledger] = defaultdict(Ledger)  # what was handed over here, by its queue
+        self.ledgers: defaultdict[QueueKind, Ledger] = defaultdict(Ledger)  # received deliveries, by queue
         self._is_closed = False
         self._ticks = 0
         self._tasks = Tasks(f"queues of {revision}")
 
     def open(self) -> None:
-        """Start to pull, once the queues' consumers exist; until then nothing is taken."""
+        """Start pulling once the queues' consumers exist."""
         self._tasks.start(self._open())
 
     async def _open(self) -> None:
         try:
-            stored, _ = await asyncio.gather(self._stored(), self._ensure_consumers(_ALWAYS))
-            others = [kind for kind in stored if kind not in _ALWAYS]
+            stored, _ = await asyncio.gather(self._stored(), self._ensure_consumers(_DEFAULT_QUEUES))
+            others = [kind for kind in stored if kind not in _DEFAULT_QUEUES]
             await self._ensure_consumers(others)
         except GpufnError as error:
-            log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
-            return  # `tick` comes back here
+            log.warning("cannot pull from the queues of %s yet: %s", self._revision, error)
+            return  # `tick` tries again
         if self._standing is not None or self._is_closed:
             return
-        self._polled = {kind: self._pull(kind) for kind in (*_ALWAYS, *others)}
+        self._polled = {kind: self._pull(kind) for kind in (*_DEFAULT_QUEUES, *others)}
         self._standing = self._polled.pop(STANDING)
         self._offer()
-        self.look()
-        await self._find()  # what was rung for meanwhile
+        self.poll_all()
+        await self._open_missing_queues()  # for wakeups received meanwhile
 
     async def _stored(self) -> Counter[QueueKind]:
         return await queue_position.stored(self._bus, self._revision.function, self._revision.number)
 
-    async def _find(self) -> None:
-        """Open the queues that calls are in."""
+    async def _open_missing_queues(self) -> None:
+        """Open queues that contain calls but are not open yet."""
         try:
             stored = await self._stored()
         except GpufnError as error:
-            log.info("whether calls of other classes wait for %s is not known: %s", self._revision, error)
-            return  # `tick` comes back here
+            log.info("cannot find out whether calls of other classes wait for %s: %s", self._revision, error)
+            return  # `tick` tries again
         for kind in stored:
-            await self._open_too(kind)
+            await self._open_queue(kind)
 
-    async def _open_too(self, kind: QueueKind) -> None:
-        """A queue of a class that few functions have calls of."""
+    async def _open_queue(self, kind: QueueKind) -> None:
+        """Open a queue of a class that few functions use."""
         if kind in self._polled or kind == STANDING or self._standing is None:
             return
         try:
             await self._ensure_consumers((kind,))
         except GpufnError as error:
-            log.warning("the queue %s of %s cannot be polled yet: %s", kind, self._revision, error)
-            return  # `tick` comes back here
+            log.warning("cannot poll the queue %s of %s yet: %s", kind, self._revision, error)
+            return  # `tick` tries again
         if kind not in self._polled and not self._is_closed:
             self._polled[kind] = self._pull(kind)
-            self.on_doorbell(kind)
+            self.on_wakeup(kind)
 
     def _pull(self, kind: QueueKind) -> Pull:
         queue = self._address(kind)
@@ -129,106 +129,107 @@ class Intake:
         self._polled.clear()
 
     def offer(self) -> None:
-        """Slots became free. Those of one turn of the loop are offered together, after what the turn writes."""
-        if not self._offer_is_due:
-            self._offer_is_due = True
+        """Offer free slots. Slots freed in one event loop iteration are offered together, after its writes."""
+        if not self._is_offer_scheduled:
+            self._is_offer_scheduled = True
             self._loop.call_soon(self._offer)
 
     def _offer(self) -> None:
-        """Turn the room that no queue knows of into credits.
+        """Turn room that is not offered to any queue into credits.
 
-        A request for one credit costs the server as much as one for many. So while there is much room, and so credit,
-        what becomes free is saved up until it is a quarter of all.
+        A request for one credit costs the server as much as a request for many. So while there is much room, and hence
+        much credit, new room is collected until it is a quarter of the capacity.
         """
-        self._offer_is_due = False
+        self._is_offer_scheduled = False
         if self._standing is None:
             return
         now = self._clock.time()
-        free = self._room() - self._polling
+        free = self._room() - self._polls
         while free > 0 and (queue := self._order.next(now)) is not None and queue != STANDING:
-            self._poll(queue)  # also with what stands for nothing, while nobody is known to wait there
+            self._poll(queue)  # uses standing credits too, while no call is known to wait in the standing queue
             free -= 1
         room = free - self._standing.credits
         if room > 0:
             capacity = self._capacity()
             if 4 * room >= capacity or 2 * self._standing.credits < capacity:
                 self._standing.grant(room)
-        self._look_out()
+        self._grant_lookout_credit()
 
     def others_wait(self, priority: Priority) -> bool:
-        """Calls of this class or a higher one are known to be in a queue: who comes past them has to get in line."""
+        """Return whether calls of this class or a higher one are known to be queued. A fast-path call must not pass
+        them."""
         return self._order.others_wait(priority)
 
     def shrink(self) -> None:
-        """Room is gone: take the credits for it back, or each would bring a delivery that nobody can run."""
+        """Take back credits because room is gone: each would bring a delivery that cannot run."""
         if self._standing is not None:
-            self._standing.limit(max(self._room() - self._polling, int(self._order.could_overtake_callers())))
+            self._standing.limit(max(self._room() - self._polls, int(self._order.could_overtake_callers())))
 
     def handed_back(self, message: InvocationMessage) -> None:
-        """A delivery found no room: it waits in its queue again, where no delivery's `pending` counts it."""
+        """Record a handed-back delivery: it waits in its queue again, and no delivery's `pending` counts it."""
         self._order.handed_back(message.queue, message.submitted_at)
 
-    def on_doorbell(self, queue: QueueKind) -> None:
-        """A call was queued there."""
+    def on_wakeup(self, queue: QueueKind) -> None:
+        """Handle a wakeup: a call was queued."""
         if queue in self._polled:
-            self._order.waits(queue, self._clock.time())
+            self._order.mark_waiting(queue, self._clock.time())
             self._poll_highest()
-            self._look_out()
+            self._grant_lookout_credit()
         else:
-            self._tasks.start(self._open_too(queue))
+            self._tasks.start(self._open_queue(queue))
 
-    def look(self) -> None:
-        """Calls may wait in the polled queues: a doorbell may have been missed."""
+    def poll_all(self) -> None:
+        """Poll the polled queues: calls may wait there if a wakeup was missed."""
         now = self._clock.time()
         for queue in self._polled:
-            self._order.may_wait(queue, now)
+            self._order.mark_maybe_waiting(queue, now)
         self._poll_highest()
 
     def tick(self, now: float) -> None:
-        """Each second: the pulls' watchdogs, and a look at the polled queues; now and then for others to be polled."""
+        """Run the pulls' watchdogs and poll; sometimes look for queues to open. Called each second."""
         self._ticks += 1
         if self._standing is None:
             self.open()
-        elif self._ticks % _FIND_TICKS == 0:
-            self._tasks.start(self._find())
+        elif self._ticks % _FIND_EVERY_TICKS == 0:
+            self._tasks.start(self._open_missing_queues())
         for pull in self._pulls():
             pull.tick(now)
         if self._standing is not None and self._standing.credits:
-            self._order.is_empty(STANDING)  # what waited there has been taken, or is gone
-        self.look()
+            self._order.mark_empty(STANDING)  # calls that waited there have been taken, or are gone
+        self.poll_all()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
 
-    def _look_out(self) -> None:
-        """A caller who comes while no slot is free must not be overtaken by those whom he goes before. Nothing would
-        tell of him; so one credit stands all the same, and what comes for it is handed back."""
+    def _grant_lookout_credit(self) -> None:
+        """Keep one credit for a new caller. Without a free slot nothing would announce the caller, and calls of a lower
+        rank could overtake it. A delivery for this credit is handed back."""
         if self._standing is not None and not self._standing.credits and self._order.could_overtake_callers():
             self._standing.grant(1)
 
     def _poll_highest(self) -> None:
-        if not self._polling and self._room() > 0 and (queue := self._order.to_poll()) is not None:
+        if not self._polls and self._room() > 0 and (queue := self._order.to_poll()) is not None:
             self._poll(queue)
 
     def _poll(self, queue: QueueKind, credits: int = 1) -> None:  # noqa: A002
         pull = self._polled.get(queue)
         if pull is not None and credits > 0:
-            self._polling += credits
+            self._polls += credits
             pull.poll(credits)
 
     def _on_empty(self, queue: QueueKind, unused: int) -> None:
-        self._polling -= unused
-        self._order.is_empty(queue)
+        self._polls -= unused
+        self._order.mark_empty(queue)
         self._offer()
         self._poll_highest()
 
     def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
-        self._order.delivered(queue, delivery.stored_at, delivery.pending, again=delivery.delivered > 1)
+        self._order.delivered(queue, delivery.stored_at, delivery.pending, is_redelivered=delivery.delivered > 1)
         if queue == STANDING:
-            self._take(delivery)
-            self._look_out()
+            self._receive(delivery)
+            self._grant_lookout_credit()
             return
-        self._polling -= 1
-        self._take(delivery)
+        self._polls -= 1
+        self._receive(delivery)
         if self._order.to_poll() is not None:
             self._offer()
 
@@ -238,11 +239,12 @@ class Intake:
         self._tasks.start(self._recreate())
 
     async def _recreate(self) -> None:
-        """SYNC is in the server's memory: after a restart a gateway creates the stream, then a runner its consumers."""
+        """Create the consumers again. SYNC is in the server's memory: after a restart a gateway creates the stream,
+        then a runner the consumers."""
         try:
             await self._ensure_consumers((STANDING, *self._polled))
         except GpufnError as error:
-            log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
+            log.warning("cannot pull from the queues of %s yet: %s", self._revision, error)
             return  # each tick of the Pull comes back here
         for pull in self._pulls():
             pull.retry()
@@ -252,7 +254,7 @@ class Intake:
             *(
                 streams.ensure_consumer(
                     self._bus, queue.stream, queue.consumer, queue.subject,
-                    ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
+                    ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNLIMITED,
                 )
                 for queue in map(self._address, kinds)
             )

@@ -1,45 +1,51 @@
-"""The heart of the data path: one Revision's calls on this node, in the slots of its workers (workers.py).
+"""One Revision's calls on this node: the edge of the state machine in `core/machine.py`.
 
-1. free slots become credits (intake.py); which slots are free, places.py says
-2. a delivery gets the free slot of the least busy worker (arrivals.py), and a Run goes out
-3. Result: the slot is free again, the outcome is settled (ends.py), the credit is offered anew
-4. every tenth of a second while something runs: touch, and end what is over time
+1. Deliveries, frames of workers, reports of the agent and the clock become events.
+2. `RevisionMachine.handle` decides; its actions are executed here, in order.
+3. An action may cause further events. They are handled after the actions of the event before them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.invocation import Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
-from gpufn_core.errors import GpufnError
+from gpufn_core.errors import (
+    ArtifactUnavailable,
+    ErrorInfo,
+    GpufnError,
+    ProtocolMismatch,
+    ResultNotEncodable,
+)
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.reports import RevisionTraffic
 from gpufn_core.spec.priority import QueueKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
-from gpufn_runtime.runner.agent_events import Supervision
-from gpufn_runtime.runner.attempts.attempt import Arrived, Attempt, AwaitsTurn, Run, may_run_s
+from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.queue import call_records, queued_calls
+from gpufn_platform.queue.delivery import Delivery
+from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
-from gpufn_runtime.runner.attempts.finish import Ends
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.attempts.settle import Settler
-from gpufn_runtime.runner.attempts.start_log import NOTED_AFTER_S, Starts
-from gpufn_runtime.runner.dispatch.arrivals import Arrivals
+from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.core import actions, events
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.machine import RevisionMachine
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
-from gpufn_runtime.runner.dispatch.local_backlog import LASTS_S
-from gpufn_runtime.runner.dispatch.pull_credits import TOUCH_EVERY_S
-from gpufn_runtime.runner.dispatch.slots_and_backlog import Places
-from gpufn_runtime.runner.gpu.turn_waits import Waits
-from gpufn_runtime.runner.recovery.abandoned_calls import Departed
+from gpufn_runtime.runner.dispatch.pull_credits import PullCredits
+from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from gpufn_runtime.runner.recovery.adoption import Adoption
-from gpufn_runtime.runner.recovery.awaiting_exit import Unexplained
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 from gpufn_runtime.runner.workers.workers import Workers
 
@@ -49,6 +55,9 @@ _TICK_S = 0.1
 
 
 class RevisionQueue:
+    """`on_room(revision, calls)` receives the number of calls that the fast path may bring at once. `on_start(attempt)`
+    is called for a start that must be announced, `on_change()` when the state of a worker changes."""
+
     def __init__(
         self,
         bus: Bus,
@@ -56,13 +65,13 @@ class RevisionQueue:
         *,
         clock: Clock,
         settler: Settler,
-        starts: Starts,
-        supervision: Supervision,
+        start_log: StartLog,
+        agent_events: AgentEvents,
         nested: NestedCalls,
-        departed: Departed,
+        abandoned_calls: AbandonedCalls,
         output: Output,
         attempts: Attempts,
-        parcels: NodeParcels,
+        parcels: NodeSharedBodies,
         bodies: NodeBodies,
         meter: Meter,
         on_change: Callable[[], None],
@@ -70,206 +79,326 @@ class RevisionQueue:
         on_start: Callable[[Attempt], None],
     ) -> None:
         self.revision = revision
+        self._bus = bus
         self._clock = clock
+        self._settler = settler
+        self._start_log = start_log
+        self._agent_events = agent_events
+        self._nested = nested
+        self._abandoned_calls = abandoned_calls
+        self._output = output
         self._attempts = attempts
-        self._starts = starts
-        self._parcels = parcels
-        self._on_start = on_start  # an attempt began of which somebody has to hear
-        self._places = Places(revision.spec)
-        self._ends = Ends(
-            clock=clock, settler=settler, starts=starts, nested=nested, output=output, parcels=parcels,
-            attempts=attempts, meter=meter,
+        self._shared_bodies = parcels
+        self._bodies = bodies
+        self._meter = meter
+        self._on_room = on_room
+        self._on_start = on_start
+        self._machine: RevisionMachine[WorkerLink] = RevisionMachine(revision)
+        self._capacity = self._machine.capacity
+        self._credits = PullCredits(
+            bus, revision, room=self._capacity.room, capacity=self._capacity.total, receive=self._receive, clock=clock
         )  # fmt: skip
-        self._arrivals = Arrivals(
-            bus, revision, self._places,
-            clock=clock, settler=settler, starts=starts, departed=departed, parcels=parcels, bodies=bodies,
-            attempts=attempts, run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
-            on_fetch=self._keep_ticking,
-        )  # fmt: skip
-        self._waits = Waits(
-            revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
-            free=self._ends.free, freed=self._after_end,
-        )  # fmt: skip
-        self._adoption = Adoption(bus, revision, self._arrivals.ledgers, clock=clock, starts=starts, go_on=self._go_on)
-        self._unexplained = Unexplained(self._ends, supervision, clock)
+        self._adoption = Adoption(bus, revision, self._credits.ledgers, start_log=start_log, dispatch=self._dispatch)
         self.workers = Workers(
-            revision, self._places,
-            arrivals=self._arrivals, waits=self._waits, ends=self._ends, unexplained=self._unexplained,
-            supervision=supervision, nested=nested, output=output, clock=clock,
-            on_change=on_change, on_loss=self._keep_ticking,
+            revision, self._capacity.links,
+            dispatch=self._dispatch, poll_queues=self._credits.poll_all, log_failure=self._log_failure,
+            agent_events=agent_events, nested=nested, output=output, clock=clock, on_change=on_change,
         )  # fmt: skip
-        self._ticking: asyncio.TimerHandle | None = None
+        self._events: deque[events.Event] = deque()
+        self._is_dispatching = False
+        self._timer: asyncio.TimerHandle | None = None
         self._ticked_at = 0.0  # monotonic
         self._loop = asyncio.get_running_loop()
-        self._started = 0
+        self._tasks = Tasks(f"lookups of {revision}")
 
     def open(self) -> None:
-        """Start to pull."""
-        self._arrivals.open()
+        """Start pulling."""
+        self._credits.open()
 
     def close(self) -> None:
-        """Pull nothing more, and let the workers go."""
-        self._unexplained.leave_all()
+        """Stop pulling, and disconnect from the workers, which live on."""
         self.workers.close()
-        self._arrivals.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        self._dispatch(events.Closed())
+        self._credits.close()
+        if self._timer is not None:
+            self._timer.cancel()
 
     @property
     def is_empty(self) -> bool:
-        """No worker is assigned here, and no attempt waits for the death of its process."""
-        return not self.workers.links and not any(True for _ in self._unexplained)
+        """Whether no worker is assigned here and no attempt waits for the death of its process."""
+        return not self.workers.links and not self._machine.awaits_exits
 
     def traffic(self) -> RevisionTraffic:
+        machine = self._machine
         return RevisionTraffic(
             self.revision.function,
             self.revision.number,
-            started=self._started,
-            ended=self._ends.ended,
-            failed=self._ends.failed,
-            run_seconds=self._ends.run_seconds,
-            gpu_seconds=self._ends.gpu_seconds,
-            direct=sum(
-                attempt.is_direct and not attempt.is_cancelled
-                for attempt in (*self._places.attempts(), *self._unexplained)
-            )
-            + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._places.line),
+            started=machine.started,
+            ended=machine.ended,
+            failed=machine.failed,
+            run_seconds=machine.run_seconds,
+            gpu_seconds=machine.gpu_seconds,
+            direct=sum(attempt.is_direct and not attempt.is_cancelled for attempt in machine.attempts())
+            + sum(call.delivery.is_direct for call in self._capacity.backlog),
         )
 
-    def on_doorbell(self, queue: QueueKind) -> None:
-        """A call was queued there."""
-        self._arrivals.on_doorbell(queue)
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: events.Event) -> None:
+        """Handle the event, and execute its actions. An event that an action causes is handled after them."""
+        self._events.append(event)
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._events:
+                now = events.Now(self._clock.monotonic(), self._clock.time())
+                for action in self._machine.handle(self._events.popleft(), now):
+                    self._execute(action)
+        finally:
+            self._is_dispatching = False
+        if self._timer is None and self._machine.is_busy:
+            self._ticked_at = self._clock.monotonic()
+            self._timer = self._loop.call_later(_TICK_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # Frames that arrived after the tick before may not have been read yet.
+        cutoff, self._ticked_at = self._ticked_at, self._clock.monotonic()
+        if self._machine.is_busy:
+            self._timer = self._loop.call_later(_TICK_S, self._on_timer)  # first, in case this tick fails
+        self._dispatch(events.Ticked(cutoff))
+
+    def on_wakeup(self, queue: QueueKind) -> None:
+        """Handle a wakeup: a call was queued."""
+        self._credits.on_wakeup(queue)
 
     def tick(self, now: float) -> None:
-        """Each second: a look at the queues, and at workers that are late."""
-        self._arrivals.tick(now)
+        """Check the queues, and workers that are late. Called each second."""
+        self._credits.tick(now)
+        self._report_room()
         self.workers.tick(now)
 
-    # --- attempts -----------------------------------------------------------------------------------------------------
-
     def offer(self, delivery: DirectDelivery) -> None:
-        """A call that came by the lane."""
-        self._arrivals.offer(delivery)
+        """Run a fast-path call now or soon, or refuse it."""
+        has_room = self._capacity.has_room() and not self._capacity.must_take_turns
+        if has_room and not self._credits.others_wait(delivery.message.priority):
+            self._dispatch(events.Arrived(delivery, delivery.message, delivery.body))
+        else:
+            delivery.nak()
 
-    def _ask(self, attempt: Attempt, begin: Callable[[], None]) -> None:
-        if not self._waits.ask(attempt, begin):
-            self._keep_ticking()
-
-    def _run(self, attempt: Attempt, body: bytes) -> None:
-        message, link = attempt.message, attempt.link
-        started_at, began = self._clock.time(), self._clock.monotonic()
-        within_s = may_run_s(message, self.revision.spec.timeout_s, started_at)
-        granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
-        attempt.phase = Run(
-            started_at=started_at,
-            began=began,
-            must_end_at=began + within_s,
-            is_cold=link.cold_start is not None and self._places.is_cold(message.submitted_at),
-            busy_from=link.busy.begin(began),
-            granted=granted,
-        )
-        link.attempts[attempt.number] = attempt
-        takes_parcel = not message.stream
-        link.send(
-            frames.Run(
-                attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-                granted > 0, granted, attempt.parcel, takes_parcel, started_at + within_s, message.trace,
-                attempt.delivery.settled_at,
-            ),
-            body,
-        )  # fmt: skip
-        self._go_on(attempt)
-
-    def _go_on(self, attempt: Attempt) -> None:
-        """It has begun, here or for the runner before us."""
-        self._attempts.add(attempt)
-        self._started += 1
-        if attempt.is_submitted or (self.revision.spec.queue_timeout_s is not None and not attempt.is_direct):
-            self._on_start(attempt)
-        self._keep_ticking()
-
-    def _drop(self, attempt: Attempt) -> None:
-        """It was over before it began."""
-        self._parcels.drop(attempt.link.worker, attempt.parcel)
-        self._ends.free(attempt)
-        if attempt.link.state.live:
-            self._after_end(attempt.link)
+    def _receive(self, delivery: Delivery) -> None:
+        try:
+            message, body = queued_calls.unpack(delivery.payload, delivery.seq)
+        except ProtocolMismatch as error:
+            log.error("removing %r, which cannot be read: %s", delivery, error)
+            delivery.term("unreadable")
+            self._credits.offer()
+            return
+        self._dispatch(events.Arrived(delivery, message, body, self._abandoned_calls.was_caller_away(message)))
 
     def cancel(self, attempt: Attempt) -> None:
-        """Whoever wanted it is gone."""
-        match attempt.phase:
-            case Arrived():
-                attempt.phase = Arrived(is_cancelled=True)
-            case AwaitsTurn():
-                self._waits.cancel(attempt)
-            case Run():
-                self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
+        """Cancel an attempt that has no caller left."""
+        self._dispatch(events.Cancelled(attempt))
 
     def withdraw(self, delivery: DirectDelivery) -> None:
-        """Whoever had offered it is gone, or has queued it."""
-        for attempt in [each for each in self._places.attempts() if each.delivery is delivery]:
-            self.cancel(attempt)
-
-    def _keep_ticking(self) -> None:
-        if self._ticking is None:
-            self._ticked_at = self._clock.monotonic()
-            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
-
-    def _tick_attempts(self) -> None:
-        self._ticking = ticking = self._loop.call_later(_TICK_S, self._tick_attempts)  # whatever fails in this one
-        now = self._clock.monotonic()
-        read_until, self._ticked_at = self._ticked_at, now  # a result that came later may not have been read yet
-        busy = lasting = False
-        for link in list(self._places.links.values()):
-            for attempt in list(link.attempts.values()):
-                busy = True
-                run = attempt.run
-                lasting |= now - run.began > LASTS_S
-                if read_until >= run.must_end_at:
-                    self._ends.begin(attempt, OutcomeKind.TIMED_OUT, read_until)
-                if run.ending is not None and read_until >= run.ending.until:
-                    self._waits.hand_back(link)
-                    self._ends.give_up(attempt)
-                    self._arrivals.slot_poisoned()
-                    self._after_end(link)
-                else:
-                    self._touch(attempt, now)
-                    if attempt.is_submitted and run.note is None and now - run.began >= NOTED_AFTER_S:
-                        self._starts.note(attempt)
-        busy |= self._waits.tick(read_until, self._touch)
-        busy |= self._unexplained.tick(read_until, self._touch)
-        for attempt in self._arrivals.fetching:
-            busy = True
-            self._touch(attempt, now)
-        self._arrivals.close_line_while(lasting)
-        if not busy:
-            ticking.cancel()
-            self._ticking = None
-
-    def _touch(self, attempt: Attempt, now: float) -> None:
-        if now - attempt.touched_at < TOUCH_EVERY_S:
-            return
-        attempt.touched_at = now
-        try:
-            attempt.delivery.touch()
-        except GpufnError as error:
-            log.debug("%r could not be touched: %s", attempt.delivery, error)
-
-    def _after_end(self, link: WorkerLink) -> None:
-        """A slot is free again, or poisoned."""
-        self.workers.slot_freed(link)
-        self._arrivals.slot_freed()
-
-    # --- what a link tells of its slots -------------------------------------------------------------------------------
+        """Cancel a fast-path call: its gateway is gone, or has queued it."""
+        self._dispatch(events.Withdrawn(delivery))
 
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
-        run_s = self._ends.by_result(attempt, result, body)
-        self._places.ended(run_s, len(body))
-        self._after_end(attempt.link)
+        self._dispatch(events.ResultReceived(attempt, result, body))
 
     def on_freed(self, link: WorkerLink, parcel: str = "") -> None:
-        self._parcels.drop(link.worker, parcel)
-        self._after_end(link)
+        self._dispatch(events.SlotFreed(link, parcel))
 
     def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None:
         self._adoption.begin(link, unfinished)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def _execute(self, action: actions.Action) -> None:
+        try:
+            self._EXECUTE[type(action)](self, action)
+        except GpufnError as error:  # without the bus: NATS redelivers the call after `ack_wait`
+            log.debug("%s: %s", type(action).__name__, error)
+        except Exception:
+            log.exception("cannot execute %r", action)
+
+    def _get_arguments(self, action: actions.GetArguments) -> None:
+        attempt, message = action.attempt, action.attempt.message
+        try:
+            parcel = self._shared_bodies.hand_over_arguments(message, attempt.link.worker)
+        except GpufnError as error:
+            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
+            return
+        if message.reference is not None and not parcel:
+            self._attempts.add(attempt)
+            self._tasks.start(self._fetch_arguments(attempt))
+        else:
+            self._dispatch(events.ArgumentsReady(attempt, parcel))
+
+    async def _fetch_arguments(self, attempt: Attempt) -> None:
+        assert attempt.message.reference is not None
+        try:
+            parcel = await self._bodies.fetch_arguments(attempt.message.reference, attempt.link.worker)
+        except ArtifactUnavailable as error:
+            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
+        except GpufnError as error:
+            log.warning("cannot fetch the arguments of %s now: %s", attempt.message.id, error)
+            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=False))
+        else:
+            self._dispatch(events.ArgumentsReady(attempt, parcel))
+
+    def _request_turn(self, action: actions.RequestTurn) -> None:
+        attempt = action.attempt
+        seat = self._link(attempt).seat
+        assert seat is not None
+        self._attempts.add(attempt)
+        seat.request(attempt, lambda: self._dispatch(events.TurnGranted(attempt)))
+
+    def _revoke_turns(self, action: actions.RevokeTurns) -> None:
+        seat = cast("WorkerLink", action.link).seat
+        if seat is not None:
+            self._dispatch(events.TurnsRevoked(seat.remove_waiting()))
+
+    def _check_record(self, action: actions.CheckRecord) -> None:
+        self._attempts.add(action.attempt)
+        self._tasks.start(self._look_up_record(action.attempt, is_repeated=action.is_repeated))
+
+    async def _look_up_record(self, attempt: Attempt, *, is_repeated: bool) -> None:
+        invocation, record, holder, note = attempt.message.id, None, None, None
+        try:
+            record = await call_records.record_of(self._bus, invocation)
+            if is_repeated:
+                holder = await call_records.where(self._bus, invocation)
+                note = await self._start_log.read(invocation, attempt.delivery.seq)
+        except GpufnError as error:
+            log.warning("cannot look up %s: %s", invocation, error)
+        found = record[0] if record is not None else None
+        self._dispatch(events.RecordChecked(attempt, found, holder is not None, note))
+
+    def _check_caller(self, action: actions.CheckCaller) -> None:
+        self._attempts.add(action.attempt)
+        self._tasks.start(self._look_up_caller(action.attempt, is_repeated=action.is_repeated))
+
+    async def _look_up_caller(self, attempt: Attempt, *, is_repeated: bool) -> None:
+        is_elsewhere, is_waited_for = False, None
+        if is_repeated:
+            try:
+                is_elsewhere = await call_records.where(self._bus, attempt.message.id) is not None
+            except GpufnError as error:
+                log.warning("cannot look up which runner has %s: %s", attempt.message.id, error)
+        if not is_elsewhere:
+            is_waited_for = await self._abandoned_calls.is_waited_for(attempt.message)
+        self._dispatch(events.CallerChecked(attempt, is_waited_for, is_elsewhere))
+
+    def _send_run(self, action: actions.SendRun) -> None:
+        self._attempts.add(action.attempt)
+        self._link(action.attempt).send(action.run, action.body)
+
+    def _send_stop(self, action: actions.SendStop) -> None:
+        self._link(action.attempt).send(frames.Cancel(action.attempt.number))
+        self._nested.close_of(action.attempt)
+
+    def _adopt(self, action: actions.Adopt) -> None:
+        attempt, delivery = action.attempt, cast("Delivery", action.attempt.delivery)
+        self._credits.ledgers[attempt.message.queue].hold(delivery)
+        delivery.delivered += 1  # the worker delivered it to this runner
+        self._link(attempt).adopt(attempt)
+        self._attempts.add(attempt)
+
+    def _release(self, action: actions.Release) -> None:
+        self._attempts.discard(action.attempt)
+        seat = self._link(action.attempt).seat
+        if seat is not None:
+            seat.done(action.attempt)
+
+    def _nak(self, action: actions.Nak) -> None:
+        action.delivery.nak(action.delay_s)
+
+    def _refuse(self, action: actions.Refuse) -> None:
+        self._settler.refuse(
+            action.delivery, action.message, action.outcome, self._clock.time(),
+            self.revision.spec.retention_s,
+        )  # fmt: skip
+
+    def _collect_result(self, action: actions.CollectResult) -> None:
+        """Take a large result: into the folder of a caller on this host, or into the runner's."""
+        attempt, result = action.attempt, action.result
+        outcome, worker, parcel, runner_file = Outcome(OutcomeKind.SUCCEEDED), attempt.link.worker, "", ""
+        try:
+            if not attempt.is_submitted and self._shared_bodies.reach(attempt.message):
+                parcel = self._shared_bodies.collect(attempt.message, worker, result.parcel)
+            else:
+                runner_file = self._shared_bodies.keep(worker, result.parcel)
+        except ResultNotEncodable as error:
+            outcome = Outcome(OutcomeKind.RAISED, error.info())
+        self._dispatch(events.ResultCollected(attempt, result, outcome, parcel, runner_file))
+
+    def _settle(self, action: actions.Settle) -> None:
+        self._settler.settle(
+            action.attempt,
+            action.outcome,
+            action.settlement,
+            action.content_type,
+            action.body,
+            parcel=action.parcel,
+            runner_file=action.runner_file,
+            run_s=action.run_s,
+            gather_s=action.gather_s,
+            now=self._clock.time(),
+        )
+
+    def _charge(self, action: actions.Charge) -> None:
+        attempt = action.attempt
+        self._meter.count(attempt.message, is_failed=action.is_failed, run_s=action.run_s, gpu_s=attempt.gpu_s)
+
+    def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
+        """Write a failure to the function's log, as the caller receives it."""
+        if error is not None:
+            text = error.traceback or f"{error.code}: {error.message}"
+            self._output.publish(link, invocation, "error", text.encode())
+
+    def _await_exit(self, action: actions.AwaitExit) -> None:
+        worker = action.worker
+        self._agent_events.on_exit(worker, lambda exit_: self._dispatch(events.WorkerExited(worker, exit_)))
+
+    def _report_room(self) -> None:
+        self._on_room(self.revision, self._capacity.fast_path_room())
+
+    def _link(self, attempt: Attempt) -> WorkerLink:
+        return cast("WorkerLink", attempt.link)
+
+    _EXECUTE: Mapping[type[actions.Action], Callable[[Any, Any], None]] = {
+        actions.GetArguments: _get_arguments,
+        actions.RequestTurn: _request_turn,
+        actions.RevokeTurns: _revoke_turns,
+        actions.CheckRecord: _check_record,
+        actions.CheckCaller: _check_caller,
+        actions.SendRun: _send_run,
+        actions.SendStop: _send_stop,
+        actions.Adopt: _adopt,
+        actions.StopUnfinished: lambda self, action: action.link.refuse(action.number),
+        actions.AnnounceStart: lambda self, action: self._on_start(action.attempt),
+        actions.NoteStart: lambda self, action: self._start_log.note(action.attempt),
+        actions.Release: _release,
+        actions.DropBody: lambda self, action: self._shared_bodies.drop(action.link.worker, action.parcel),
+        actions.Touch: lambda self, action: action.delivery.touch(),
+        actions.Nak: _nak,
+        actions.Term: lambda self, action: action.delivery.term(),
+        actions.CountReturned: lambda self, action: self._credits.handed_back(action.message),
+        actions.Refuse: _refuse,
+        actions.Confirm: lambda self, action: self._settler.confirm(action.delivery, action.record),
+        actions.AckSuperseded: lambda self, action: self._settler.drop(action.delivery),
+        actions.CollectResult: _collect_result,
+        actions.HandBack: lambda self, action: self._start_log.hand_back(action.attempt, action.reason, action.message),
+        actions.Settle: _settle,
+        actions.Charge: _charge,
+        actions.LogFailure: lambda self, action: self._log_failure(action.link, action.error, action.invocation),
+        actions.AwaitExit: _await_exit,
+        actions.StopAwaiting: lambda self, action: self._agent_events.forget(action.worker),
+        actions.SlotChanged: lambda self, action: self.workers.slot_freed(action.link),
+        actions.OfferCredits: lambda self, action: self._credits.offer(),
+        actions.ShrinkCredits: lambda self, action: self._credits.shrink(),
+        actions.ReportRoom: lambda self, action: self._report_room(),
+    }

@@ -1,1 +1,1 @@
-"""Turns on GPUs that functions share by time."""
+"""Turns on time-shared GPUs."""

@@ -1,1 +1,1 @@
-"""Recovery after a runner, a caller, a worker or the bus was lost."""
+"""Recovery after the loss of a runner, a caller, a worker or the bus."""

@@ -1,20 +1,18 @@
-"""What workers of one Revision still run, or have ended, for a runner that is gone: this one adopts it.
+"""Adoption of calls that a worker still runs, or has ended, for a previous runner.
 
-A worker that comes back names its unfinished attempts, each with the subject where its delivery is settled. That is
-believed as far as it can be looked up: it must be of a queue of the worker's own revision, and the call must be there.
-The queue learns that somebody has it before it gives it out once more, and from then on it is an attempt as any other.
-What another runner has by now is refused, and what was cancelled or has ended: the worker is told to stop it.
+A worker that reconnects names its unfinished attempts, each with the reply subject of its delivery. The runner verifies
+the names: the delivery must be from a queue of the worker's own revision, and the call must still be there. NATS learns
+that the call is running before it redelivers it; from then on it is an attempt like any other. Calls that another
+runner has, and calls that were cancelled or have ended, are refused: the worker is told to stop them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping
 
-from gpufn_core.domain.invocation import StartReason
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import GpufnError
 from gpufn_core.protocol.frames import Unfinished
@@ -24,19 +22,17 @@ from gpufn_core.spec.priority import QUEUES, QueueKind
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.nats_protocol import ack_tokens
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, queue_position, queued_calls
 from gpufn_platform.queue.delivery import Delivery, Ledger
-from gpufn_runtime.runner.attempts import start_numbers
-from gpufn_runtime.runner.attempts.attempt import Attempt, Run, may_run_s
-from gpufn_runtime.runner.attempts.start_log import Starts
+from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
-_WITHIN_S = 5.0  # later the queue has given it out once more
-# The long form has a domain and an account before the stream, and may have a token behind.
+_TIMEOUT_S = 5.0  # after that, NATS has redelivered the call
+# The long form has a domain and an account before the stream, and may end with a token.
 _SETTLED_AT = re.compile(
     r"\$JS\.ACK\.(?P<long>[\w-]{1,64}\.\w{1,64}\.)?([\w-]+)\.([\w-]+)(?:\.[0-9]{1,19}){5}(?(long)(?:\.\w{1,64})?)",
     re.ASCII,
@@ -44,7 +40,7 @@ _SETTLED_AT = re.compile(
 
 
 class Adoption:
-    """`ledgers` are those of the revision's queues; `go_on(attempt)` is told of each that is adopted."""
+    """`ledgers` belong to the revision's queues. `dispatch(event)` feeds the state machine, which adopts or refuses."""
 
     def __init__(
         self,
@@ -52,95 +48,64 @@ class Adoption:
         revision: Revision,
         ledgers: Mapping[QueueKind, Ledger],
         *,
-        clock: Clock,
-        starts: Starts,
-        go_on: Callable[[Attempt], None],
+        start_log: StartLog,
+        dispatch: Callable[[events.Event], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._ledgers = ledgers
-        self._clock = clock
-        self._starts = starts
-        self._go_on = go_on
-        self._methods = {method.name: method for method in revision.spec.methods}
+        self._start_log = start_log
+        self._dispatch = dispatch
         self._tasks = Tasks(f"adoption of calls of {revision}")
 
     def begin(self, link: WorkerLink, unfinished: tuple[Unfinished, ...]) -> None:
-        """Adopt them, or refuse them; then the worker is heard on."""
+        """Adopt or refuse the attempts; then resume reading from the worker."""
         self._tasks.start(self._adopt_all(link, unfinished))
 
     async def _adopt_all(self, link: WorkerLink, unfinished: tuple[Unfinished, ...]) -> None:
-        await asyncio.gather(*(self._adopt(link, each) for each in unfinished))
-        link.hear_on()
+        await asyncio.gather(*(self._adopt(link, item) for item in unfinished))
+        link.resume_reading()
 
     async def _adopt(self, link: WorkerLink, unfinished: Unfinished) -> None:
-        found = None
+        match = None
         try:
-            async with asyncio.timeout(_WITHIN_S):
-                found = await self._find(unfinished)
+            async with asyncio.timeout(_TIMEOUT_S):
+                match = await self._find(unfinished)
         except (GpufnError, TimeoutError) as error:
-            log.warning("%s of a runner that is gone cannot be adopted: %s", unfinished.invocation, error)
-        if not link.state.live:
-            return
-        if found is None or self._ledgers[found[1].queue].knows(found[0]):
-            link.refuse(unfinished.attempt)
-            return
-        delivery, message, note = found
-        self._ledgers[message.queue].hold(delivery)
-        message, reason = start_numbers.adopted(message, note, unfinished.number, delivery.counted)
-        delivery.delivered += 1  # by the worker, to us
-        attempt = self._attempt(link, unfinished, delivery, message, reason)
-        link.adopt(attempt)
-        self._go_on(attempt)
+            log.warning("cannot adopt %s of a previous runner: %s", unfinished.invocation, error)
+        if match is None or self._ledgers[match[1].queue].knows(match[0]):
+            self._dispatch(events.UnfinishedFound(link, unfinished))
+        else:
+            delivery, message, note = match
+            self._dispatch(events.UnfinishedFound(link, unfinished, delivery, message, note, delivery.counted))
 
     async def _find(self, unfinished: Unfinished) -> tuple[Delivery, InvocationMessage, StartNote | None] | None:
-        """Its delivery, if it is one of ours and nobody else has it; and the note of its call's last start."""
-        if (place := place_of(self._revision, unfinished.delivery)) is None:
+        """Return the delivery if it is valid and no other runner has it, its message, and the call's last start
+        note."""
+        if (place := queue_position_of(self._revision, unfinished.delivery)) is None:
             return None
         stream, kind, seq = place
         stored = await streams.message_at(self._bus, stream, seq)
         if stored is None:
             return None
         message, _ = queued_calls.unpack(stored.payload, seq)
-        if (message.id, message.queue) != (unfinished.invocation, kind) or message.method not in self._methods:
+        if (message.id, message.queue) != (unfinished.invocation, kind):
             return None
         if await call_records.where(self._bus, message.id) is not None:
             return None
-        handed_over = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
-        note = None if message.reply else await self._starts.read(message.id, seq)
-        return Delivery(self._bus, handed_over, self._ledgers[kind]), message, note
-
-    def _attempt(
-        self,
-        link: WorkerLink,
-        unfinished: Unfinished,
-        delivery: Delivery,
-        message: InvocationMessage,
-        reason: StartReason,
-    ) -> Attempt:
-        """It has until the earlier runner would have ended it; its GPU is charged from now on."""
-        now, wall = self._clock.monotonic(), self._clock.time()
-        ran_s = min(max(0.0, unfinished.ran_s), max(0.0, wall - message.submitted_at))
-        run = Run(
-            started_at=wall - ran_s,
-            began=now - ran_s,
-            must_end_at=now - ran_s + may_run_s(message, self._revision.spec.timeout_s, wall - ran_s),
-            is_cold=False,
-            busy_from=link.busy.begin(now),
-        )
-        method, never = self._methods[message.method], -math.inf
-        return Attempt(
-            unfinished.attempt, delivery, message, method, link, "", touched_at=never, reason=reason, phase=run
-        )
+        message_copy = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
+        note = None if message.reply else await self._start_log.read(message.id, seq)
+        return Delivery(self._bus, message_copy, self._ledgers[kind]), message, note
 
 
-def place_of(revision: Revision, settled_at: str) -> tuple[str, QueueKind, int] | None:
-    """Which of the revision's queues a delivery came from that is settled there: its stream, and the place in it. A
-    worker has named it, and may have made it up; to what is none of its revision's nothing must be said."""
-    if (matched := _SETTLED_AT.fullmatch(settled_at)) is None:
+def queue_position_of(revision: Revision, settled_at: str) -> tuple[str, QueueKind, int] | None:
+    """Return the stream, queue and position of a delivery that is settled at `settled_at`. The worker reports the
+    subject and may have made it up: nothing may be published to a subject outside its revision. None if it is
+    invalid."""
+    if (subject_match := _SETTLED_AT.fullmatch(settled_at)) is None:
         return None
     for kind in QUEUES:
         queue = queue_position.address(*revision.key, kind)
-        if matched.groups()[1:] == (queue.stream, queue.consumer):
+        if subject_match.groups()[1:] == (queue.stream, queue.consumer):
             return queue.stream, kind, ack_tokens(settled_at)[1]
     return None

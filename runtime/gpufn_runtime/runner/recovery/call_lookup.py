@@ -1,6 +1,6 @@
-"""Which calls this runner has: told to whoever asks, and of one that begins to those who have to hear of it.
+"""Call lookup: answers which runner has a call, and announces calls that start.
 
-A submitted call's record is written when it is queued, tried again, and ends; in between nobody else knows who runs it.
+A submitted call's record is written when it is queued, retried or ended. In between, only its runner knows about it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import BegunReply, HeldBy, WhereIs
 from gpufn_platform.bus.connection import Bus, Message
-from gpufn_runtime.runner.attempts.attempt import Arrived, Attempt, AwaitsTurn
+from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 
 _where = msgspec.msgpack.Decoder(WhereIs)
 
 
-class Whereabouts:
-    """`running` are the attempts, by invocation; `unsettled` those that have ended, and their records do not say so.
-    `tell_again(invocation)` repeats the end of one that somebody looks for and that does not run here."""
+class CallLookup:
+    """Answers lookups. `running` are the attempts, by invocation. `unsettled` are ended attempts whose records are not
+    stored yet. `repeat_reply(invocation)` resends the reply of a call that does not run here."""
 
     def __init__(
         self,
@@ -30,45 +30,48 @@ class Whereabouts:
         node: str,
         running: Mapping[str, Attempt],
         unsettled: Mapping[str, Attempt],
-        tell_again: Callable[[str], None],
+        repeat_reply: Callable[[str], None],
     ) -> None:
         self._bus = bus
         self._node = node
         self._running = running
         self._unsettled = unsettled
-        self._tell_again = tell_again
+        self._repeat_reply = repeat_reply
 
     def start(self) -> None:
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
 
-    def tell_start(self, attempt: Attempt) -> None:
-        """Who follows this call's events hears of it, or who would end it for having waited; without the bus nobody
-        can."""
+    def announce_start(self, attempt: Attempt) -> None:
+        """Announce a start to clients that follow the call, and to the gateway, which would otherwise expire it.
+        Without the bus, none of them can act."""
         message = attempt.message
         with contextlib.suppress(BusUnavailable):
             if message.reply:
                 self._bus.publish(message.reply, pack(BegunReply(message.id)))
             else:
-                self._bus.publish(subjects.call_started(message.id), encode(self._held(attempt)))
+                self._bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
 
     def _on_where(self, message: Message) -> None:
-        wanted = _where.decode(message.payload).invocation
-        if not wanted and message.reply:
-            for each in {**self._unsettled, **self._running}.values():
-                if each.is_submitted and not isinstance(each.phase, Arrived):
-                    self._bus.publish(message.reply, encode(self._held(each)))
+        invocation = _where.decode(message.payload).invocation
+        if not invocation and message.reply:
+            for candidate in {**self._unsettled, **self._running}.values():
+                if candidate.is_submitted and _is_held(candidate):
+                    self._bus.publish(message.reply, encode(self._holder(candidate)))
             return
-        attempt = self._running.get(wanted) or self._unsettled.get(wanted)
+        attempt = self._running.get(invocation) or self._unsettled.get(invocation)
         if attempt is None:
-            self._tell_again(wanted)
-        elif not isinstance(attempt.phase, Arrived) and message.reply:
-            self._bus.publish(message.reply, encode(self._held(attempt)))
+            self._repeat_reply(invocation)
+        elif _is_held(attempt) and message.reply:
+            self._bus.publish(message.reply, encode(self._holder(attempt)))
 
-    def _held(self, attempt: Attempt) -> HeldBy:
+    def _holder(self, attempt: Attempt) -> HeldBy:
         message, worker = attempt.message, attempt.link.worker
-        match attempt.phase:
-            case AwaitsTurn(gpu):
-                return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=gpu)
-            case _:
-                run = attempt.run
-                return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+        if attempt.state is AttemptState.WAITING:
+            return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=attempt.link.gpu)
+        run = attempt.run
+        return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+
+
+def _is_held(attempt: Attempt) -> bool:
+    """Whether this runner has the call for good. A call that it looks up itself may turn out to be elsewhere."""
+    return attempt.state not in (AttemptState.PREPARING, AttemptState.CHECKING)

@@ -1,1 +1,1 @@
-"""Workers as the runner sees them: sockets, slots, output and nested calls."""
+"""Connections to workers: sockets, slots, output and nested calls."""

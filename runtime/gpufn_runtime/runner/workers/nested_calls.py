@@ -1,12 +1,12 @@
-"""What functions ask of the platform from inside their workers: calls of other functions, what became of them, and
-checkpoints of the calls that they run.
+"""Requests of functions to the platform, from inside their workers: nested calls, their status and results, and
+checkpoints.
 
-A worker has no other way out: each Call frame becomes an invocation (or a look at one) on the worker's behalf, and
-its answer goes back over the same socket. A worker that dies takes its open calls with it, and so does an attempt that
-is told to end; it gives none of them more time than it has itself.
+A worker has no other connection. Each Call frame becomes an invocation (or a lookup) on the worker's behalf, and the
+answer is sent over the same socket. When a worker dies, its open calls are cancelled; likewise when an attempt is told
+to end. A nested call never gets more time than the attempt that makes it.
 
-While the bus is away, what they ask for waits until their deadline and then fails with BusUnavailable, which is
-retryable. A call that the bus lost is made again; it may have run, as after the death of its runner.
+While the bus is away, requests wait until their deadline and then fail with BusUnavailable, which is retryable. A call
+that NATS has lost is made again. It may already have run, as after the death of its runner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -45,11 +45,11 @@ from gpufn_platform.queue import call_records, checkpoints
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
-from gpufn_runtime.runner.attempts.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_BUS_S = 0.2
-_LAST_WORD_S = 1.0  # left to the function that waits: it fails for want of the bus, not for want of time
+_RESERVED_S = 1.0  # left to the waiting function, so that it fails because of the bus and not because of its timeout
 _KIND_OF_STATE = {
     InvocationState.SUCCEEDED: OutcomeKind.SUCCEEDED,
     InvocationState.FAILED: OutcomeKind.RAISED,
@@ -68,8 +68,7 @@ _KIND_OF_STATE = {
 
 
 class _Answer(NamedTuple):
-    """How it ended, and the result. `parcel` is the result's name in the folder of the worker that asks, when it is
-    large."""
+    """Outcome and result. `parcel` is the name of a large result in the folder of the requesting worker."""
 
     kind: OutcomeKind
     error: ErrorInfo | None = None
@@ -79,7 +78,7 @@ class _Answer(NamedTuple):
 
 
 class _Arguments(NamedTuple):
-    """In memory, or stored on the bus."""
+    """Arguments, in memory or in the object store."""
 
     body: bytes
     reference: BodyReference | None = None
@@ -97,7 +96,7 @@ class NestedCalls:
         circuits: Circuits,
         clock: Clock,
         *,
-        parcels: NodeParcels,
+        parcels: NodeSharedBodies,
         bodies: NodeBodies,
     ) -> None:
         self._bus = bus
@@ -105,15 +104,15 @@ class NestedCalls:
         self._directory = directory
         self._circuits = circuits
         self._clock = clock
-        self._parcels = parcels
+        self._shared_bodies = parcels
         self._bodies = bodies
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
-        self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
+        self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # one per open stream
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         if parent is not None and parent.run.ending is not None:
             link.open_calls.discard(call.call)
-            self._parcels.drop(link.worker, call.parcel)
+            self._shared_bodies.drop(link.worker, call.parcel)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
         if parent is not None:
@@ -121,31 +120,33 @@ class NestedCalls:
             parent.run.own_calls += _is_own(call, parent)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
-        # Not in the task: one that is cancelled before its first step runs nothing of itself.
-        task.add_done_callback(functools.partial(self._answer, link, call, parent))
+        # Not in the task: a task that is cancelled before its first step does not run at all.
+        task.add_done_callback(functools.partial(self._send_answer, link, call, parent))
 
     def credit(self, link: WorkerLink, call: int, items: int) -> None:
-        """The function has read so many items of a stream."""
+        """Allow more items of a stream: the function has read `items`."""
         window = self._windows.get((link.worker, call))
         if window is not None:
             for _ in range(min(items, frames.STREAM_WINDOW)):
                 window.release()
 
     def close(self, link: WorkerLink, call: int) -> None:
-        """The function does not want the rest."""
+        """Cancel a request: the function does not want the rest."""
         if (task := self._tasks.get((link.worker, call))) is not None:
             task.cancel()
 
     def close_of(self, parent: Attempt) -> None:
-        """It is to end: a function that waits for an answer could not."""
+        """Cancel all requests of an attempt that is to end. Otherwise a function that waits could not end."""
         for call in parent.run.calls:
-            self.close(parent.link, call)
+            self.close(cast("WorkerLink", parent.link), call)
 
     def close_all(self, link: WorkerLink) -> None:
         for call in link.open_calls:
             self.close(link, call)
 
-    def _answer(self, link: WorkerLink, call: frames.Call, parent: Attempt | None, task: asyncio.Task[_Answer]) -> None:
+    def _send_answer(
+        self, link: WorkerLink, call: frames.Call, parent: Attempt | None, task: asyncio.Task[_Answer]
+    ) -> None:
         self._tasks.pop((link.worker, call.call), None)
         link.open_calls.discard(call.call)
         if parent is not None:
@@ -153,26 +154,26 @@ class NestedCalls:
             parent.run.own_calls -= _is_own(call, parent)
         answer = _CANCELLED if task.cancelled() else task.result()
         if task.cancelled():
-            self._parcels.drop(link.worker, call.parcel)
+            self._shared_bodies.drop(link.worker, call.parcel)
         try:
             link.send(
                 frames.Answer(call.call, answer.kind, answer.error, answer.content_type, answer.parcel), answer.body
             )
-        except PayloadTooLarge as failure:  # or the function would wait for it for ever
-            link.send(frames.Answer(call.call, OutcomeKind.REJECTED, failure.info(), ""))
+        except PayloadTooLarge as error:  # without an answer, the function would wait forever
+            link.send(frames.Answer(call.call, OutcomeKind.REJECTED, error.info(), ""))
 
     async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         try:
-            return await self._do(link, call, body, parent)
-        except GpufnError as failure:
-            return _Answer(OutcomeKind.REJECTED, failure.info())
+            return await self._execute(link, call, body, parent)
+        except GpufnError as error:
+            return _Answer(OutcomeKind.REJECTED, error.info())
         except TimeoutError:
             return _Answer(OutcomeKind.EXPIRED)
         except Exception:
             log.exception("a call from worker %s failed", link.worker)
             return _Answer(OutcomeKind.REJECTED, PlatformError().info())
 
-    async def _do(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
+    async def _execute(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         match call.verb:
             case Verb.CALL:
                 return await self._call(link, call, body, parent)
@@ -181,23 +182,25 @@ class NestedCalls:
             case Verb.SUBMIT:
                 return await self._submit(link, call, body, parent)
             case Verb.STATUS | Verb.RESULT | Verb.CANCEL:
-                return await self._patiently(self._until(call, parent), lambda: self._look(link, call))
+                return await self._retry_while_bus_away(
+                    self._useful_until(call, parent), lambda: self._look_up(link, call)
+                )
             case Verb.CHECKPOINT if parent is not None:
-                return await self._keep(link, call, body, parent)
+                return await self._store_checkpoint(link, call, body, parent)
             case Verb.RESTORE if parent is not None:
-                return await self._patiently(self._until(call, parent), lambda: self._restore(parent))
+                return await self._retry_while_bus_away(self._useful_until(call, parent), lambda: self._restore(parent))
             case Verb.CHECKPOINT | Verb.RESTORE:
-                raise InvalidInput("only a call that runs has a checkpoint")
-        raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
+                raise InvalidInput("only a running call has a checkpoint")
+        raise InvalidInput(f"{call.verb!r} is not a request that a function can make")
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        arguments = await self._waited_for(revision, link, call, body, parent)
+        arguments = await self._waited_arguments(revision, link, call, body, parent)
         request = self._request(revision, link, call, arguments, parent)
 
         async def once() -> tuple[ResultReply, bytes]:
             self._circuits.check(revision)
-            self._ring(revision)
+            self._wake_up_runners(revision)
             pending = self._caller.invoke(request)
             try:
                 reply, result = await pending.future
@@ -207,22 +210,22 @@ class NestedCalls:
             return reply, result
 
         try:
-            reply, result = await self._patiently(request.deadline, once)
-            parcel = await self._patiently(request.deadline, lambda: self._result_for(link, reply))
+            reply, result = await self._retry_while_bus_away(request.deadline, once)
+            parcel = await self._retry_while_bus_away(request.deadline, lambda: self._result_for(link, reply))
         finally:
             self._bodies.remove_arguments(arguments.reference)
         return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        arguments = await self._waited_for(revision, link, call, body, parent)
+        arguments = await self._waited_arguments(revision, link, call, body, parent)
         request = self._request(revision, link, call, arguments, parent)
         items = 0
 
         async def once() -> _Answer:
             nonlocal items
             self._circuits.check(revision)
-            self._ring(revision)
+            self._wake_up_runners(revision)
             pending = self._caller.open_stream(request)
             window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
             try:
@@ -238,40 +241,40 @@ class NestedCalls:
             return _Answer(end.kind, end.error, end.content_type)
 
         try:
-            return await self._patiently(request.deadline, once, may_repeat=lambda: not items)
+            return await self._retry_while_bus_away(request.deadline, once, may_repeat=lambda: not items)
         finally:
             self._bodies.remove_arguments(arguments.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        until = self._until(call, parent)
-        while not self._bus.connected:  # once it was sent, its fate may be unknown: a second one could run beside it
-            await self._wait_for_bus(until, BusUnavailable())
-        now, priority = self._clock.time(), _asked(revision, link, call, parent)
+        useful_until = self._useful_until(call, parent)
+        while not self._bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
+            await self._wait_for_bus(useful_until, BusUnavailable())
+        now, priority = self._clock.time(), _requested_priority(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
         invocation = new_invocation_id() if call.parcel else None
         arguments = await self._arguments(
-            link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "", until=until
+            link, call, body, max_bytes=RECORD_BYTES, owner=invocation or "", deadline=useful_until
         )
         request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
         if arguments.reference is None:
-            invocation = None  # the place in the queue completes it
+            invocation = None  # the id is completed by the position in the queue
         record = await call_records.submit(self._bus, request, now=now, invocation=invocation)
         return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode())
 
-    async def _waited_for(
+    async def _waited_arguments(
         self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> _Arguments:
-        """The arguments of a call that the function waits for."""
-        left_s = self._deadline(revision, call, parent) - self._clock.time()
-        ttl_s = max(0.0, left_s) + bodies.EXPIRES_LATER_S
+        """Return the arguments of a call that the function waits for."""
+        remaining_s = self._deadline(revision, call, parent) - self._clock.time()
+        ttl_s = max(0.0, remaining_s) + bodies.EXPIRES_LATER_S
         return await self._arguments(
             link,
             call,
             body,
-            most_bytes=MESSAGE_BYTES,
+            max_bytes=MESSAGE_BYTES,
             owner=bodies.waited_owner(),
-            until=self._clock.time() + left_s,
+            deadline=self._clock.time() + remaining_s,
             ttl_s=ttl_s,
         )
 
@@ -281,20 +284,22 @@ class NestedCalls:
         call: frames.Call,
         body: bytes,
         *,
-        most_bytes: int,
+        max_bytes: int,
         owner: str,
-        until: float,
+        deadline: float,
         ttl_s: float | None = None,
     ) -> _Arguments:
-        """As the worker sent them, or, of more than `most_bytes`, stored for `owner`. Raises InvalidInput,
+        """Return the arguments, or store them for `owner` if they exceed `max_bytes`. Raises InvalidInput,
         CapacityError, BusUnavailable."""
         if not call.parcel:
             return _Arguments(body)
-        path = self._parcels.kept(self._parcels.accept(link.worker, call.parcel))
+        path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
         try:
-            if path.stat().st_size <= min(most_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
+            if path.stat().st_size <= min(max_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
                 return _Arguments(path.read_bytes())
-            stored = await self._patiently(until, lambda: self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+            stored = await self._retry_while_bus_away(
+                deadline, lambda: self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s)
+            )
             return _Arguments(b"", stored)
         except OSError as error:
             raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
@@ -302,21 +307,21 @@ class NestedCalls:
             path.unlink(missing_ok=True)
 
     async def _result_for(self, link: WorkerLink, reply: ResultReply) -> str:
-        """A large result of a call: its name in the folder of the worker that asks; empty when it is in the reply.
+        """Return the name of a large result in the requesting worker's folder, or "" if the result is in the reply.
         Raises ArtifactUnavailable, CapacityError, BusUnavailable."""
         if reply.parcel:
-            return self._parcels.give_result(reply.parcel, link.worker)
+            return self._shared_bodies.hand_over_result(reply.parcel, link.worker)
         if reply.reference is None:
             return ""
         parcel = await self._bodies.fetch_result(reply.reference, link.worker)
         self._bodies.remove_result(reply.reference)
         return parcel
 
-    async def _look(self, link: WorkerLink, call: frames.Call) -> _Answer:
-        if not names_invocation(call.target):  # it becomes a part of subjects, where * is everybody's
+    async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
+        if not names_invocation(call.target):  # it becomes part of a subject, where * would match all calls
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         if call.verb == Verb.RESULT:
-            record, body = await self._ended(call.target, call.timeout_s)
+            record, body = await self._wait_for_end(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
             parcel = ""
@@ -324,32 +329,32 @@ class NestedCalls:
                 reference = BodyReference(record.id, record.blob, record.size)
                 parcel = await self._bodies.fetch_result(reference, link.worker)
             return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, parcel)
-        found = await call_records.read(self._bus, call.target)
-        if found is None:
+        stored = await call_records.read(self._bus, call.target)
+        if stored is None:
             raise InvocationNotFound(f"there is no invocation {call.target}")
-        record = found[0]
+        record = stored[0]
         if call.verb == Verb.CANCEL:
             was_running = await call_records.cancel(self._bus, record, self._clock.time())
             return _Answer(OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false")
         return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode())
 
-    async def _ended(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
-        """As `records.wait`; who waits is ended with his own call. A bus that is away for a moment ends no wait for
-        what runs for hours."""
-        until = self._clock.monotonic() + (LONGEST_TIMEOUT_S if timeout_s is None else _bounded(timeout_s))
+    async def _wait_for_end(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
+        """Like `call_records.wait`, but survives a short outage of the bus, because the call may run for hours. The
+        wait is cancelled when the waiting call ends."""
+        deadline = self._clock.monotonic() + (LONGEST_TIMEOUT_S if timeout_s is None else _bounded(timeout_s))
         while True:
             try:
-                return await call_records.wait(self._bus, invocation, until - self._clock.monotonic())
+                return await call_records.wait(self._bus, invocation, deadline - self._clock.monotonic())
             except BusUnavailable as error:
-                if self._clock.monotonic() >= until:
+                if self._clock.monotonic() >= deadline:
                     raise
-                log.info("whether %s has ended is asked again: %s", invocation, error)
+                log.info("cannot check whether %s has ended; retrying: %s", invocation, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
-    async def _keep(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
-        """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""
+    async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
+        """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
         if call.parcel:
-            path = self._parcels.kept(self._parcels.accept(link.worker, call.parcel))
+            path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
             try:
                 size = path.stat().st_size
                 body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""
@@ -359,22 +364,22 @@ class NestedCalls:
                 raise _checkpoint_too_large(size)
         if len(body) > CHECKPOINT_BYTES:
             raise _checkpoint_too_large(len(body))
-        kept = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
+        checkpoint = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
         while True:
             try:
-                parent.run.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, kept, body)
+                parent.run.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, checkpoint, body)
                 return _Answer(OutcomeKind.SUCCEEDED)
             except BusUnavailable as error:
-                log.info("a checkpoint of %s waits: %s", parent.message.id, error)
+                log.info("cannot store a checkpoint of %s yet: %s", parent.message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
     async def _restore(self, parent: Attempt) -> _Answer:
-        """No content type: there is none."""
-        found = await checkpoints.last(self._bus, parent.message.id)
-        if found is None:
+        """Return the last checkpoint. An empty content type means that there is none."""
+        stored = await checkpoints.last(self._bus, parent.message.id)
+        if stored is None:
             return _Answer(OutcomeKind.SUCCEEDED)
-        parent.run.checkpoint_seq = found.seq
-        return _Answer(OutcomeKind.SUCCEEDED, None, found.checkpoint.content_type, found.body)
+        parent.run.checkpoint_seq = stored.seq
+        return _Answer(OutcomeKind.SUCCEEDED, None, stored.checkpoint.content_type, stored.body)
 
     async def _state(self, record: CallRecord) -> str:
         if record.state.ended or await call_records.where(self._bus, record.id) is None:
@@ -384,8 +389,8 @@ class NestedCalls:
     def _request(
         self, revision: Revision, link: WorkerLink, call: frames.Call, arguments: _Arguments, parent: Attempt | None
     ) -> CallRequest:
-        priority = _asked(revision, link, call, parent)
-        if priority is None:  # who waits for it in a call of a higher class must not wait with those of a lower
+        priority = _requested_priority(revision, link, call, parent)
+        if priority is None:  # a call that waits for this one must not wait among calls of a lower class
             priority = revision.spec.priority
             if parent is not None and parent.message.priority.is_above(priority):
                 priority = parent.message.priority
@@ -394,47 +399,49 @@ class NestedCalls:
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
-        own_s = (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
-        wait_s = own_s if call.timeout_s is None else _bounded(call.timeout_s)
+        max_s = (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
+        wait_s = max_s if call.timeout_s is None else _bounded(call.timeout_s)
         if parent is not None:
             wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s
 
     async def _serving(self, call: frames.Call, parent: Attempt | None) -> Revision:
-        return await self._patiently(self._until(call, parent), lambda: self._directory.serving(call.target))
+        return await self._retry_while_bus_away(
+            self._useful_until(call, parent), lambda: self._directory.serving(call.target)
+        )
 
-    async def _patiently(
-        self, until: float, once: Callable[[], Awaitable[T]], *, may_repeat: Callable[[], bool] = lambda: True
+    async def _retry_while_bus_away(
+        self, deadline: float, once: Callable[[], Awaitable[T]], *, may_repeat: Callable[[], bool] = lambda: True
     ) -> T:
-        """`once()`, again while the bus is away, and not after `until`, in unix seconds. Raises BusUnavailable."""
+        """Call `once()`, again while the bus is away, until `deadline` in unix seconds. Raises BusUnavailable."""
         while True:
             try:
                 return await once()
             except BusUnavailable as error:
                 if not may_repeat():
                     raise
-                await self._wait_for_bus(until, error)
+                await self._wait_for_bus(deadline, error)
 
-    async def _wait_for_bus(self, until: float, error: BusUnavailable) -> None:
-        if self._clock.time() + _LAST_WORD_S >= until:
+    async def _wait_for_bus(self, deadline: float, error: BusUnavailable) -> None:
+        if self._clock.time() + _RESERVED_S >= deadline:
             raise BusUnavailable("The message bus did not answer in the time that this call had.") from error
         await asyncio.sleep(_RETRY_BUS_S)
 
-    def _until(self, call: frames.Call, parent: Attempt | None) -> float:
-        """When what the function asks for is of no use any more, in unix seconds."""
+    def _useful_until(self, call: frames.Call, parent: Attempt | None) -> float:
+        """Return when the request becomes useless, in unix seconds."""
         wait_s = LONGEST_TIMEOUT_S if call.timeout_s is None or call.verb == Verb.SUBMIT else _bounded(call.timeout_s)
         if parent is not None:
             wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s
 
-    def _ring(self, revision: Revision) -> None:
-        """A runner does not know how many workers there are elsewhere; one more doorbell costs little."""
+    def _wake_up_runners(self, revision: Revision) -> None:
+        """Send a wakeup. The runner does not know how many workers there are elsewhere; a wakeup is cheap."""
         self._bus.publish(subjects.doorbell(revision.function), b"")
 
 
 def _bounded(timeout_s: float) -> float:
-    """A worker may say anything."""
-    return timeout_s if timeout_s <= LONGEST_TIMEOUT_S else LONGEST_TIMEOUT_S  # also for what is no number
+    """Limit a timeout, because a worker may send any value."""
+    return timeout_s if timeout_s <= LONGEST_TIMEOUT_S else LONGEST_TIMEOUT_S  # this order also replaces NaN
 
 
 def _request(
@@ -454,23 +461,25 @@ def _request(
     )  # fmt: skip
     if parent is None:
         return request
-    asks = parent.message
-    return request._replace(parent=asks.id, trace=asks.trace, owner=asks.owner)
+    caller_message = parent.message
+    return request._replace(parent=caller_message.id, trace=caller_message.trace, owner=caller_message.owner)
 
 
 def _checkpoint_too_large(size: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"a checkpoint of {size:,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
+    return PayloadTooLarge(f"a checkpoint of {size:,} bytes is larger than the {CHECKPOINT_BYTES:,} bytes allowed")
 
 
 def _is_own(call: frames.Call, parent: Attempt) -> bool:
-    """It is of the function that waits for it."""
+    """Return whether the call is to the function that waits for it."""
     return call.verb in (Verb.CALL, Verb.STREAM) and call.target == parent.message.function
 
 
-def _asked(revision: Revision, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Priority | None:
-    """The class that the function gives its call, if it does. Raises Forbidden: it has no key that would allow hi."""
+def _requested_priority(
+    revision: Revision, link: WorkerLink, call: frames.Call, parent: Attempt | None
+) -> Priority | None:
+    """Return the requested class. Raises Forbidden for class hi: a function has no API key that could allow it."""
     may_be_hi = [revision.spec.priority, link.revision.spec.priority]
     may_be_hi += [] if parent is None else [parent.message.priority]
     if call.priority is Priority.HI and Priority.HI not in may_be_hi:
-        raise Forbidden("A call of class hi is made by a call of class hi only, or by a function of that class.")
+        raise Forbidden("Only a call of class hi, or a function of that class, may make a call of class hi.")
     return call.priority

@@ -1,4 +1,4 @@
-"""What workers print, on its way to the log stream; bounded, because a worker may print without end."""
+"""Output of workers, published to the log stream. Rate-limited, because a worker may print without end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
-# A worker limits itself to less; this bound is for one that does not.
+# Workers limit themselves to less; this limit is for a worker that does not.
 _BYTES_PER_S = 4 << 20
-_COST_OF_A_LINE = 64  # bytes, on top of its text
-_LONGEST_TEXT = 64 << 10
+_LINE_COST_BYTES = 64  # overhead per line
+_MAX_TEXT_BYTES = 64 << 10
 
 
 class _Allowance(msgspec.Struct):
-    bytes_left: float
+    remaining_bytes: float
     at: float
 
 
@@ -34,11 +34,11 @@ class Output:
     def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
         now = self._clock.monotonic()
         allowance = self._allowances.setdefault(link.worker, _Allowance(_BYTES_PER_S, now))
-        left = min(_BYTES_PER_S, allowance.bytes_left + (now - allowance.at) * _BYTES_PER_S)
-        cost = len(text) + _COST_OF_A_LINE
-        allowance.bytes_left, allowance.at = left - cost, now
-        if left < cost:
-            allowance.bytes_left = left
+        remaining_bytes = min(_BYTES_PER_S, allowance.remaining_bytes + (now - allowance.at) * _BYTES_PER_S)
+        cost = len(text) + _LINE_COST_BYTES
+        allowance.remaining_bytes, allowance.at = remaining_bytes - cost, now
+        if remaining_bytes < cost:
+            allowance.remaining_bytes = remaining_bytes
             return
         line = LogLine(
             at=self._clock.time(),
@@ -46,7 +46,7 @@ class Output:
             revision=link.revision.number,
             worker=link.worker,
             stream=stream[:16],
-            text=text[:_LONGEST_TEXT].decode(errors="replace"),
+            text=text[:_MAX_TEXT_BYTES].decode(errors="replace"),
             invocation=invocation,
         )
         with contextlib.suppress(BusUnavailable):

@@ -1,6 +1,4 @@
-"""What workers say while calls run there, passed on: items to the reader of a stream, progress, lines of the log, and
-what a call asks of the platform.
-"""
+"""Relay for messages of running calls: stream items, progress, log lines and nested calls."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import ItemReply, Progress
 from gpufn_platform.bus.connection import Bus
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
@@ -22,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Relay:
-    """`inbox` is where readers of streams tell this runner what they have taken; `cancel` ends an attempt that nobody
-    can hear."""
+    """Forwards messages of running calls. `inbox` is the subject where stream readers acknowledge items. `cancel` ends
+    an attempt whose items cannot be delivered."""
 
     def __init__(
         self, bus: Bus, *, output: Output, nested: NestedCalls, inbox: str, cancel: Callable[[Attempt], None]
@@ -41,7 +39,7 @@ class Relay:
         try:
             self._bus.publish(attempt.message.reply, pack(reply, body))
         except GpufnError as error:
-            log.info("the stream %s breaks off: %s", attempt.message.id, error)
+            log.info("the stream %s is broken off: %s", attempt.message.id, error)
             self._cancel(attempt)
 
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
@@ -49,7 +47,7 @@ class Relay:
 
     def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None:
         attempt.run.progress = progress = Progress(fraction, message)
-        with contextlib.suppress(GpufnError):  # the next one tells it as well
+        with contextlib.suppress(GpufnError):  # the next report includes it
             self._bus.publish(subjects.progress(attempt.message.id), encode(progress))
 
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Large bodies between callers of this host and its workers: the runner gives each worker what is its, and no more."""
+"""Shared bodies of the workers on this node: the runner moves them, so that each worker accesses only its own."""
 
 from __future__ import annotations
 
@@ -11,89 +11,90 @@ from gpufn_core.protocol.limits import PARCEL_BYTES
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_platform.shared_bodies.bodies import Parcels, ParcelWriter
 
-_KEPT = "kept"  # the runner's own folder: bodies that its workers wrote, until they are stored
-_MOST_NEAR = 1000  # gateways come back under new names
+_KEPT = "kept"  # the runner's own folder: bodies written by its workers, until they are stored
+_MAX_LOCAL_CALLERS = 1000  # gateways return under new names after a restart
 _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
-class NodeParcels:
-    """`root` is Home.parcels; `own` the folder where this runner takes results of the calls that its functions make."""
+class NodeSharedBodies:
+    """Moves shared bodies between folders. `root` is Home.parcels. `own` is the folder in which this runner receives
+    results of nested calls."""
 
     def __init__(self, root: Path, own: str = "r-") -> None:
         self._root = root
         self.own = own
-        self._near: set[str] = set()  # callers that were found here: each call asks
+        self._local_callers: set[str] = set()  # cache of callers found on this host
 
     def reach(self, message: InvocationMessage) -> bool:
-        """Whether its caller is on this host, and takes a large result by reference."""
+        """Return whether the caller is on this host and accepts large results by reference."""
         caller = message.parcels
-        if caller not in self._near and self._is_here(caller):
-            if len(self._near) >= _MOST_NEAR:
-                self._near.clear()
-            self._near.add(caller)
-        return caller in self._near
+        if caller not in self._local_callers and self._is_local(caller):
+            if len(self._local_callers) >= _MAX_LOCAL_CALLERS:
+                self._local_callers.clear()
+            self._local_callers.add(caller)
+        return caller in self._local_callers
 
-    def give(self, message: InvocationMessage, worker: str) -> str:
-        """The call's parcel for its worker: the name of it there, empty when there is none. The caller keeps its own
-        until the call has ended, for it may run again. Raises ArtifactUnavailable, CapacityError."""
+    def hand_over_arguments(self, message: InvocationMessage, worker: str) -> str:
+        """Hand a call's arguments to its worker. Returns the name in the worker's folder, or "" if there are none. The
+        caller keeps its file until the call has ended, for a retry. Raises ArtifactUnavailable, CapacityError."""
         if not message.parcel:
             return ""
-        theirs = self._of(worker)
-        theirs.make()
-        return self._of_caller(message).hand_on(message.parcel, theirs)
+        worker_folder = self._of(worker)
+        worker_folder.make()
+        return self._caller_folder(message).hand_on(message.parcel, worker_folder)
 
     def writer(self, worker: str) -> ParcelWriter:
-        """Of a body that is fetched for a worker. Raises CapacityError."""
+        """Return a writer for a body that is fetched for a worker. Raises CapacityError."""
         return self._of(worker).writer()
 
     def accept(self, worker: str, parcel: str) -> str:
-        """A worker's arguments for a call: the name of the file among ours. Raises PayloadTooLarge, InvalidInput,
-        whatever is wrong with what the worker claims."""
+        """Take a worker's arguments for a nested call. Returns the name in the runner's folder. Raises PayloadTooLarge,
+        or InvalidInput if the worker's file is invalid."""
         try:
-            return self._hand_on(worker, parcel, self._ours)
+            return self._move(worker, parcel, self._kept_folder)
         except ResultNotEncodable as error:
             raise InvalidInput(f"the arguments cannot be sent: {error.message}") from error
 
-    def give_result(self, parcel: str, worker: str) -> str:
-        """A result in our own folder, for the worker whose call it answers: the name of it there. Raises
-        ArtifactUnavailable, CapacityError."""
-        theirs, own = self._of(worker), self._of(self.own)
+    def hand_over_result(self, parcel: str, worker: str) -> str:
+        """Hand a nested call's result from the runner's folder to the worker that made the call. Returns the name
+        there. Raises ArtifactUnavailable, CapacityError."""
+        worker_folder, own = self._of(worker), self._of(self.own)
         try:
-            theirs.make()
-            return own.hand_on(parcel, theirs)
+            worker_folder.make()
+            return own.hand_on(parcel, worker_folder)
         finally:
             own.remove(parcel)
 
     def drop_result(self, parcel: str) -> None:
-        """A result in our own folder that came for a call that had ended."""
+        """Remove a result that arrived after its nested call had ended."""
         self._of(self.own).remove(parcel)
 
     def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
-        """A worker's result for its caller: the name of it there. Raises ResultNotEncodable, whatever is wrong with
-        what the worker claims."""
-        return self._hand_on(worker, parcel, lambda: self._of_caller(message))
+        """Hand a worker's result to its caller. Returns the name in the caller's folder. Raises ResultNotEncodable if
+        the worker's file is invalid."""
+        return self._move(worker, parcel, lambda: self._caller_folder(message))
 
     def keep(self, worker: str, parcel: str) -> str:
-        """A worker's result that nobody waits for, or somebody on another host: the name of it among ours. Raises as
-        `collect`."""
-        return self._hand_on(worker, parcel, self._ours)
+        """Take a worker's result of a submitted call, or for a caller on another host. Returns the name in the runner's
+        folder. Raises like `collect`."""
+        return self._move(worker, parcel, self._kept_folder)
 
-    def kept(self, parcel: str) -> Path:
-        """The file of a body that is ours now; whoever has stored it unlinks it."""
+    def kept_path(self, parcel: str) -> Path:
+        """Return the path of a body in the runner's folder. The code that has stored it must unlink it."""
         return self._root / _KEPT / parcel
 
-    def _hand_on(self, worker: str, parcel: str, to: Callable[[], Parcels]) -> str:
-        theirs = self._of(worker)
+    def _move(self, worker: str, parcel: str, open_target: Callable[[], Parcels]) -> str:
+        worker_folder = self._of(worker)
         try:
-            ours = to()
-            name = theirs.hand_on(parcel, ours)
+            target = open_target()
+            name = worker_folder.hand_on(parcel, target)
             try:
-                if (size := ours.size(name)) > PARCEL_BYTES:
+                if (size := target.size(name)) > PARCEL_BYTES:
                     raise ResultNotEncodable(
-                        f"the body takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call"
+                        f"the body has {size:,} bytes, more than the {PARCEL_BYTES:,} allowed for one call"
                     )
             except GpufnError:
-                ours.remove(name)
+                target.remove(name)
                 raise
             return name
         except ResultNotEncodable:
@@ -104,19 +105,19 @@ class NodeParcels:
             self.drop(worker, parcel)
 
     def drop(self, worker: str, parcel: str) -> None:
-        """A result that nobody wants."""
+        """Remove a file that is not needed any longer from a worker's folder."""
         if parcel:
             try:
                 self._of(worker).remove(parcel)
             except GpufnError:
-                return  # its worker made that name up
+                return  # the worker made that name up
 
     def forget(self, worker: str) -> None:
-        """The worker is gone."""
+        """Remove the folder of a worker that is gone."""
         self._of(worker).remove_all()
 
     def keep_only(self, workers: set[str]) -> None:
-        """At the start: remove what the workers of an earlier runner left."""
+        """Remove the folders of an earlier runner's workers. Called at startup."""
         for folder in self._root.glob("w-*"):
             if folder.name not in workers:
                 Parcels(folder).remove_all()
@@ -125,7 +126,7 @@ class NodeParcels:
         self._of(_KEPT).remove_all()
 
     def open(self) -> None:
-        """Make our own folder, so that runners of this host find it. Raises CapacityError."""
+        """Create the runner's own folder, so that other runners of this host find it. Raises CapacityError."""
         self._of(self.own).make()
 
     def close(self) -> None:
@@ -134,15 +135,15 @@ class NodeParcels:
     def _of(self, worker: str) -> Parcels:
         return Parcels(self._root / worker)
 
-    def _ours(self) -> Parcels:
-        kept = self._of(_KEPT)
-        kept.make()
-        return kept
+    def _kept_folder(self) -> Parcels:
+        folder = self._of(_KEPT)
+        folder.make()
+        return folder
 
-    def _of_caller(self, message: InvocationMessage) -> Parcels:
-        if not self._is_here(message.parcels):
+    def _caller_folder(self, message: InvocationMessage) -> Parcels:
+        if not self._is_local(message.parcels):
             raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
         return Parcels(self._root / message.parcels)
 
-    def _is_here(self, caller: str) -> bool:
+    def _is_local(self, caller: str) -> bool:
         return _CALLER.fullmatch(caller) is not None and (self._root / caller).is_dir()

@@ -1,4 +1,4 @@
-"""One connection to a worker's socket: bytes to and from its link, and who may be at the other end."""
+"""Connection to a worker's socket: reads and writes frames, and checks the peer's uid."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ import contextlib
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from gpufn_core.errors import ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_platform.process.unix_sockets import Outbox, peer_uid
 
-if TYPE_CHECKING:
-    from gpufn_runtime.runner.workers.worker_link import WorkerLink
-
 log = logging.getLogger(__name__)
 
-_MOST_UNREAD_BYTES = 1 << 30  # of what it asked for, while a long call into C keeps its interpreter from reading
+_MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from reading what it has requested
+
+
+class SocketOwner(Protocol):
+    """The worker at the other end, which decides about connections and handles frames."""
+
+    worker: str
+    path: Path
+
+    def accept(self, peer: WorkerSocket) -> bool: ...
+    def is_peer(self, peer: WorkerSocket) -> bool: ...
+    def handle(self, frame: frames.WorkerFrame, body: bytes) -> None: ...
+    def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None: ...
 
 
 class WorkerSocket(asyncio.Protocol):
-    """One connection to a worker's socket."""
+    """Connection to a worker's socket."""
 
     transport: asyncio.Transport
 
-    def __init__(self, link: WorkerLink) -> None:
+    def __init__(self, link: SocketOwner) -> None:
         self._link = link
         self._reader: frames.FrameReader[frames.WorkerFrame] = frames.FrameReader(frames.WorkerFrame)
-        self._why = "it closed its socket"
-        self._hung_up = False  # on a process that runs
+        self._reason = "it closed its socket"
+        self._has_aborted = False  # the runner closed the connection; the process lives
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
@@ -41,38 +50,38 @@ class WorkerSocket(asyncio.Protocol):
             self.transport.abort()
 
     def write(self, data: bytes) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if unread > _MOST_UNREAD_BYTES and not self.transport.is_closing():
-            self._give_up(f"it left {unread >> 20:,} MiB unread")
+        unread_bytes = self.transport.get_write_buffer_size()
+        if unread_bytes > _MAX_UNREAD_BYTES and not self.transport.is_closing():
+            self._abort(f"it did not read {unread_bytes >> 20:,} MiB")
         self._out.write(data)
 
     def data_received(self, data: bytes) -> None:
-        if self._link.hears(self):
-            self._take(self._reader.feed(data))
+        if self._link.is_peer(self):
+            self._handle(self._reader.feed(data))
 
-    def hear_on(self, unheard: list[tuple[frames.WorkerFrame, bytes]]) -> None:
-        self._take(unheard)
+    def resume_reading(self, deferred: list[tuple[frames.WorkerFrame, bytes]]) -> None:
+        self._handle(deferred)
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def _take(self, said: Iterable[tuple[frames.WorkerFrame, bytes]]) -> None:
+    def _handle(self, messages: Iterable[tuple[frames.WorkerFrame, bytes]]) -> None:
         try:
-            for frame, body in said:
-                self._link.take(frame, body)
+            for frame, body in messages:
+                self._link.handle(frame, body)
         except ProtocolMismatch as error:
-            self._give_up(f"it broke the protocol: {error}")
+            self._abort(f"it broke the protocol: {error}")
 
-    def _give_up(self, why: str) -> None:
-        self._why, self._hung_up = why, True
-        log.warning("worker %s: %s", self._link.worker, why)
+    def _abort(self, reason: str) -> None:
+        self._reason, self._has_aborted = reason, True
+        log.warning("worker %s: %s", self._link.worker, reason)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._link.lost(self, self._why, runs_on=self._hung_up)
+        self._link.on_disconnected(self, self._reason, runs_on=self._has_aborted)
 
 
 def _owner_of(path: Path) -> int | None:
-    """The uid of the worker whose socket this is; None when its folder is gone."""
+    """Return the uid that owns the worker's folder, or None if the folder is gone."""
     with contextlib.suppress(OSError):
         return path.parent.stat().st_uid
     return None

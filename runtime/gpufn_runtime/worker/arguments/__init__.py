@@ -1,1 +1,1 @@
-"""User code and its arguments: load the code, decode and validate a call's arguments."""
+"""User code and its arguments: load the code, decode and validate the arguments of a call."""

@@ -1,8 +1,8 @@
-"""The defaults that msgspec leaves out of the dataclasses that it makes.
+"""Default values of dataclasses that msgspec decodes.
 
-It sets what came and calls each `default_factory`; a plain default it leaves on the class, where `instance.field` finds
-it. `vars(instance)` does not, nor does msgspec when the function returns it: its JSON would be without the field.
-A field that the class was to work out itself, and did not, is not there in Python: it goes.
+msgspec sets the received fields and calls each `default_factory`, but leaves a plain default on the class, where
+`instance.field` finds it. `vars(instance)` does not, and neither does msgspec when the function returns the instance:
+its JSON would lack the field. A field that the class should compute but did not is absent in Python: it is deleted.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 
 import msgspec
 
-_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created by a class statement
 
 
-def may_be_missing(hint: Any) -> bool:
-    """Whether a value of `hint` is, or holds, a class of the user's, and with it perhaps a dataclass."""
+def may_hold_dataclass(hint: Any) -> bool:
+    """Return whether `hint` is or contains a user's class, which may be a dataclass."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return bool(hint.__flags__ & _MADE_AT_RUN_TIME)
-    return any(map(may_be_missing, typing.get_args(hint)))
+        return bool(hint.__flags__ & _HEAP_TYPE)
+    return any(map(may_hold_dataclass, typing.get_args(hint)))
 
 
-def filled_in(value: Any) -> Any:
-    """`value`, with the defaults of each dataclass in it among its own attributes."""
-    left = [value]  # no recursion: what msgspec read may be nested as deeply as Python allows
-    while left:
-        part = left.pop()
+def fill_defaults(value: Any) -> Any:
+    """Return `value`, with defaults set as instance attributes on each dataclass in it."""
+    pending = [value]  # no recursion: decoded values may be nested as deeply as Python allows
+    while pending:
+        part = pending.pop()
         if isinstance(part, dict):
-            left += part.keys()
-            left += part.values()
+            pending += part.keys()
+            pending += part.values()
         elif isinstance(part, (list, tuple, set, frozenset)):
-            left += part
+            pending += part
         elif isinstance(part, msgspec.Struct):
-            left += (getattr(part, name) for name in part.__struct_fields__)
+            pending += (getattr(part, name) for name in part.__struct_fields__)
         elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-            own = getattr(part, "__dict__", None)  # None: it has slots, and msgspec sets them all
+            own = getattr(part, "__dict__", None)  # None: it has slots, all of which msgspec sets
             for field in dataclasses.fields(part):
                 if not field.init and getattr(part, field.name, None) is msgspec.UNSET:
-                    object.__delattr__(part, field.name)  # nobody worked it out: `computed_fields_optional`
+                    object.__delattr__(part, field.name)  # not computed by the class: `computed_fields_optional`
                 if own is not None and field.name not in own and field.default is not dataclasses.MISSING:
                     object.__setattr__(part, field.name, field.default)
-                left.append(getattr(part, field.name, None))
+                pending.append(getattr(part, field.name, None))
     return value

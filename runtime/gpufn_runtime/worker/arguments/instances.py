@@ -1,11 +1,11 @@
-"""Instances of the classes that hints name, made of the fields that a caller sent. Pure.
+"""Build instances of the classes in hints from the fields that a caller sent. Pure.
 
-The constructor of the class makes each instance. So type hints, constraints, `__post_init__` and validators hold for a
-caller of the SDK as they do for JSON (decision 0038). A field keeps a value that JSON lacks, such as an array, a
-datetime or another instance, where its hint takes this value.
+The class's constructor creates each instance, so type hints, constraints, `__post_init__` and validators apply to SDK
+callers as they do to JSON (decision 0038). A field keeps a value that JSON cannot express, such as an array, a datetime
+or another instance, if its hint accepts it.
 
-`Instances.hint` puts a _Check in the place of each part of a hint that msgspec reads otherwise: msgspec takes no
-instance of a subclass, no union of several classes, and makes a list of each Sequence.
+`Instances.hint` replaces those parts of a hint by a _Check for which msgspec has other rules: msgspec accepts no
+instances of subclasses and no unions of several classes, and turns each Sequence into a list.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from gpufn_core.encoding import native
 from gpufn_core.encoding.msgspec_errors import misfit
 from gpufn_core.errors import InvalidInput
 
-BYTES: Final = (bytes, bytearray, memoryview)  # and no text: between Python and Python nothing is base64
+BYTES: Final = (bytes, bytearray, memoryview)  # never text: values from Python are not base64
 _CONTAINERS: Final = (list, tuple, set, frozenset, dict)
 _COLLECTIONS: Final = (collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
-_KEPT: Final = (
+_COLLECTION_HINTS: Final = (
     *_COLLECTIONS,
     *(collections.abc.Sequence, collections.abc.MutableSequence, collections.abc.Collection, collections.abc.Iterable),
     *(collections.abc.Set, collections.abc.MutableSet, collections.abc.Mapping, collections.abc.MutableMapping),
 )
-_LEFT_OUT: Final[Any] = msgspec.field(default_factory=lambda: msgspec.UNSET)
-_NOTHING: Final[Any] = object()
+_OMITTED: Final[Any] = msgspec.field(default_factory=lambda: msgspec.UNSET)
+_NO_RESULT: Final[Any] = object()
 
 
 class _Check(StandIn):
-    """A part of a hint whose values `make` reads."""
+    """A part of a hint whose values are converted by `make`."""
 
     def __instancecheck__(cls, value: Any) -> bool:  # noqa: N805  (a metaclass)
-        return True  # `make` has decided
+        return True  # `make` decides
 
     def read(cls, value: Any, dec_hook: Hook) -> Any:  # noqa: N805
         try:
             return cls.make(value, dec_hook)
         except msgspec.ValidationError as error:
-            raise ValueError(_said(error)) from None
+            raise ValueError(_error_text(error)) from None
 
 
 def _check(name: str, make: Callable[[Any, Hook], Any]) -> _Check:
@@ -61,36 +61,37 @@ def _check(name: str, make: Callable[[Any, Hook], Any]) -> _Check:
 
 
 class Instances:
-    """`dec_hook` reads values for the hints that msgspec does not know, and for each StandIn."""
+    """Instances for the hints of one function. `dec_hook` converts values for StandIns and for hints that msgspec does
+    not know."""
 
     def __init__(self, dec_hook: Hook) -> None:
         self._dec_hook = dec_hook
-        self._checks: dict[type, _Check] = {}  # each is made before the hints of its fields: a class may hold itself
+        self._checks: dict[type, _Check] = {}  # filled before the hints of the fields: a class may contain itself
         self._forms: dict[type, type[msgspec.Struct]] = {}
 
     def make(self, kind: type[Any], value: Any) -> Any:
-        """An instance of `kind` with the fields, or the enum's value, that a caller sent. Raises InvalidInput."""
+        """Build an instance of `kind` from the fields or enum value that a caller sent. Raises InvalidInput."""
         try:
-            return self._made(kind, value)
+            return self._make_instance(kind, value)
         except InvalidInput:
             raise
-        except (msgspec.ValidationError, _Misfit) as error:
-            said = _said(error) if isinstance(error, msgspec.ValidationError) else str(error)
-            raise InvalidInput(f"{kind.__qualname__}: {said}") from error
-        except Exception as error:  # of a validator or a constructor of the user's own
+        except (msgspec.ValidationError, _MismatchError) as error:
+            text = _error_text(error) if isinstance(error, msgspec.ValidationError) else str(error)
+            raise InvalidInput(f"{kind.__qualname__}: {text}") from error
+        except Exception as error:  # raised by a user's validator or constructor
             raise InvalidInput(f"{kind.__qualname__}: {type(error).__qualname__}: {error}") from error
 
-    def fitted(self, value: Any, hint: Any) -> Any:
-        """`value` as one of `hint`. Raises msgspec.ValidationError."""
-        return self._converted(value, self.hint(hint))
+    def convert(self, value: Any, hint: Any) -> Any:
+        """Convert `value` to `hint`. Raises msgspec.ValidationError."""
+        return self._convert_value(value, self.hint(hint))
 
     def hint(self, hint: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
-        """`hint` for values that come from Python; a bool is a number, as it is in Python."""
+        """Adapt `hint` to values that come from Python, where a bool is also a number."""
         if hint is int or hint is float:
             return hint | bool
         origin, args = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
-            inner = args[0] if args[0] in (int, float) else self.hint(args[0])  # its bounds are those of a number
+            inner = args[0] if args[0] in (int, float) else self.hint(args[0])  # constraints apply to numbers only
             return typing.Annotated[(inner, *args[1:])]
         if origin in (typing.Union, types.UnionType):
             return self._union(tuple(map(self.hint, args)))
@@ -99,7 +100,7 @@ class Instances:
         kind = origin or hint
         if not isinstance(kind, type) or isinstance(kind, StandIn):
             return hint
-        if kind in _KEPT:
+        if kind in _COLLECTION_HINTS:
             return self._collection(kind, tuple(map(self.hint, args)))
         if issubclass(kind, enum.Enum):
             return readable(kind)
@@ -107,47 +108,47 @@ class Instances:
             return hint
         return self._checks.get(kind) or self._class(kind)
 
-    def _converted(self, value: Any, hint: Any) -> Any:
+    def _convert_value(self, value: Any, hint: Any) -> Any:
         try:
             return msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=self._dec_hook)
         except msgspec.ValidationError:
-            plain = _unboxed(value)
+            plain = _unbox(value)
             if plain is value:
                 raise
             return msgspec.convert(plain, hint, builtin_types=BYTES, dec_hook=self._dec_hook)
 
-    def _made(self, kind: type[Any], value: Any) -> Any:
+    def _make_instance(self, kind: type[Any], value: Any) -> Any:
         if issubclass(kind, enum.Enum):
             return kind(value)
         if issubclass(kind, tuple):
             if not isinstance(value, tuple) or len(value) != len(kind._fields):  # type: ignore[attr-defined]
-                raise _Misfit("its fields are not those of the class")
+                raise _MismatchError("its fields do not match the class")
             value = dict(zip(kind._fields, value, strict=True))  # type: ignore[attr-defined]
         if not isinstance(value, dict):
-            raise _Misfit("its fields are not those of the class")
+            raise _MismatchError("its fields do not match the class")
         if native.is_pydantic(kind):
-            instance, given = _of_model(kind, value), value
+            instance, sent = _of_model(kind, value), value
         else:
             form = self._forms.get(kind)
             if form is None:
                 form = self._forms[kind] = self._form(kind)
-            held = self._converted(value, form)
-            instance = made(kind, held)
-            given = {name: getattr(held, name) for name in held.__struct_fields__}
-        _check_kept(kind, value | given, instance)
+            decoded = self._convert_value(value, form)
+            instance = made(kind, decoded)
+            sent = {name: getattr(decoded, name) for name in decoded.__struct_fields__}
+        _check_unchanged(kind, value | sent, instance)
         return instance
 
     def _form(self, kind: type[Any]) -> type[msgspec.Struct]:
-        """The parameters of its constructor that its instances keep, by the names of the fields."""
+        """Return a struct of the constructor parameters that instances keep, by field name."""
         hints = type_hints.of_fields(kind)
         fields = [
-            (name, self._readable(hints.get(name, Any)), *([_LEFT_OUT] if has_default else []))
+            (name, self._readable(hints.get(name, Any)), *([_OMITTED] if has_default else []))
             for name, has_default in _fields_of(kind)
         ]
         return msgspec.defstruct(kind.__name__, fields, kw_only=True)
 
     def _readable(self, hint: Any) -> Any:
-        """Any in place of a hint that msgspec has no idea of, as for parameters."""
+        """Return the adapted hint, or Any for a hint that msgspec does not support, as for parameters."""
         try:
             hint = self.hint(hint)
             msgspec.msgpack.Decoder(hint, dec_hook=self._dec_hook)
@@ -156,7 +157,7 @@ class Instances:
         return hint
 
     def _class(self, kind: Any) -> _Check:
-        """Takes an instance, of a subclass too, and makes one of a plain map as JSON does."""
+        """Check that accepts instances, also of subclasses, and builds an instance from a plain dict as JSON does."""
         forms: list[Any] = []
 
         def make(value: Any, _: Hook) -> Any:
@@ -166,7 +167,7 @@ class Instances:
                 forms.append(form_of(kind, self._readable))
             if forms[0] is None:
                 raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
-            return made(kind, self._converted(value, forms[0]))
+            return made(kind, self._convert_value(value, forms[0]))
 
         check = self._checks[kind] = _check(kind.__name__, make)
         return check
@@ -180,57 +181,57 @@ class Instances:
             pass
 
         def make(value: Any, _: Hook) -> Any:
-            found, why = _NOTHING, []
+            result, reasons = _NO_RESULT, []
             for member in members:
                 try:
-                    read = self._converted(value, member)
+                    converted = self._convert_value(value, member)
                 except msgspec.ValidationError as error:
-                    why.append(_said(error))
+                    reasons.append(_error_text(error))
                     continue
-                if type(read) is type(value):
-                    return read  # it needed no conversion
-                found = read if found is _NOTHING else found
-            if found is _NOTHING:
-                raise ValueError("; ".join(why))
-            return found
+                if type(converted) is type(value):
+                    return converted  # no conversion was needed
+                result = converted if result is _NO_RESULT else result
+            if result is _NO_RESULT:
+                raise ValueError("; ".join(reasons))
+            return result
 
         return _check("union", make)
 
     def _collection(self, kind: type[Any], items: tuple[Any, ...]) -> _Check:
-        """Takes a collection as it is where its items are as their hint says."""
+        """Check that keeps a collection if its items match their hint."""
         is_map = issubclass(kind, collections.abc.Mapping)
         plain: Any = dict if is_map else list
-        if items:  # a Counter has the type of its keys only
+        if items:  # a Counter only has a key type
             plain = plain[(*items, Any)[:2] if is_map else items[0]]
 
         def make(value: Any, _: Hook) -> Any:
             if not isinstance(value, kind) or isinstance(value, (str, *BYTES)):
                 raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
             if not isinstance(value, (*_CONTAINERS, *_COLLECTIONS)):
-                return value  # an array or a table
-            given: Any = dict(value) if is_map else list(value)
-            return _with_items(value, given, self._converted(given, plain))
+                return value  # such as an array or a table
+            plain_value: Any = dict(value) if is_map else list(value)
+            return _with_items(value, plain_value, self._convert_value(plain_value, plain))
 
         return _check(kind.__name__, make)
 
 
-class _Misfit(ValueError):
-    """Fields that no instance can have."""
+class _MismatchError(ValueError):
+    """Fields that do not fit the class."""
 
 
-def model_of(kind: Any, value: Any, **how: Any) -> Any:
-    """An instance of a pydantic model. Raises ValueError with the first fault."""
+def model_of(kind: Any, value: Any, **options: Any) -> Any:
+    """Return an instance of a pydantic model. Raises ValueError with the first error."""
     pydantic = sys.modules["pydantic"]
     try:
-        return kind.model_validate(value, **how)
+        return kind.model_validate(value, **options)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise _Misfit(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise _MismatchError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
 def _of_model(kind: Any, fields: dict[str, Any]) -> Any:
-    """Of its fields by their names, whatever aliases they have."""
+    """Return a pydantic model made from its fields by name, independent of aliases."""
     if getattr(kind, "__pydantic_root_model__", False):
         return model_of(kind, fields.get("root"))
     if "by_name" in inspect.signature(kind.model_validate).parameters:
@@ -242,7 +243,7 @@ def _of_model(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def _fields_of(kind: Any) -> Iterable[tuple[str, bool]]:
-    """The names of what the constructor takes and the instance keeps, and whether each has a default."""
+    """Yield the fields that are both constructor parameters and attributes, and whether each has a default."""
     if issubclass(kind, msgspec.Struct):
         return ((field.name, not field.required) for field in msgspec.structs.fields(kind))
     if dataclasses.is_dataclass(kind):
@@ -255,20 +256,20 @@ def _fields_of(kind: Any) -> Iterable[tuple[str, bool]]:
     return ((name, name in kind._field_defaults) for name in kind._fields)
 
 
-def _check_kept(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
-    """Refuse an instance that the constructor changed: the function would compute with other values than its caller.
+def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
+    """Raise if the constructor changed a value: the function would compute with other values than its caller sent.
 
-    Fields that do not count in comparisons may change, such as a cache.
+    Fields that are excluded from comparisons, such as a cache, may change.
     """
-    uncompared = {each.name for each in dataclasses.fields(kind) if not each.compare} if _is_dataclass(kind) else ()
+    uncompared = {field.name for field in dataclasses.fields(kind) if not field.compare} if _is_dataclass(kind) else ()
     for name, before in sent.items():
         after = getattr(instance, name, before)
         if after is before or type(after) is not type(before) or name in uncompared:
             continue
         if _differ(before, after):
-            raise _Misfit(
-                f"{name}: the constructor makes another value than the one that was sent; "
-                "send a dict of what the constructor takes"
+            raise _MismatchError(
+                f"{name}: the constructor changes the value that was sent; "
+                "send a dict of the constructor's parameters instead"
             )
 
 
@@ -279,20 +280,24 @@ def _is_dataclass(kind: Any) -> bool:
 def _differ(before: Any, after: Any) -> bool:
     try:
         return bool(before != after) and not bool(before != before)  # noqa: PLR0124  (NaN)
-    except Exception:  # arrays
+    except Exception:  # for example arrays
         return False
 
 
-def _with_items(value: Any, given: Any, read: Any) -> Any:
-    """`value` itself where no item was converted, else a copy with the items that were read."""
-    pairs = zip(given.items(), read.items(), strict=True) if isinstance(given, dict) else zip(given, read, strict=True)
+def _with_items(value: Any, original: Any, converted: Any) -> Any:
+    """Return `value` if no item was converted, else a copy with the converted items."""
+    pairs = (
+        zip(original.items(), converted.items(), strict=True)
+        if isinstance(original, dict)
+        else zip(original, converted, strict=True)
+    )
     if all(_is_same(before, after) for before, after in pairs):
         return value
     if type(value) in (tuple, set, frozenset):
-        return type(value)(read)
+        return type(value)(converted)
     new = copy.copy(value)
     new.clear()
-    new.update(read) if isinstance(read, dict) else new.extend(read)
+    new.update(converted) if isinstance(converted, dict) else new.extend(converted)
     return new
 
 
@@ -302,21 +307,21 @@ def _is_same(before: Any, after: Any) -> bool:
     return before is after or (type(before) is type(after) and type(before) in (int, str, bytes) and before == after)
 
 
-def _unboxed(value: Any) -> Any:
-    """`value` with Python's numbers in the places of numpy's; `value` itself where it has none."""
+def _unbox(value: Any) -> Any:
+    """Return `value` with numpy scalars replaced by Python numbers, or `value` itself if there are none."""
     numpy = sys.modules.get("numpy")
-    return value if numpy is None else _without_boxes(value, numpy.generic)
+    return value if numpy is None else _replace_scalars(value, numpy.generic)
 
 
-def _without_boxes(value: Any, box: type) -> Any:
+def _replace_scalars(value: Any, box: type) -> Any:
     if isinstance(value, box):
         return value.item()  # type: ignore[attr-defined]
     kind = type(value)
     if kind is dict:
-        items: Any = {key: _without_boxes(item, box) for key, item in value.items()}
+        items: Any = {key: _replace_scalars(item, box) for key, item in value.items()}
         return value if all(items[key] is item for key, item in value.items()) else items
     if kind in (list, tuple):
-        items = [_without_boxes(item, box) for item in value]
+        items = [_replace_scalars(item, box) for item in value]
         return value if all(map(_identical, items, value)) else kind(items)
     return value
 
@@ -325,8 +330,8 @@ def _identical(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _said(error: msgspec.ValidationError) -> str:
-    """``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
-    found = misfit(str(error))
-    text = found.text.replace("bool | ", "")  # that a bool is a number goes without saying
-    return f"{found.at}: {text}" if found.at else text
+def _error_text(error: msgspec.ValidationError) -> str:
+    """Format ``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
+    mismatch = misfit(str(error))
+    text = mismatch.text.replace("bool | ", "")  # an implementation detail: bool counts as a number
+    return f"{mismatch.at}: {text}" if mismatch.at else text

@@ -1,4 +1,4 @@
-"""The Revision's code in this process: from an unpacked Bundle to callables. The one place that unpickles code."""
+"""Load a Revision's code from an unpacked Bundle. This is the only module that unpickles code."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OUR_MODULES = frozenset(
 
 
 class LoadError(Exception):
-    """The revision cannot run here, and not because its code raised: the message says it all."""
+    """The revision cannot run here for a reason other than an exception in its code. The message is complete."""
 
 
 class Method(NamedTuple):
-    """`batched` calls gather, and `call` takes a list for each argument."""
+    """A method of the revision. If `batched`, calls are gathered, and `call` takes a list per argument."""
 
     call: Callable[..., Any]
     kind: CallKind
@@ -37,10 +37,10 @@ class Method(NamedTuple):
 
 
 class Loaded:
-    """What calls of this revision run. A class's methods exist once `make` has made its instance.
+    """The loaded revision. The methods of a class exist after `make` has instantiated it.
 
-    `sessions` are the function's models, by parameter: a class has them as attributes before anything of it runs, a
-    plain function gets them with each call.
+    `sessions` are the function's models, by parameter. A class has them as attributes before any of its code runs; a
+    plain function receives them with each call.
     """
 
     def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session]) -> None:
@@ -54,7 +54,7 @@ class Loaded:
         self.sessions = sessions
 
     def make(self) -> None:
-        """Instantiate the class, if it is one, and find the methods."""
+        """Instantiate the class, if it is one, and collect the methods."""
         if self._spec.is_class:
             for name, session in self.sessions.items():
                 setattr(self._target, name, session)
@@ -76,12 +76,12 @@ class Loaded:
             provided=provided,
             may_pickle=self._spec.pickle,
         )
-        call = _provided(call, parameters.signature, provided) if provided else call
+        call = _with_sessions(call, parameters.signature, provided) if provided else call
         return Method(call, method.kind, parameters, batched)
 
 
 class _Model(Loaded):
-    """A function without code."""
+    """A model that is deployed without code."""
 
     def make(self) -> None:
         batched = self._spec.batch is not None and self._target.shares_runs
@@ -91,67 +91,67 @@ class _Model(Loaded):
 
 
 def load(config: WorkerConfig) -> Loaded:
-    """Import, or unpickle, the function, and load its models; whatever the user's code raises comes through."""
+    """Import or unpickle the function, and load its models. Exceptions of user code propagate."""
     entry = config.spec.entry
     if entry.packaging is Packaging.MODEL:
         return _model(config)
     sys.path.insert(0, config.bundle_dir)
-    os.chdir(config.bundle_dir)  # relative paths mean what they meant where it was written
-    target = _unpickled(config) if entry.packaging is Packaging.PICKLE else _imported(entry, config.bundle_dir)
-    target = getattr(target, "raw", target)  # of a `@gpu_function`, what it decorates
+    os.chdir(config.bundle_dir)  # so that relative paths work as in the user's project
+    target = _unpickle(config) if entry.packaging is Packaging.PICKLE else _import(entry, config.bundle_dir)
+    target = getattr(target, "raw", target)  # the object that `@gpu_function` decorates
     if not callable(target) or isinstance(target, type) != config.spec.is_class:
-        wanted = "a class" if config.spec.is_class else "a function"
-        raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r}, and was deployed as {wanted}")
+        expected = "a class" if config.spec.is_class else "a function"
+        raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r} but was deployed as {expected}")
     return Loaded(target, config.spec, _sessions(config) if config.spec.models else {})
 
 
 def _model(config: WorkerConfig) -> Loaded:
     sessions = _sessions(config)
-    from gpufn_runtime.worker.engines.model_function import ModelFunction  # noqa: PLC0415  (as in `_sessions`)
+    from gpufn_runtime.worker.engines.model_function import ModelFunction  # noqa: PLC0415  (see `_sessions`)
 
     (session,) = sessions.values()
     return _Model(ModelFunction(session, config.function, config.revision), config.spec, sessions)
 
 
 def _sessions(config: WorkerConfig) -> Mapping[str, Session]:
-    """Imports numpy and what runs the engines: only where there are models."""
+    """Load the models. Imports numpy and the engine runtimes, so only called if there are models."""
     try:
         from gpufn_runtime.worker.engines.load import NoEngine, load_sessions  # noqa: PLC0415
     except ImportError as error:
-        raise LoadError(f"this node lacks what runs models: {error}") from error
+        raise LoadError(f"this node lacks the packages to run models: {error}") from error
     try:
         return load_sessions(config)
     except NoEngine as error:
         raise LoadError(str(error)) from error
 
 
-def _provided(
+def _with_sessions(
     call: Callable[..., Any], without: inspect.Signature, sessions: Mapping[str, Session]
 ) -> Callable[..., Any]:
-    """`call`, which needs to be given the rest only: by position as well, wherever the sessions stand."""
-    whole = signature_of(call)
-    order = list(whole.parameters)
+    """Wrap `call` so that callers omit the sessions, also in positional arguments."""
+    signature = signature_of(call)
+    order = list(signature.parameters)
 
     def provided(*args: Any, **kwargs: Any) -> Any:
-        given = {**without.bind(*args, **kwargs).arguments, **sessions}
-        bound = inspect.BoundArguments(whole, {name: given[name] for name in order if name in given})
+        arguments = {**without.bind(*args, **kwargs).arguments, **sessions}
+        bound = inspect.BoundArguments(signature, {name: arguments[name] for name in order if name in arguments})
         return call(*bound.args, **bound.kwargs)
 
     return provided
 
 
 class ThirdPartyModules:
-    """The installed modules in memory, less those that every worker has: what a standby would preload.
+    """Installed modules in memory, without those that every worker has: candidates for a template process to preload.
 
-    `look` tells those loaded since the last time: a worker must not call its own what a template, made for more than
-    it needs, has looked at; and to go through all that torch loads makes it copy 5 ms' worth of pages.
+    `look` returns the modules loaded since the previous call. A worker must not report modules that its template had
+    loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.
     """
 
     def __init__(self) -> None:
         self._newest = ""
 
     def look(self) -> tuple[str, ...]:
-        # All of it in C, so that no thread imports meanwhile.
+        # This runs entirely in C, so that no thread imports meanwhile.
         newest_first = list(itertools.takewhile(self._newest.__ne__, reversed(sys.modules)))
         if newest_first:
             self._newest = newest_first[0]
@@ -169,11 +169,11 @@ def _is_third_party(name: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
 
 
-def _imported(entry: EntryPoint, bundle_dir: str) -> Any:
+def _import(entry: EntryPoint, bundle_dir: str) -> Any:
     top = entry.module.partition(".")[0]
     loaded = sys.modules.get(top)
     if loaded is not None and not (getattr(loaded, "__file__", None) or "").startswith(bundle_dir):
-        raise LoadError(f"the module {top!r} has the name of one that Python has loaded already: rename the file")
+        raise LoadError(f"the module {top!r} has the name of a module that is already loaded: rename the file")
     __import__(entry.module)
     target: Any = sys.modules[entry.module]
     for name in entry.qualname.split("."):
@@ -184,12 +184,12 @@ def _imported(entry: EntryPoint, bundle_dir: str) -> Any:
     return target
 
 
-def _unpickled(config: WorkerConfig) -> Any:
+def _unpickle(config: WorkerConfig) -> Any:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if config.spec.python not in ("", here):
         raise LoadError(
-            f"{config.spec.name} was pickled by Python {config.spec.python}, and this worker runs {here}: "
-            "deploy it from a file, or with the same Python"
+            f"{config.spec.name} was pickled by Python {config.spec.python}, but this worker runs {here}: "
+            "deploy it from a file, or with the same Python version"
         )
     import cloudpickle  # noqa: PLC0415  (only for functions without a file)
 

@@ -1,10 +1,10 @@
-"""A call's body → the arguments of the user's function; what does not fit is refused before any of its code runs.
+"""Decode a call's body into the arguments of the user's function, and reject bad input before user code runs.
 
-JSON and msgpack come from anybody and are converted strictly to the type hints. The SDK's own encoding carries Python
-values and means what the same call would mean in one process: they are passed as they are, and refused like JSON's
-where the hint is of plain types and the value is a wrong one of these. A class that a hint names makes its instances
-itself, of the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per
-call: here each takes one value.
+JSON and msgpack may come from any client and are converted strictly to the type hints. The SDK's own encoding carries
+Python values and has the semantics of a call in one process: values are passed as they are, but rejected like JSON if
+the hint consists of plain types and the value is a wrong plain type. A class in a hint creates its instances itself
+from the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per call;
+here each parameter takes one value.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from gpufn_core.encoding.hint_normalisation import computed_fields_optional
 from gpufn_core.encoding.msgspec_errors import json_fault, misfit, number_field
 from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
-from gpufn_runtime.worker.arguments.defaults import filled_in, may_be_missing
+from gpufn_runtime.worker.arguments.defaults import fill_defaults, may_hold_dataclass
 from gpufn_runtime.worker.arguments.instances import BYTES, Instances, model_of
 from gpufn_runtime.worker.execute.error_report import message_of
 
 _QUOTED = re.compile(r"'(\w+)'")
-_NOT_GIVEN: Any = object()
+_MISSING: Any = object()
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
 class Reader(Protocol):
-    """Reads a call's body."""
+    """Decodes a call's body."""
 
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]: ...
 
@@ -47,15 +47,15 @@ class Reader(Protocol):
 
 
 class _Sent(msgspec.Struct):
-    """A call in the SDK's encoding, whose arguments are still to be decoded."""
+    """A call in the SDK's encoding with undecoded arguments."""
 
     args: list[msgspec.Raw] = []
     kwargs: dict[str, msgspec.Raw] = {}
 
 
 class Parameters:
-    """How one callable is called. `signature` is without `self`, and without the parameters that are `provided`: the
-    worker gives these itself."""
+    """The parameters of one callable. `signature` excludes `self` and the `provided` parameters, which the worker
+    passes itself."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Parameters:
         provided: Container[str] = (),
         may_pickle: bool = False,
     ) -> None:
-        whole = signature_of(call)
-        self.signature = whole.replace(
-            parameters=[parameter for name, parameter in whole.parameters.items() if name not in provided]
+        full = signature_of(call)
+        self.signature = full.replace(
+            parameters=[parameter for name, parameter in full.parameters.items() if name not in provided]
         )
         self._raw_parameter = raw_parameter
         self._may_pickle = may_pickle
-        self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in whole.parameters.values()])
+        self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in full.parameters.values()])
         self._instances = Instances(_convert)
-        self._how: Any = {  # how the SDK's encoding is decoded
+        self._decode_options: Any = {  # options for decoding the SDK's encoding
             "find": self._classes.find,
             "make": self._instances.make,
             "remedy": values.OTHER_TYPE if may_pickle else values.NO_PICKLES,
@@ -84,32 +84,32 @@ class Parameters:
             for parameter in self.signature.parameters.values()
         }
         checked = {name: _python_hint(hint) for name, hint in self._hints.items()}
-        # A Struct for each, for which msgspec works out the hint once.
+        # One Struct per parameter, so that msgspec analyzes the hint only once.
         self._holders = {
             name: msgspec.defstruct("Holder", [(name, hint)]) for name, hint in checked.items() if hint is not Any
         }
         self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
-        self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
-        # The parameter that takes keywords of any name, if there is one.
-        self._rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        self._with_defaults = {name for name, hint in self._hints.items() if may_hold_dataclass(hint)}
+        # The `**kwargs` parameter, if there is one.
+        self._kwargs_name = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
-        self._struct = None if self._rest is not None else self._make_struct()
+        self._struct = None if self._kwargs_name is not None else self._make_struct()
         form = dict[str, Any] if self._struct is None else self._struct
         self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
         self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
 
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments. RequestError says what does not fit."""
+        """Return positional and keyword arguments. Raises a RequestError that names the mismatch."""
         try:
             return self._bind(media.media_type(content_type), body, content_type)
         except RequestError:
             raise
-        except BaseException as error:  # a validator or a constructor of the user's own
-            what = f"{type(error).__qualname__}: {message_of(error)}"
-            raise InvalidInput(f"the input could not be read: {what}") from error
+        except BaseException as error:  # raised by a user's validator or constructor
+            detail = f"{type(error).__qualname__}: {message_of(error)}"
+            raise InvalidInput(f"cannot read the input: {detail}") from error
 
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
-        """One value for each parameter, defaults filled in."""
+        """Return one value per parameter, with defaults filled in."""
         args, kwargs = self.bind(content_type, body)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -129,8 +129,8 @@ class Parameters:
         if self._raw_parameter is None:
             if body:
                 raise values.unsupported(content_type)
-            return self._checked([], {})
-        return self._placed(self._checked([], {self._raw_parameter: bytes(body)})[1])
+            return self._check_signature([], {})
+        return self._place_positionals(self._check_signature([], {self._raw_parameter: bytes(body)})[1])
 
     def _from_map(
         self, decode: Callable[[bytes | memoryview], Any], body: bytes | memoryview, form: str
@@ -144,92 +144,99 @@ class Parameters:
                 raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from error
             raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
         if self._struct is not None:
-            given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
-            return self._placed({name: self._whole(name, value) for name, value in given if value is not _NOT_GIVEN})
+            fields = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
+            return self._place_positionals(
+                {name: self._with_missing_defaults(name, value) for name, value in fields if value is not _MISSING}
+            )
         converted = {}
         for name, value in decoded.items():
             try:
                 parameter = self._parameter_of(name)
                 hint = self._hints.get(parameter, Any)
-                converted[name] = self._whole(parameter, msgspec.convert(value, hint, dec_hook=_convert))
+                converted[name] = self._with_missing_defaults(
+                    parameter, msgspec.convert(value, hint, dec_hook=_convert)
+                )
             except msgspec.ValidationError as error:
                 raise self._refusal(str(error), within=name) from error
-        return self._placed(self._checked([], converted)[1])
+        return self._place_positionals(self._check_signature([], converted)[1])
 
     def _from_native(self, body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
         try:
-            decoded = values.decode_call(body, allow_pickle=allow_pickle, **self._how)
+            decoded = values.decode_call(body, allow_pickle=allow_pickle, **self._decode_options)
         except InvalidInput as error:
-            raise error if allow_pickle else self._located(body, error) from error
-        args, kwargs = self._checked(*decoded)
+            raise error if allow_pickle else self._locate_error(body, error) from error
+        args, kwargs = self._check_signature(*decoded)
         args = [
-            self._fitted(name, value, told, is_trusted=allow_pickle)
-            for (name, told), value in zip(self._positions(), args, strict=False)
+            self._fitted(name, value, label, is_trusted=allow_pickle)
+            for (name, label), value in zip(self._positions(), args, strict=False)
         ]
         return args, {
             name: self._fitted(self._parameter_of(name), value, name, is_trusted=allow_pickle)
             for name, value in kwargs.items()
         }
 
-    def _located(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
-        """`error` with the argument that cannot be decoded."""
+    def _locate_error(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
+        """Return `error` with the name of the argument that cannot be decoded."""
         try:
             sent = msgspec.msgpack.decode(body, type=_Sent)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return error
-        named = zip((told for _, told in self._positions()), sent.args, strict=False)
-        for name, part in itertools.chain(named, sent.kwargs.items()):
+        labeled = zip((label for _, label in self._positions()), sent.args, strict=False)
+        for name, part in itertools.chain(labeled, sent.kwargs.items()):
             try:
-                native.decode(part, **self._how)
-            except InvalidInput as found:
-                return InvalidInput(f"{name}: {found.message}", field=name)
+                native.decode(part, **self._decode_options)
+            except InvalidInput as cause:
+                return InvalidInput(f"{name}: {cause.message}", field=name)
         return error
 
     def _positions(self) -> Iterator[tuple[str, str]]:
-        """The parameter that each positional argument is for, and what the argument is called."""
+        """Yield the parameter of each positional argument, and the label of the argument."""
         for parameter in self.signature.parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 yield from ((parameter.name, f"{parameter.name}[{number}]") for number in itertools.count())
             yield parameter.name, parameter.name
 
     def _parameter_of(self, keyword: str) -> str:
-        """Whose hint is the keyword's."""
-        return keyword if keyword in self._hints or self._rest is None else self._rest
+        """Return the parameter whose hint applies to a keyword argument."""
+        return keyword if keyword in self._hints or self._kwargs_name is None else self._kwargs_name
 
-    def _fitted(self, name: str, value: Any, told: str, *, is_trusted: bool) -> Any:
-        """A Python value for a parameter: as it is, or as the class that the hint names. `told`: the argument.
+    def _fitted(self, name: str, value: Any, label: str, *, is_trusted: bool) -> Any:
+        """Check a Python value for a parameter; return it unchanged, or as an instance of the class in the hint.
 
-        A sender that `is_trusted` may run code: an object that only a pickle carries may stand for an instance.
+        `label` names the argument. A trusted sender may run code, so an object that only a pickle can carry may stand
+        for an instance.
         """
         holder = self._holders.get(name)
         if holder is None:
             return value
         try:
-            held = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
+            holder_value = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
             if _is_plain(value):
-                return self._converted(name, value, self._hints[name], told)
+                return self._convert_value(name, value, self._hints[name], label)
             if is_trusted or name not in self._of_class:
-                return value  # what is not plain may stand for what is: a float32 for a float
-            return self._of_classes(name, value, told)
-        return self._whole(name, getattr(held, name)) if name in self._of_class else value
+                return value  # a value that is not plain may stand for one that is: a float32 for a float
+            return self._fit_classes(name, value, label)
+        return self._with_missing_defaults(name, getattr(holder_value, name)) if name in self._of_class else value
 
-    def _of_classes(self, name: str, value: Any, told: str) -> Any:
+    def _fit_classes(self, name: str, value: Any, label: str) -> Any:
         try:
-            return self._whole(name, self._instances.fitted(value, self._hints[name]))
+            return self._with_missing_defaults(name, self._instances.convert(value, self._hints[name]))
         except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=told) from error
+            raise self._refusal(str(error), within=label) from error
 
-    def _whole(self, name: str, value: Any) -> Any:
-        return filled_in(value) if name in self._with_defaults else value
+    def _with_missing_defaults(self, name: str, value: Any) -> Any:
+        return fill_defaults(value) if name in self._with_defaults else value
 
-    def _converted(self, name: str, value: Any, hint: Any, told: str) -> Any:
+    def _convert_value(self, name: str, value: Any, hint: Any, label: str) -> Any:
         try:
-            return self._whole(name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert))
+            return self._with_missing_defaults(
+                name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
+            )
         except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=told) from error
+            raise self._refusal(str(error), within=label) from error
 
-    def _checked(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _check_signature(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
             self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
         except TypeError as error:
@@ -238,11 +245,11 @@ class Parameters:
         return args, kwargs
 
     def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
-        placed, rest = self._placed(dict(kwargs)) if not args else (args, kwargs)
+        placed, rest = self._place_positionals(dict(kwargs)) if not args else (args, kwargs)
         self.signature.bind(*placed, **rest)
 
-    def _placed(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional-only parameters, which JSON gives by name as well, in their place."""
+    def _place_positionals(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Move positional-only parameters, which JSON also passes by name, to their positions."""
         if not self._by_position:
             return [], kwargs
         args = []
@@ -258,23 +265,23 @@ class Parameters:
             if parameter.kind is parameter.VAR_POSITIONAL:
                 continue
             field = (parameter.name, self._hints[parameter.name])
-            fields.append(field if parameter.default is parameter.empty else (*field, _NOT_GIVEN))
+            fields.append(field if parameter.default is parameter.empty else (*field, _MISSING))
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
 
     def _refusal(self, text: str, within: str = "") -> InvalidInput:
-        """msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
-        found = misfit(text, within)
-        path = found.path
-        if found.is_missing:
+        """Format msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
+        mismatch = misfit(text, within)
+        path = mismatch.path
+        if mismatch.is_missing:
             return InvalidInput(f"{path}: missing", field=path)
-        if found.is_unknown:
-            takes = f"parameter; it takes {described(self.signature)}" if not found.at else "field"
+        if mismatch.is_unknown:
+            takes = f"parameter; it takes {described(self.signature)}" if not mismatch.at else "field"
             return InvalidInput(f"{path}: there is no such {takes}", field=path)
-        if found.is_key:
-            return InvalidInput(f"a key of {path or 'the body'}: {found.text}", field=path or None)
+        if mismatch.is_key:
+            return InvalidInput(f"a key of {path or 'the body'}: {mismatch.text}", field=path or None)
         if not path:
-            return InvalidInput(f"the body is a map from parameters to values: {found.text}")
-        return InvalidInput(f"{path}: {found.text}", field=path)
+            return InvalidInput(f"the body must be a map from parameters to values: {mismatch.text}")
+        return InvalidInput(f"{path}: {mismatch.text}", field=path)
 
 
 def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
@@ -284,17 +291,17 @@ def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched:
     elif parameter.default is None and hint is not Any:
         hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
     try:
-        with computed_fields_optional(hint):  # msgspec keeps with a class what it has learned of it
+        with computed_fields_optional(hint):  # msgspec caches with a class the information about its fields
             hint = readable(hint)
             msgspec.json.Decoder(hint, dec_hook=_convert)
-    except Exception:  # a hint that msgspec has no idea of
+    except Exception:  # a hint that msgspec does not support
         return Any
     return hint
 
 
 def _python_hint(hint: Any) -> Any:
-    """What a Python value for `hint` is checked against: plain types and classes with fields. Any in place of the rest;
-    and a bool is a number, as it is in Python."""
+    """Return the hint to check Python values against: plain types and classes with fields, Any for everything else. A
+    bool is also a number, as in Python."""
     if hint is int or hint is float:
         return hint | bool
     if hint in _PLAIN or hint in _CONTAINERS or hint is ... or _names_class(hint):
@@ -308,7 +315,7 @@ def _python_hint(hint: Any) -> Any:
 
 
 def _names_class(hint: Any) -> bool:
-    """Whether it is, or holds, a class whose instances are checked: a dataclass, an enum and so on."""
+    """Return whether `hint` is or contains a class whose instances are checked: a dataclass, an enum and so on."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
         return isinstance(hint, StandIn) or native.has_form(hint)
     return any(map(_names_class, typing.get_args(hint)))
@@ -321,8 +328,8 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
 
 
-def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one for each kind
-    """`value`, as decoded, for a hint that msgspec does not know. (msgspec's dec_hook: ValueError refuses.)"""
+def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one branch per kind
+    """Convert a decoded value for a hint that msgspec does not know. (msgspec's dec_hook: a ValueError rejects.)"""
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, StandIn):
         return kind.read(value, _convert)

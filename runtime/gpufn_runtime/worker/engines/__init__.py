@@ -1,1 +1,2 @@
-"""Models in a worker: from an engine's folder to the session that its function calls. Loaded where there is one."""
+"""Models in a worker: from an engine's folder to the session that a function calls. Imported only if there are
+models."""

@@ -1,4 +1,4 @@
-"""What runs a model: one per engine, made by the module of its backend."""
+"""Interface of a loaded engine, which each backend's module implements."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ class EngineSession(Protocol):
     def parallel(self) -> int: ...
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Every output. The arrays have the manifest's dtypes and shapes that a profile accepts (`batching.Batching`);
-        BF16 comes and goes as `tensors.BF16` has it, BYTES as str objects. What the backend raises comes through."""
+        """Return all outputs. Exceptions of the backend propagate.
+
+        The inputs have the manifest's dtypes and shapes that a profile accepts (`batching.Batching`). BF16 has the
+        dtype `tensors.BF16`, BYTES are str objects.
+        """
         ...
 
     def warm_up(self, inputs: Arrays) -> None:
-        """Run `inputs` wherever `run` may run them, so that no call pays for memory or for a CUDA graph."""
+        """Run `inputs` wherever `run` may run them, so that no call has to allocate memory or capture a CUDA graph."""
         ...
 
     @property
     def parked_bytes(self) -> int:
-        """What it keeps in the host's memory while it is parked."""
+        """Host memory that the engine uses while it is parked."""
         ...
 
     def park(self) -> None:
-        """Give up all of its device's memory. Nothing runs until `resume`."""
+        """Release all device memory. Nothing runs until `resume`."""
         ...
 
     def resume(self) -> None:
-        """As it was. What is raised leaves it of no use."""
+        """Restore the engine. After an exception it is unusable."""
         ...
 
     def close(self) -> None: ...
 
 
 def contiguous(array: Array) -> Array:
-    """`array` as one aligned block in row-major order, without a copy where it is one. Rank 0 stays rank 0."""
+    """Return `array` as one aligned row-major block, without a copy if it is one. Rank 0 stays rank 0."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")

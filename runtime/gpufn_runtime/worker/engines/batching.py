@@ -1,7 +1,7 @@
-"""Which inputs an engine accepts, and how several calls share one run of it: by rows. Pure.
+"""Rules for the inputs that an engine accepts, and for joining several calls into one run by rows. Pure.
 
-A row is an index of the first dimension of every input and output, where the manifest says `batched`. Calls are joined
-when all else of their shapes is equal, up to `max_batch` rows; a call of more rows than a run accepts is run in parts.
+A row is an index of the first dimension of every input and output, if the manifest says `batched`. Calls are joined if
+the rest of their shapes is equal, up to `max_batch` rows. A call with more rows than a run accepts is split into parts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 
 class Fitted(NamedTuple):
-    """The inputs of one call, in the manifest's order, that the engine accepts.
+    """The validated inputs of one call, in the manifest's order.
 
-    `rows` is None where rows mean nothing. Calls with the same `rest`, the shapes without rows, can share a run;
-    `most_rows` is what one run of them accepts.
+    `rows` is None if the engine is not batched. Calls with equal `rest`, the shapes without rows, can share a run;
+    `most_rows` is the limit of one run with these shapes.
     """
 
     inputs: Arrays
@@ -44,11 +44,11 @@ class Batching:
         self._profiles = manifest.profiles
         self._batched = manifest.batched
         self._max_batch = manifest.max_batch
-        self._known: dict[_Shapes, list[tuple[int, int]]] = {}  # rest → fewest and most rows of a run, by profile
+        self._known: dict[_Shapes, list[tuple[int, int]]] = {}  # rest → minimum and maximum rows per profile
 
     def fit(self, inputs: Mapping[str, Array]) -> Fitted:
-        """InvalidInput names the input that does not fit: unknown, missing, of another dtype or rank, of a shape
-        that no profile accepts, or a BOOL of other bytes than 0 and 1."""
+        """Validate inputs. Raises InvalidInput, which names the input that does not fit: unknown, missing, a wrong
+        dtype or rank, a shape that no profile accepts, or a BOOL with bytes other than 0 and 1."""
         if self._defaults:
             inputs = {**self._defaults, **inputs}
         self._check_names(inputs)
@@ -60,39 +60,39 @@ class Batching:
             return Fitted(ordered, None, (), 0)
         rows = self._rows(ordered)
         rest = tuple(array.shape[1:] for array in ordered.values())
-        most = self._most_rows(rest, rows)
-        if most is None:
+        max_rows = self._most_rows(rest, rows)
+        if max_rows is None:
             self._refuse({name: array.shape for name, array in ordered.items()})
-        if rows > most and not any(array.size for array in ordered.values()):
+        if rows > max_rows and not any(array.size for array in ordered.values()):
             name = next(iter(ordered))
-            raise InvalidInput(f"{name}: {rows} rows without elements, and a run takes {most}", field=name)
-        return Fitted(ordered, rows, rest, most)
+            raise InvalidInput(f"{name}: {rows} rows without elements, but a run takes {max_rows}", field=name)
+        return Fitted(ordered, rows, rest, max_rows)
 
     def take(self, first: T, waiting: deque[T], fitted: Callable[[T], Fitted]) -> list[T]:
-        """`first`, and those of `waiting` that share its run, taken out of it; who came first goes first."""
+        """Return `first` and those of `waiting` that can share its run, in order; they are removed from `waiting`."""
         leader = fitted(first)
         if leader.rows is None:
             return [first]
         limit = min(leader.most_rows, self._max_batch)
         room = limit - leader.rows
-        group, passed_over = [first], []
+        group, skipped = [first], []
         while waiting and room > 0:
-            other = waiting.popleft()
-            candidate = fitted(other)
+            item = waiting.popleft()
+            candidate = fitted(item)
             if candidate.rest == leader.rest and candidate.rows is not None and candidate.rows <= room:
-                group.append(other)
+                group.append(item)
                 room -= candidate.rows
             else:
-                passed_over.append(other)
-        waiting.extendleft(reversed(passed_over))
+                skipped.append(item)
+        waiting.extendleft(reversed(skipped))
         return group
 
-    def _check_names(self, given: Iterable[str]) -> None:
-        for name in given:
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
             if name not in self._inputs:
                 raise InvalidInput(f"{name}: the model has no such input; it takes {self._takes()}", field=name)
         for name in self._inputs:
-            if name not in given:
+            if name not in names:
                 raise InvalidInput(f"{name}: missing; the model takes {self._takes()}", field=name)
 
     def _takes(self) -> str:
@@ -104,22 +104,22 @@ class Batching:
         for name, count in counts.items():
             if count != rows:
                 raise InvalidInput(
-                    f"{name}: {count} rows, and {first} has {rows}: each input has one per row", field=name
+                    f"{name}: {count} rows, but {first} has {rows}: all inputs must have the same number", field=name
                 )
         if rows == 0:
             raise InvalidInput(f"{first}: there are no rows", field=first)
         return rows
 
     def _most_rows(self, rest: _Shapes, rows: int) -> int | None:
-        """What one run accepts, by the profile that needs the fewest runs of equal parts for `rows`: all of a call's
-        runs, and those that it shares, are of that one. None when there is none."""
-        able = [
+        """Return the maximum rows of one run, from the profile that needs the fewest equal runs for `rows`. All runs of
+        a call, shared or not, use that limit. None if no profile fits."""
+        candidates = [
             (runs, -high)
             for low, high in self._bounds(rest, rows)
             for runs in [-(-rows // max(high, 1))]
             if low <= rows // runs and rows <= runs * high
         ]
-        return -min(able)[1] if able else None
+        return -min(candidates)[1] if candidates else None
 
     def _bounds(self, rest: _Shapes, rows: int) -> list[tuple[int, int]]:
         if (known := self._known.get(rest)) is not None:
@@ -135,7 +135,7 @@ class Batching:
         ]
         if not bounds:
             self._refuse(shapes, but_rows=True)
-        if len(self._known) < 1024:  # shapes come from outside
+        if len(self._known) < 1024:  # shapes come from clients
             self._known[rest] = bounds
         return bounds
 
@@ -144,17 +144,17 @@ class Batching:
             self._refuse(shapes)
 
     def _refuse(self, shapes: dict[str, tuple[int, ...]], *, but_rows: bool = False) -> NoReturn:
-        """InvalidInput for the first input that no profile accepts, else for the first that profiles look at."""
+        """Raise InvalidInput for the first input that no profile accepts, else for the first that is in a profile."""
         names = [name for name in shapes if any(name in profile.inputs for profile in self._profiles)]
         alone = [name for name in names if not any(_accepts(p, {name: shapes[name]}, but_rows) for p in self._profiles)]
         name = (alone or names)[0]
         ranges = "; ".join(str(profile.inputs[name]) for profile in self._profiles if name in profile.inputs)
-        together = "" if alone else " beside the shapes of the other inputs"
-        raise InvalidInput(f"{name}: the engine accepts {ranges}, not {list(shapes[name])}{together}", field=name)
+        suffix = "" if alone else " with the shapes of the other inputs"
+        raise InvalidInput(f"{name}: the engine accepts {ranges}, not {list(shapes[name])}{suffix}", field=name)
 
 
 def join(calls: Sequence[Fitted]) -> Fitted:
-    """Calls that `take` put together, as one."""
+    """Join calls that `take` grouped into one."""
     first = calls[0]
     if len(calls) == 1:
         return first
@@ -163,8 +163,7 @@ def join(calls: Sequence[Fitted]) -> Fitted:
 
 
 def parts(call: Fitted) -> list[Arrays]:
-    """The inputs of the runs that `call` needs: several when it has more rows than one run accepts, as equal as can
-    be."""
+    """Return the inputs of the runs that `call` needs: several of nearly equal size if it exceeds `most_rows`."""
     if call.rows is None or call.rows <= call.most_rows:
         return [call.inputs]
     count = -(-call.rows // call.most_rows)
@@ -173,15 +172,15 @@ def parts(call: Fitted) -> list[Arrays]:
 
 
 def whole(outputs: Sequence[Arrays]) -> Arrays:
-    """The outputs of all `parts`, as one."""
+    """Join the outputs of all `parts`."""
     if len(outputs) == 1:
         return outputs[0]
     return {name: np.concatenate([part[name] for part in outputs]) for name in outputs[0]}
 
 
 def split(outputs: Arrays, calls: Sequence[Fitted]) -> list[Arrays]:
-    """The outputs of a run of `join(calls)`, for each call: views, not copies. ValueError when the rows do not add
-    up, so that nobody gets another's."""
+    """Split the outputs of a run of `join(calls)` by call, into views. Raises ValueError if the number of rows is
+    wrong, so that no call gets another call's rows."""
     if len(calls) == 1:
         return [outputs]
     rows = [call.rows or 0 for call in calls]
@@ -201,7 +200,7 @@ def _check(spec: TensorSpec, array: Array, *, rows_are_free: bool) -> None:
     skipped = 1 if rows_are_free else 0
     same_rank = array.ndim == len(spec.shape)
     if not same_rank or any(
-        wanted not in (-1, size) for wanted, size in zip(spec.shape[skipped:], array.shape[skipped:], strict=True)
+        expected not in (-1, size) for expected, size in zip(spec.shape[skipped:], array.shape[skipped:], strict=True)
     ):
         raise InvalidInput(f"{spec.name}: the model takes {described(spec)}, not {list(array.shape)}", field=spec.name)
     if spec.datatype == "BOOL":
@@ -209,11 +208,11 @@ def _check(spec: TensorSpec, array: Array, *, rows_are_free: bool) -> None:
 
 
 def _check_bytes(spec: TensorSpec, array: Array) -> None:
-    """Kernels count with the byte of a BOOL: of a 2 they take an element of somebody else's memory."""
+    """Check BOOL bytes: kernels calculate with them, and a byte of 2 would make them read out of bounds."""
     largest = int(array.view(np.uint8).max(initial=0))
     if largest > 1:
         raise InvalidInput(
-            f"{spec.name}: an element of a BOOL tensor is the byte 0 or 1, and there is {largest}", field=spec.name
+            f"{spec.name}: an element of a BOOL tensor must be the byte 0 or 1, not {largest}", field=spec.name
         )
 
 

@@ -1,5 +1,5 @@
-"""The sample that an engine was published with: run before a worker is READY, it finds what a driver, a library or a
-damaged file broke since the engine was verified."""
+"""Check of an engine against its published sample. It runs before a worker is READY and detects that a driver, a
+library or a damaged file has broken the engine since it was verified."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ from gpufn_core.spec.model_spec import TOLERANCES, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of
 
-# The builder has held the engine to the function's own tolerance. Here it may differ from the record by what is usual
-# for its precision, or by twice what the builder measured: the record may be the reference's, and sums made by another
-# number of threads round otherwise.
+# The builder has verified the engine against the function's own tolerance. Here it may deviate from the record by the
+# usual tolerance of its precision, or by twice the deviation that the builder measured: the recorded outputs may be the
+# reference's, and sums with another number of threads round differently.
 _SLACK = 2.0
-_USUAL = 2e-2  # relative L2 norm, where the precision has no tolerance for it (int8)
+_DEFAULT_TOLERANCE = 2e-2  # relative L2 norm, for precisions without a tolerance (int8)
 
 
 class WrongOutput(Exception):
-    """The engine does not compute what it did when it was built."""
+    """The engine's outputs differ from those at build time."""
 
 
 def read(path: Path, manifest: EngineManifest) -> tuple[Arrays, Arrays]:
-    """Inputs and outputs of the sample. Raises OSError, ValueError, KeyError for a file that is none."""
+    """Return the sample's inputs and outputs. Raises OSError, ValueError, KeyError for an invalid file."""
     with np.load(path, allow_pickle=False) as arrays:
-        inputs = {spec.name: _typed(arrays[f"in.{spec.name}"], spec) for spec in manifest.inputs}
-        outputs = {spec.name: _typed(arrays[f"out.{spec.name}"], spec) for spec in manifest.outputs}
+        inputs = {spec.name: _with_dtype(arrays[f"in.{spec.name}"], spec) for spec in manifest.inputs}
+        outputs = {spec.name: _with_dtype(arrays[f"out.{spec.name}"], spec) for spec in manifest.outputs}
     return inputs, outputs
 
 
-def compare(found: Arrays, recorded: Arrays, manifest: EngineManifest) -> None:
-    """WrongOutput names the output that is not as recorded."""
+def compare(outputs: Arrays, recorded: Arrays, manifest: EngineManifest) -> None:
+    """Raises WrongOutput, which names the output that differs from the record."""
     for spec in manifest.outputs:
-        _compare(spec.name, found[spec.name], recorded[spec.name], manifest)
+        _compare(spec.name, outputs[spec.name], recorded[spec.name], manifest)
 
 
-def _compare(name: str, found: Array, recorded: Array, manifest: EngineManifest) -> None:
-    if (found.dtype, found.shape) != (recorded.dtype, recorded.shape):
+def _compare(name: str, actual: Array, recorded: Array, manifest: EngineManifest) -> None:
+    if (actual.dtype, actual.shape) != (recorded.dtype, recorded.shape):
         raise WrongOutput(
-            f"{name} is {found.dtype}{list(found.shape)}, and was {recorded.dtype}{list(recorded.shape)} when built"
+            f"{name} is {actual.dtype}{list(actual.shape)} but was {recorded.dtype}{list(recorded.shape)} when built"
         )
-    if found.dtype == np.object_:
-        if not np.array_equal(found, recorded):
+    if actual.dtype == np.object_:
+        if not np.array_equal(actual, recorded):
             raise WrongOutput(f"{name} has other texts than when it was built")
         return
-    now, then = (array.astype(np.float64).reshape(-1) for array in (found, recorded))
+    now, then = (array.astype(np.float64).reshape(-1) for array in (actual, recorded))
     finite = np.isfinite(then)
     if not np.array_equal(np.where(np.isfinite(now), 0, now), np.where(finite, 0, then), equal_nan=True):
         raise WrongOutput(f"{name} has NaN or infinities in other places than when it was built")
     error = _distance(now[finite], then[finite])
-    allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _USUAL, _SLACK * manifest.accuracy.rel_l2)
+    allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _DEFAULT_TOLERANCE, _SLACK * manifest.accuracy.rel_l2)
     if not error <= allowed:
-        raise WrongOutput(f"{name} is not what it was when built: rel_l2 is {error:.2g}, and {allowed:.2g} is allowed")
+        raise WrongOutput(f"{name} differs from the build: rel_l2 is {error:.2g}, but {allowed:.2g} is allowed")
 
 
 def _distance(now: Array, then: Array) -> float:
-    """L2 norm of the difference over that of `then`; the norm itself where that is all zeros. Squares of numbers beyond
-    1e154 are none, and of those below 1e-162 nothing is left: all are taken of the largest."""
+    """Return the L2 norm of the difference relative to that of `then`, or the absolute norm if that is zero. Values are
+    scaled by the largest one first, because squares overflow above 1e154 and underflow below 1e-162."""
     largest = float(max(np.abs(now).max(initial=0), np.abs(then).max(initial=0))) or 1.0
     now, then = now / largest, then / largest
     size, distance = float(np.linalg.norm(then)), float(np.linalg.norm(now - then))
     return distance / size if size else distance * largest
 
 
-def _typed(array: Array, spec: TensorSpec) -> Array:
-    """npz files have no bfloat16, and texts only of a fixed size."""
-    wanted = dtype_of(spec.datatype)
-    if array.dtype == wanted:
+def _with_dtype(array: Array, spec: TensorSpec) -> Array:
+    """Convert an npz array to the tensor's dtype: npz has no bfloat16, and only fixed-size strings."""
+    expected = dtype_of(spec.datatype)
+    if array.dtype == expected:
         return array
-    if wanted == np.object_:
+    if expected == np.object_:
         return array.astype(np.object_)
     if spec.datatype == "BF16" and array.dtype.itemsize == 2:
-        return array.view(wanted)
-    raise ValueError(f"{spec.name} is {array.dtype} in the golden sample, not {wanted}")
+        return array.view(expected)
+    raise ValueError(f"{spec.name} is {array.dtype} in the golden sample, not {expected}")

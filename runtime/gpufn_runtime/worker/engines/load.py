@@ -1,10 +1,10 @@
-"""From the folders of a model's engines to its session: the best engine that works on this machine.
+"""Load a model's session: the best of its engines that works on this machine.
 
-1. read `manifest.json`; the digests of its files must be right
-2. load it with the backend's module, which is imported only now
-3. run the golden sample and compare (`golden`)
-4. one that fails is told on standard error, which `gpufn logs` shows, and the next is tried
-5. on a GPU, warm up with each profile's usual shapes; on a CPU the golden sample has done that
+1. read `manifest.json` and verify the digests of its files
+2. load the engine with the backend's module, which is imported only now
+3. run the golden sample and compare the outputs (`golden_check`)
+4. report a failed engine on standard error, which `gpufn logs` shows, and try the next one
+5. on a GPU, warm up with each profile's usual shapes. On a CPU the golden sample has done that
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MODULES = {
 
 
 class NoEngine(Exception):
-    """None of a model's engines works here; the message has a reason for each."""
+    """None of a model's engines works here. The message has a reason for each."""
 
 
 class _Damaged(Exception):
@@ -46,12 +46,12 @@ class _Opener(Protocol):
 
 
 def load_sessions(config: WorkerConfig) -> dict[str, Session]:
-    """A session for each model of the function, by parameter. Raises NoEngine."""
+    """Return a session for each model of the function, by parameter. Raises NoEngine."""
     return {model.parameter: load_session(config, model.parameter) for model in config.spec.models}
 
 
 def load_session(config: WorkerConfig, parameter: str) -> Session:
-    """The best engine of `parameter` that works. Raises NoEngine."""
+    """Return a session with the best working engine of `parameter`. Raises NoEngine."""
     folders = config.engines.get(parameter, ())
     if not folders:
         raise NoEngine(f"{parameter}: there is no engine for the device of this worker")
@@ -61,7 +61,7 @@ def load_session(config: WorkerConfig, parameter: str) -> Session:
             return Session(_open(folder, config))
         except Exception as error:
             reasons.append(f"{folder.name[:12]}: {_first_line(error)}")
-            more = "the next one is tried" if len(reasons) < len(folders) else "there is no other"
+            more = "trying the next one" if len(reasons) < len(folders) else "there is no other engine"
             print(f"{parameter}: engine {reasons[-1]}; {more}", file=sys.stderr)  # noqa: T201
     raise NoEngine(f"{parameter}: no engine works on this machine. " + "; ".join(reasons))
 
@@ -88,7 +88,7 @@ def _check_files(folder: Path, manifest: EngineManifest) -> None:
         with open(folder / file.name, "rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if digest != file.digest:
-            raise _Damaged(f"{file.name} is damaged: its digest is {digest[:12]}, and {file.digest[:12]} was published")
+            raise _Damaged(f"{file.name} is damaged: its digest is {digest[:12]}, but {file.digest[:12]} was published")
 
 
 def _zeros(spec: TensorSpec, profile: ShapeProfile) -> Array:

@@ -1,12 +1,13 @@
-"""A function without code: its one model, tensors in and tensors out.
+"""A function without user code: its only model, with tensors as inputs and outputs.
 
-| body | answer |
+| body | response |
 |---|---|
-| an Open Inference Protocol request (`media.TENSORS`) | the protocol's response, under the same type |
-| JSON, msgpack or the SDK's encoding, a map from input to array | output name → array, as the caller accepts it |
+| an Open Inference Protocol request (`media.TENSORS`) | the protocol's response, with the same type |
+| JSON, msgpack or the SDK's encoding, a map from input to array | output name → array, in a type that the caller
+accepts |
 
-To the executor it looks like any function: `bind` and `by_name` read a body, `call` and `call_all` run it. Calls that
-the executor gathered into a batch are joined by rows.
+It has the interface that the executor expects of any function: `bind` and `by_name` decode a body, `call` and
+`call_all` run it. Calls that the executor gathered into a batch are joined by rows.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from gpufn_runtime.worker.execute.error_report import Rejected
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One call: its inputs, and the request to answer in the protocol's form, if it came so."""
+class ModelCall:
+    """One call: its inputs, and the request if the response must have the protocol's form."""
 
     fitted: Fitted
     request: oip.Request | None
 
 
 class ModelFunction:
-    """`name` and `revision` are what the protocol calls the model and its version."""
+    """The function of one model. `name` and `revision` are the model's name and version in the protocol."""
 
     def __init__(self, session: Session, name: str, revision: int) -> None:
         self._session = session
@@ -47,83 +48,85 @@ class ModelFunction:
 
     @property
     def shares_runs(self) -> bool:
-        """Else a batch would only make its calls wait for each other."""
+        """Whether calls can share a run. Otherwise a batch would only make its calls wait for each other."""
         return self._session.manifest.batched
 
-    # --- what the executor knows as parameters ------------------------------------------------------------------------
+    # --- the interface of Parameters ----------------------------------------------------------------------------------
 
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of `call`. RequestError says what does not fit."""
+        """Return the arguments of `call`. Raises a RequestError that names the mismatch."""
         return [self._read(content_type, body)], {}
 
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
-        """One call's part of the arguments of `call_all`. RequestError says what does not fit."""
-        return {"asked": self._read(content_type, body)}
+        """Return one call's part of the arguments of `call_all`. Raises a RequestError that names the mismatch."""
+        return {"calls": self._read(content_type, body)}
 
-    # --- what it knows as the function --------------------------------------------------------------------------------
+    # --- the interface of the function --------------------------------------------------------------------------------
 
-    def call(self, asked: Asked) -> Any:
-        """Raises Rejected where the model refuses the values of its inputs."""
+    def call(self, model_call: ModelCall) -> Any:
+        """Run one call. Raises Rejected if the model rejects the values of its inputs."""
         try:
-            outputs = self._session.run(asked.fitted)
+            outputs = self._session.run(model_call.fitted)
         except InvalidInput as error:
             raise Rejected(error) from error
-        return self._answer(asked, outputs)
+        return self._result(model_call, outputs)
 
-    def call_all(self, asked: list[Asked]) -> list[Any]:
-        """The answer to each, in order."""
-        if len(asked) == 1:
-            return [self.call(asked[0])]
-        answers: dict[int, Any] = {}
-        waiting = deque(range(len(asked)))
+    def call_all(self, calls: list[ModelCall]) -> list[Any]:
+        """Run several calls; returns their results in order."""
+        if len(calls) == 1:
+            return [self.call(calls[0])]
+        results: dict[int, Any] = {}
+        waiting = deque(range(len(calls)))
         while waiting:
-            group = self._session.rules.take(waiting.popleft(), waiting, lambda index: asked[index].fitted)
-            calls = [asked[index].fitted for index in group]
-            outputs = self._session.run(batching.join(calls))
-            for index, own in zip(group, batching.split(outputs, calls), strict=True):
-                answers[index] = self._answer(asked[index], own)
-        return [answers[index] for index in range(len(asked))]
+            group = self._session.rules.take(waiting.popleft(), waiting, lambda index: calls[index].fitted)
+            fitted = [calls[index].fitted for index in group]
+            outputs = self._session.run(batching.join(fitted))
+            for index, call_outputs in zip(group, batching.split(outputs, fitted), strict=True):
+                results[index] = self._result(calls[index], call_outputs)
+        return [results[index] for index in range(len(calls))]
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    def _read(self, content_type: str, body: bytes | memoryview) -> Asked:
+    def _read(self, content_type: str, body: bytes | memoryview) -> ModelCall:
         try:
-            return self._decoded(content_type, body)
+            return self._decode(content_type, body)
         except RequestError:
             raise
-        except Exception as error:  # nested a thousand levels deep, say
-            raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
+        except Exception as error:  # for example for thousands of nested levels
+            raise InvalidInput(f"cannot read the input: {type(error).__qualname__}: {error}") from error
 
-    def _decoded(self, content_type: str, body: bytes | memoryview) -> Asked:
+    def _decode(self, content_type: str, body: bytes | memoryview) -> ModelCall:
         kind = media.media_type(content_type)
         if kind == media.TENSORS:
             request = oip.decode(content_type, body, self._session.inputs, self._session.outputs)
-            return Asked(self._session.fit(request.inputs), request)
-        given = _arguments(kind, content_type, body)
-        arrays = {name: cast(self._inputs[name], value) for name, value in given.items() if name in self._inputs}
-        return Asked(self._session.fit({**given, **arrays}), None)
+            return ModelCall(self._session.fit(request.inputs), request)
+        arguments = _arguments(kind, content_type, body)
+        arrays = {name: cast(self._inputs[name], value) for name, value in arguments.items() if name in self._inputs}
+        return ModelCall(self._session.fit({**arguments, **arrays}), None)
 
-    def _answer(self, asked: Asked, outputs: Arrays) -> Any:
-        if asked.request is None:
+    def _result(self, model_call: ModelCall, outputs: Arrays) -> Any:
+        if model_call.request is None:
             return outputs
-        return values.Encoded(*oip.encode(asked.request, outputs, self._session.outputs, self._name, self._version))
+        return values.Encoded(
+            *oip.encode(model_call.request, outputs, self._session.outputs, self._name, self._version)
+        )
 
 
 def _arguments(kind: str, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
     try:
         if kind == media.JSON:
-            given = msgspec.json.decode(body or b"{}")
+            arguments = msgspec.json.decode(body or b"{}")
         elif kind == media.MSGPACK:
-            given = msgspec.msgpack.decode(body or b"\x80")
+            arguments = msgspec.msgpack.decode(body or b"\x80")
         elif kind == media.NATIVE:
-            args, given = values.decode_call(body)
+            args, arguments = values.decode_call(body)
             if args:
-                raise InvalidInput("a model's inputs are given by name")
+                raise InvalidInput("a model's inputs must be passed by name")
         else:
             accepted = f"{media.JSON}, {media.MSGPACK} or {media.TENSORS}"
             raise UnsupportedMediaType(f"{content_type!r} is not accepted: send {accepted}")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"the body is not valid {kind}: {json_fault(error, body)}") from None
-    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise InvalidInput("the body is a map from the model's inputs to arrays")
-    return given
+    if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
+        raise InvalidInput("the body must be a map from the model's inputs to arrays")
+    return arguments

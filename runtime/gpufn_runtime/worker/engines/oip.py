@@ -1,10 +1,10 @@
-"""Bodies of the Open Inference Protocol, V2, with its binary tensor extension.
+"""Encode and decode bodies of the Open Inference Protocol, V2, with its binary tensor extension.
 
-A body is a JSON head, `;header-bytes=N` long, and after it the bytes of the tensors that the head says are binary, in
-its order; without that parameter all of it is JSON. Numbers are little-endian and row-major; JSON data may be flat or
-nested. An element of a BYTES tensor has its length before it, four bytes.
+A body is a JSON head of `;header-bytes=N` bytes, followed by the bytes of those tensors that the head declares as
+binary, in its order. Without that parameter the whole body is JSON. Numbers are little-endian and row-major; JSON data
+may be flat or nested. Each element of a BYTES tensor is preceded by its length in four bytes.
 
-Binary tensors are views of the body. What does not fit raises InvalidInput, which names the tensor.
+Binary tensors are views of the body. A mismatch raises InvalidInput, which names the tensor.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
 _LENGTH = struct.Struct("<I")
-_MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
+_MOST_ELEMENTS = 1 << 48  # also limits the other sizes of an empty array
 
 _Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
-_Parameters = dict[str, Any] | None  # null is what some clients write for what they leave out
+_Parameters = dict[str, Any] | None  # some clients write null for omitted parameters
 
 
 class _Tensor(msgspec.Struct, kw_only=True):
@@ -54,7 +54,7 @@ class _Head(msgspec.Struct, kw_only=True):
     parameters: _Parameters = None
 
 
-class _Answered(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _ResponseTensor(msgspec.Struct, kw_only=True, omit_defaults=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -62,11 +62,11 @@ class _Answered(msgspec.Struct, kw_only=True, omit_defaults=True):
     data: list[Any] | None = None
 
 
-class _Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Response(msgspec.Struct, kw_only=True, omit_defaults=True):
     model_name: str
     model_version: str
     id: str = ""
-    outputs: list[_Answered]
+    outputs: list[_ResponseTensor]
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -74,7 +74,7 @@ _head = msgspec.json.Decoder(_Head)
 
 @dataclass(frozen=True)
 class Request:
-    """`outputs` are those asked for, in that order, and whether each is to be binary."""
+    """A decoded request. `outputs`: the requested outputs in order, and whether each must be binary."""
 
     id: str
     inputs: Arrays
@@ -84,37 +84,39 @@ class Request:
 def decode(
     content_type: str, body: bytes | memoryview, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> Request:
-    """The request in `body`, for a model of these inputs and outputs. Shapes are what the request says; whether the
-    model takes them is not looked at, nor whether all inputs are there."""
+    """Decode a request for a model with these inputs and outputs. Checks neither whether the model accepts the shapes
+    nor whether inputs are missing."""
     text, binary = _parts(content_type, memoryview(body))
     try:
         head = _head.decode(text)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"this is no inference request: {error}") from None
+        raise InvalidInput(f"this is not an inference request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"this is no inference request: {json_fault(error, text)}") from None
+        raise InvalidInput(f"this is not an inference request: {json_fault(error, text)}") from None
     except RecursionError:
-        raise InvalidInput("this is no inference request: it is nested too deep") from None
-    return Request(head.id or "", _arrays(head.inputs, inputs, binary), _wanted(head, [spec.name for spec in outputs]))
+        raise InvalidInput("this is not an inference request: it is nested too deeply") from None
+    return Request(
+        head.id or "", _arrays(head.inputs, inputs, binary), _requested_outputs(head, [spec.name for spec in outputs])
+    )
 
 
 def encode(
     request: Request, results: Arrays, outputs: Sequence[TensorSpec], model: str, version: str
 ) -> tuple[str, tuple[bytes | memoryview, ...]]:
-    """The answer: content type, and the parts of the body, of which binary tensors are the arrays' own memory."""
+    """Encode the response: content type and parts of the body. Binary tensors share memory with the arrays."""
     specs = {spec.name: spec for spec in outputs}
-    answered: list[_Answered] = []
+    tensors: list[_ResponseTensor] = []
     blobs: list[bytes | memoryview] = []
     for name, is_binary in request.outputs.items():
-        tensor = _Answered(name=name, datatype=specs[name].datatype, shape=results[name].shape)
+        tensor = _ResponseTensor(name=name, datatype=specs[name].datatype, shape=results[name].shape)
         if is_binary:
             blob = _to_bytes(results[name], tensor.datatype)
             tensor.parameters = {"binary_data_size": len(blob)}
             blobs.append(blob)
         else:
             tensor.data = _to_list(results[name], tensor.datatype)
-        answered.append(tensor)
-    head = msgspec.json.encode(_Answer(model_name=model, model_version=version, id=request.id, outputs=answered))
+        tensors.append(tensor)
+    head = msgspec.json.encode(_Response(model_name=model, model_version=version, id=request.id, outputs=tensors))
     if not blobs:
         return TENSORS, (head,)
     return f"{TENSORS};header-bytes={len(head)}", (head, *blobs)
@@ -137,7 +139,7 @@ def _parts(content_type: str, body: memoryview) -> tuple[memoryview, memoryview]
 def _arrays(tensors: list[_Tensor], specs: Sequence[TensorSpec], binary: memoryview) -> Arrays:
     known = {spec.name: spec for spec in specs}
     arrays: Arrays = {}
-    at = 0
+    offset = 0
     for tensor in tensors:
         name = tensor.name
         spec = known.get(name)
@@ -148,15 +150,15 @@ def _arrays(tensors: list[_Tensor], specs: Sequence[TensorSpec], binary: memoryv
         if tensor.datatype != spec.datatype:
             raise InvalidInput(f"{name}: the model takes {spec.datatype}, not {tensor.datatype[:40]}", field=name)
         if not _is_shape(tensor.shape):
-            raise InvalidInput(f"{name}: {list(tensor.shape)} is no shape", field=name)
-        size = _binary_size(tensor, len(binary) - at)
+            raise InvalidInput(f"{name}: {list(tensor.shape)} is not a valid shape", field=name)
+        size = _binary_size(tensor, len(binary) - offset)
         if size is None:
             arrays[name] = _from_json(tensor, spec)
         else:
-            arrays[name] = _from_bytes(tensor, spec, binary[at : at + size])
-            at += size
-    if at != len(binary):
-        raise InvalidInput(f"{len(binary) - at} bytes after the head belong to no input")
+            arrays[name] = _from_bytes(tensor, spec, binary[offset : offset + size])
+            offset += size
+    if offset != len(binary):
+        raise InvalidInput(f"{len(binary) - offset} bytes after the head belong to no input")
     return arrays
 
 
@@ -164,19 +166,19 @@ def _is_shape(sizes: tuple[int, ...]) -> bool:
     return all(0 <= size <= LARGEST_SIZE for size in sizes) and math.prod(size or 1 for size in sizes) < _MOST_ELEMENTS
 
 
-def _binary_size(tensor: _Tensor, left: int) -> int | None:
-    """Bytes of a binary tensor; None for one whose data is in the JSON."""
+def _binary_size(tensor: _Tensor, remaining: int) -> int | None:
+    """Return the size of a binary tensor, or None if its data is in the JSON."""
     parameters = tensor.parameters or {}
     if "shared_memory_region" in parameters:
-        raise InvalidInput(f"{tensor.name}: regions of shared memory are not supported", field=tensor.name)
+        raise InvalidInput(f"{tensor.name}: shared memory regions are not supported", field=tensor.name)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if tensor.data is not None:
         raise InvalidInput(f"{tensor.name}: has both data and binary_data_size", field=tensor.name)
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= left:
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= remaining:
         shown = repr(size)[:40]
-        raise InvalidInput(f"{tensor.name}: binary_data_size {shown}, and {left} bytes are left", field=tensor.name)
+        raise InvalidInput(f"{tensor.name}: binary_data_size {shown}, but {remaining} bytes remain", field=tensor.name)
     return size
 
 
@@ -204,15 +206,15 @@ def _from_bytes(tensor: _Tensor, spec: TensorSpec, data: memoryview) -> Array:
 
 
 def _elements(tensor: _Tensor, data: memoryview) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        end = at + _LENGTH.size
+    offset = 0
+    while offset < len(data):
+        end = offset + _LENGTH.size
         if end <= len(data):
-            end += _LENGTH.unpack_from(data, at)[0]
-        if end > len(data) or end < at + _LENGTH.size:
-            raise _wrong_size(tensor, f"{len(data)} bytes, in which an element is cut off,")
-        yield bytes(data[at + _LENGTH.size : end])
-        at = end
+            end += _LENGTH.unpack_from(data, offset)[0]
+        if end > len(data) or end < offset + _LENGTH.size:
+            raise _wrong_size(tensor, f"{len(data)} bytes, with a truncated element,")
+        yield bytes(data[offset + _LENGTH.size : end])
+        offset = end
 
 
 def _objects(elements: list[bytes]) -> Array:
@@ -221,17 +223,17 @@ def _objects(elements: list[bytes]) -> Array:
     return array
 
 
-def _wrong_size(tensor: _Tensor, what: str) -> InvalidInput:
+def _wrong_size(tensor: _Tensor, actual: str) -> InvalidInput:
     return InvalidInput(
-        f"{tensor.name}: {what} do not make {tensor.datatype}{list(tensor.shape)}, which has"
+        f"{tensor.name}: {actual} do not make {tensor.datatype}{list(tensor.shape)}, which has"
         f" {math.prod(tensor.shape)} elements",
         field=tensor.name,
     )
 
 
-def _wanted(head: _Head, names: list[str]) -> dict[str, bool]:
+def _requested_outputs(head: _Head, names: list[str]) -> dict[str, bool]:
     default = bool((head.parameters or {}).get("binary_data_output", False))
-    wanted: dict[str, bool] = {}
+    requested: dict[str, bool] = {}
     for output in head.outputs or ():
         name, parameters = output.name, output.parameters or {}
         if name not in names:
@@ -239,8 +241,8 @@ def _wanted(head: _Head, names: list[str]) -> dict[str, bool]:
         for parameter in ("classification", "shared_memory_region"):
             if parameters.get(parameter):
                 raise InvalidInput(f"{name}: {parameter} is not supported", field=name)
-        wanted[name] = bool(parameters.get("binary_data", default))
-    return wanted or dict.fromkeys(names, default)
+        requested[name] = bool(parameters.get("binary_data", default))
+    return requested or dict.fromkeys(names, default)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -248,9 +250,9 @@ def _wanted(head: _Head, names: list[str]) -> dict[str, bool]:
 
 def _to_bytes(array: Array, datatype: str) -> bytes | memoryview:
     if datatype != "BYTES":
-        whole = contiguous(array)
-        return whole.reshape(-1).view(np.uint8).data if whole.size else b""
-    encoded = (_encoded(element) for element in array.reshape(-1).tolist())
+        block = contiguous(array)
+        return block.reshape(-1).view(np.uint8).data if block.size else b""
+    encoded = (_encode_text(element) for element in array.reshape(-1).tolist())
     return b"".join(part for element in encoded for part in (_LENGTH.pack(len(element)), element))
 
 
@@ -259,11 +261,11 @@ def _to_list(array: Array, datatype: str) -> list[Any]:
     if datatype == "BF16":
         # bfloat16 is the upper half of a float32.
         flat = (contiguous(flat).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    found: list[Any] = flat.tolist()
+    elements: list[Any] = flat.tolist()
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return [each if math.isfinite(each) else number_word(each) for each in found]
-    return found
+        return [element if math.isfinite(element) else number_word(element) for element in elements]
+    return elements
 
 
-def _encoded(element: str | bytes) -> bytes:
+def _encode_text(element: str | bytes) -> bytes:
     return element if isinstance(element, bytes) else element.encode()

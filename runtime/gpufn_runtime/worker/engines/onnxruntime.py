@@ -1,4 +1,4 @@
-"""Engines of ONNX Runtime: on the CPU, and with its CUDA provider."""
+"""Engines that run on ONNX Runtime: on the CPU, or with its CUDA provider."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _LEVELS = {
 
 
 def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> OrtSession:
-    """Raises what ONNX Runtime does, and RuntimeError when it would run elsewhere than asked."""
+    """Load an engine. Raises exceptions of ONNX Runtime, and RuntimeError if it chose another provider."""
     return OrtSession(manifest, folder, slots=slots, cores=cores)
 
 
 class OrtSession:
-    """An EngineSession. On the CPU one run at a time, which has all of the threads; on a GPU one per slot."""
+    """An EngineSession. On the CPU it makes one run at a time, with all threads; on a GPU one run per slot."""
 
     def __init__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> None:
         self.manifest = manifest
         self.parallel = slots if manifest.backend.on_gpu else 1
         self._folder = folder
         self._cores = cores
-        self._kept: bytes | None = None  # of the engine, while it is parked
+        self._parked_engine: bytes | None = None  # the engine, while it is parked
         if manifest.backend.on_gpu:
-            onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
+            onnxruntime.preload_dlls()  # CUDA libraries from wheels, which the dynamic loader does not find
         self._session = self._open(folder / manifest.files[0].name)
         self._outputs = [spec.name for spec in manifest.outputs]
         has_bf16 = any(spec.datatype == "BF16" for spec in (*manifest.inputs, *manifest.outputs))
-        # `run` is the faster one on the CPU, by 4 us, and knows no BF16.
+        # `run` is 4 us faster on the CPU but does not support BF16.
         self._is_bound = has_bf16 or manifest.backend.on_gpu
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -64,8 +64,8 @@ class OrtSession:
     def _run(self, inputs: Arrays) -> Arrays:
         if self._is_bound:
             return self._run_bound(inputs)
-        fed = {name: contiguous(array) for name, array in inputs.items()}
-        return dict(zip(self._outputs, self._session.run(self._outputs, fed), strict=True))
+        contiguous_inputs = {name: contiguous(array) for name, array in inputs.items()}
+        return dict(zip(self._outputs, self._session.run(self._outputs, contiguous_inputs), strict=True))
 
     def warm_up(self, inputs: Arrays) -> None:
         self.run(inputs)
@@ -76,19 +76,19 @@ class OrtSession:
 
     def park(self) -> None:
         if not self._has_external_data:
-            self._kept = (self._folder / self.manifest.files[0].name).read_bytes()
+            self._parked_engine = (self._folder / self.manifest.files[0].name).read_bytes()
         self._session = None
 
     def resume(self) -> None:
-        kept, self._kept = self._kept, None
-        self._session = self._open(kept or self._folder / self.manifest.files[0].name)
+        parked_engine, self._parked_engine = self._parked_engine, None
+        self._session = self._open(parked_engine or self._folder / self.manifest.files[0].name)
 
     def close(self) -> None:
         self._session = None
 
     @property
     def _has_external_data(self) -> bool:
-        """ONNX Runtime looks for it beside the file, so such an engine is opened from its folder."""
+        """Whether the model has external data, which ONNX Runtime reads from the model file's folder."""
         return len(self.manifest.files) > 2  # the engine and its golden sample
 
     def _open(self, engine: Path | bytes) -> Any:
@@ -96,14 +96,16 @@ class OrtSession:
         session = onnxruntime.InferenceSession(
             engine, _session_options(self.manifest, self._cores), providers=[provider], provider_options=[options]
         )
-        if (found := session.get_providers()[0]) != provider:
-            raise RuntimeError(f"ONNX Runtime chose {found} instead of {provider}")
+        if (actual := session.get_providers()[0]) != provider:
+            raise RuntimeError(f"ONNX Runtime chose {actual} instead of {provider}")
         return session
 
     def _run_bound(self, inputs: Arrays) -> Arrays:
         binding = self._session.io_binding()
-        held = [_value(contiguous(inputs[spec.name]), spec) for spec in self.manifest.inputs]  # until the run is over
-        for spec, value in zip(self.manifest.inputs, held, strict=True):
+        values = [
+            _value(contiguous(inputs[spec.name]), spec) for spec in self.manifest.inputs
+        ]  # alive until the run ends
+        for spec, value in zip(self.manifest.inputs, values, strict=True):
             binding.bind_ortvalue_input(spec.name, value)
         for name in self._outputs:
             binding.bind_output(name, "cpu")
@@ -129,7 +131,7 @@ def _session_options(manifest: EngineManifest, cores: float) -> Any:
     for entry, value in {**waiting(onnxruntime.__version__), **EXACT}.items():
         options.add_session_config_entry(entry, value)
     if manifest.backend.on_gpu and not manifest.cpu_nodes:
-        # Else what the provider cannot do, or all of it when it does not load, runs on the CPU without a word.
+        # Otherwise nodes that the provider does not support, or all if it fails to load, would silently run on the CPU.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return options
 
@@ -142,8 +144,8 @@ def _value(array: Array, spec: TensorSpec) -> Any:
 
 def _array(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype != "BF16":
-        found: Array = value.numpy()
-        return found if spec.datatype == "BYTES" else found.astype(dtype_of(spec.datatype), copy=False)
+        array: Array = value.numpy()
+        return array if spec.datatype == "BYTES" else array.astype(dtype_of(spec.datatype), copy=False)
     shape = value.shape()
     if not math.prod(shape):
         return np.empty(shape, BF16)

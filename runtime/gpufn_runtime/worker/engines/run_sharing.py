@@ -1,11 +1,11 @@
-"""Callers in several threads share the runs of one engine, without a thread that waits for them.
+"""Share runs of one engine between callers in several threads, without a dedicated thread.
 
-1. a call that finds the engine free leads: it runs at once, alone
-2. calls that come meanwhile wait
-3. a leader that is done makes the one that has waited longest the next leader, and hands the others their outputs
-4. the next leader takes with it all that fit its run (`batching.Batching.take`), at the moment it runs
+1. a call that finds the engine free becomes a leader: it runs at once, alone
+2. calls that arrive meanwhile wait
+3. a leader that finishes makes the longest-waiting call the next leader, and wakes the other calls of its run
+4. the next leader takes all calls that fit its run (`batching.Batching.take`) at the moment it runs
 
-So a run grows with the load, and an idle engine never waits for company.
+So runs grow with the load, and an idle engine never waits for more calls.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """`leads` is set, or else `outputs` or `error`, before `wake` is called, in any thread. That gives False when there
-    is nobody any more to wake."""
+    """A waiting call. `leads`, or `outputs` or `error`, is set before `wake` is called, in any thread. `wake` returns
+    False if the waiting task no longer exists."""
 
     __slots__ = ("error", "fitted", "leads", "outputs", "wake")
 
@@ -45,15 +45,15 @@ class _Call:
 
 
 class SharedRuns:
-    """At most `engine.parallel` runs at once."""
+    """Shared runs of an engine, at most `engine.parallel` at once."""
 
     def __init__(self, engine: EngineSession, rules: Batching) -> None:
         self._engine = engine
         self._rules = rules
         self._lock = threading.Lock()
-        self._free = engine.parallel  # nobody waits while one is
+        self._free = engine.parallel  # while this is not 0, no call waits
         self._waiting: deque[_Call] = deque()
-        self._leaders: ThreadPoolExecutor | None = None  # for tasks that lead
+        self._leaders: ThreadPoolExecutor | None = None  # for leading tasks
 
     def run(self, fitted: Fitted) -> Arrays:
         call = _Call(fitted)
@@ -63,7 +63,7 @@ class SharedRuns:
         if not call.leads:
             try:
                 woken.wait()
-            except BaseException:  # the handler of a signal, in the main thread: a function's own alarm, say
+            except BaseException:  # raised by a signal handler in the main thread, such as the function's own alarm
                 self._leave(call)
                 raise
         if call.leads:
@@ -71,8 +71,8 @@ class SharedRuns:
         return call.result()
 
     async def run_async(self, fitted: Fitted) -> Arrays:
-        """For tasks of an event loop, which goes on meanwhile."""
-        import asyncio  # noqa: PLC0415  (70 ms of a cold start; here it is loaded already)
+        """Like `run`, for tasks of an event loop, which continues meanwhile."""
+        import asyncio  # noqa: PLC0415  (takes 70 ms of a cold start; already imported here)
 
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
@@ -86,14 +86,14 @@ class SharedRuns:
                 self._leave(call)
                 raise
         if call.leads:
-            # Shielded: a leader that is cancelled leads all the same, for others count on it.
+            # Shielded: a leader must finish even if it is cancelled, since other calls depend on it.
             await asyncio.shield(loop.run_in_executor(self._threads(), self._lead, call))
         return call.result()
 
     def _threads(self) -> ThreadPoolExecutor:
-        """As many as lead at once, so that one is free. Those of the event loop may all be in `run`, behind the task
-        that is to lead."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (loaded with asyncio)
+        """Return a pool with one thread per parallel run, so that one is always free. The threads of the event loop may
+        all be waiting in `run`, for the task that has to lead."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (imported by asyncio anyway)
 
         with self._lock:
             if self._leaders is None:
@@ -109,7 +109,7 @@ class SharedRuns:
                 self._waiting.append(call)
 
     def _leave(self, call: _Call) -> None:
-        """Nobody waits for `call` any more."""
+        """Remove a call that is no longer waited for."""
         with self._lock:
             if call in self._waiting:
                 self._waiting.remove(call)
@@ -133,9 +133,9 @@ class SharedRuns:
                 if not self._waiting:
                     self._free += 1
                     return
-                following = self._waiting.popleft()
-                following.leads = True
-            if following.wake():
+                next_leader = self._waiting.popleft()
+                next_leader.leads = True
+            if next_leader.wake():
                 return
 
     def _run_together(self, group: list[_Call]) -> None:
@@ -143,13 +143,13 @@ class SharedRuns:
             calls = [call.fitted for call in group]
             joined = batching.join(calls)
             outputs = batching.whole([self._engine.run(part) for part in batching.parts(joined)])
-            for call, own in zip(group, batching.split(outputs, calls), strict=True):
-                call.outputs = own
+            for call, call_outputs in zip(group, batching.split(outputs, calls), strict=True):
+                call.outputs = call_outputs
         except BaseException as error:
             if len(group) == 1:
                 group[0].error = error
                 return
-            for call in group:  # one of them may be to blame: only that one fails
+            for call in group:  # one of them may be the cause: only that one fails
                 self._run_together([call])
 
 
@@ -161,6 +161,6 @@ def _set(event: threading.Event) -> bool:
 def _call_soon(loop: AbstractEventLoop, callback: Callable[[], object]) -> bool:
     try:
         loop.call_soon_threadsafe(callback)
-    except RuntimeError:  # it is closed, and its tasks went with it
+    except RuntimeError:  # the loop is closed, and its tasks are gone
         return False
     return True

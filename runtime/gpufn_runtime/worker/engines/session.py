@@ -1,4 +1,4 @@
-"""What the user's function receives for a Model: a callable, tensors in and tensors out."""
+"""The object that a user's function receives for a Model: a callable with tensors as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufn_runtime.worker.engines.tensors import as_array, described
 
 
 class Outputs(dict[str, Array]):
-    """Several outputs, by name; `outputs.boxes` is `outputs["boxes"]`."""
+    """Outputs of a model by name; `outputs.boxes` is `outputs["boxes"]`."""
 
     def __getattr__(self, name: str) -> Array:
         try:
@@ -25,14 +25,14 @@ class Outputs(dict[str, Array]):
 
 
 class Session:
-    """A model, ready to run. Safe from all threads; calls that wait for one another share a run, by rows.
+    """A loaded model. Thread-safe; waiting calls share a run, by rows.
 
-    `session(images)` gives arrays in the order of `inputs`, `session(images=images)` by name. They have the model's
-    dtypes and a shape that the engine's profiles accept; lists and numbers are converted. The answer is the output's
-    array, read-only for all that you know, or `Outputs` when the model has several. In an async function
+    `session(images)` passes arrays in the order of `inputs`, `session(images=images)` by name. Arrays must have the
+    model's dtypes and a shape that the engine's profiles accept; lists and numbers are converted. Returns the output's
+    array, which must be treated as read-only, or `Outputs` if the model has several. In an async function
     ``await session.aio(images)`` does the same and lets other tasks run.
 
-    InvalidInput names the input that does not fit.
+    Raises InvalidInput, which names the input that does not fit.
     """
 
     def __init__(self, engine: EngineSession) -> None:
@@ -54,17 +54,17 @@ class Session:
         return self.manifest.outputs
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        return self._answer(self._runs.run(self._fitted(arrays, named)))
+        return self._result(self._runs.run(self._fitted(arrays, named)))
 
     async def aio(self, *arrays: Any, **named: Any) -> Any:
-        return self._answer(await self._runs.run_async(self._fitted(arrays, named)))
+        return self._result(await self._runs.run_async(self._fitted(arrays, named)))
 
     def fit(self, inputs: Mapping[str, Array]) -> Fitted:
-        """Arrays by name, for `run`. InvalidInput names the input that does not fit."""
+        """Validate arrays by name, for `run`. Raises InvalidInput, which names the input that does not fit."""
         return self._rules.fit(inputs)
 
     def run(self, fitted: Fitted) -> Arrays:
-        """Every output, by name."""
+        """Return all outputs, by name."""
         return self._runs.run(fitted)
 
     @property
@@ -73,11 +73,11 @@ class Session:
 
     @property
     def parked_bytes(self) -> int:
-        """What it keeps in the host's memory while it is parked."""
+        """Host memory that the engine uses while it is parked."""
         return self._engine.parked_bytes
 
     def park(self) -> None:
-        """Give its device's memory up; nobody calls it until `resume`."""
+        """Release the device memory. There must be no calls until `resume`."""
         self._engine.park()
 
     def resume(self) -> None:
@@ -88,19 +88,19 @@ class Session:
         return self._rules
 
     def __repr__(self) -> str:
-        takes, gives = (", ".join(map(described, specs)) for specs in (self.inputs, self.outputs))
-        return f"<session of {self.manifest.model} on {self.manifest.backend}: {takes} to {gives}>"
+        inputs, outputs = (", ".join(map(described, specs)) for specs in (self.inputs, self.outputs))
+        return f"<session of {self.manifest.model} on {self.manifest.backend}: {inputs} to {outputs}>"
 
     def _fitted(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> Fitted:
         if len(arrays) > len(self._specs):
             raise InvalidInput(f"{len(arrays)} arrays for {len(self._specs)} inputs: {', '.join(self._specs)}")
-        given = dict(zip(self._specs, arrays, strict=False))
+        inputs = dict(zip(self._specs, arrays, strict=False))
         for name, value in named.items():
-            if name in given:
+            if name in inputs:
                 raise InvalidInput(f"{name}: given twice", field=name)
-            given[name] = value
-        converted = {name: as_array(self._specs[name], value) for name, value in given.items() if name in self._specs}
-        return self._rules.fit({**given, **converted})
+            inputs[name] = value
+        converted = {name: as_array(self._specs[name], value) for name, value in inputs.items() if name in self._specs}
+        return self._rules.fit({**inputs, **converted})
 
-    def _answer(self, outputs: Arrays) -> Any:
+    def _result(self, outputs: Arrays) -> Any:
         return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)

@@ -1,15 +1,15 @@
-"""Engines of TensorRT.
+"""Engines that run on TensorRT.
 
-Each slot has an execution context, a stream, and for each tensor a buffer on the device with a pinned one beside it, as
-large as the profiles allow. A run, on its slot's stream:
+Each slot has an execution context, a stream, and for each tensor a device buffer and a pinned host buffer, as large as
+the profiles allow. A run uses its slot's stream:
 
-1. shapes, where they are not those of the slot's last run: the profile, each input's shape, the outputs' shapes
-2. inputs into the pinned buffers
-3. copies to the device, `execute_async_v3`, copies back: enqueued the first time; the second time in a row with the
-   same shapes captured as a CUDA graph; then one launch of it
-4. wait for the stream; outputs out of the pinned buffers
+1. if the shapes differ from the slot's last run: set the profile and each input's shape, read the outputs' shapes
+2. copy inputs into the pinned buffers
+3. copy to the device, `execute_async_v3`, copy back: enqueued in the first run; captured as a CUDA graph in the second
+   consecutive run with the same shapes; a single launch of the graph from then on
+4. wait for the stream; copy outputs out of the pinned buffers
 
-A graph is good only while its context is as it was, so other shapes end it. Slots overlap: one copies while another
+A graph is valid only while its context is unchanged, so other shapes drop it. Slots overlap: one copies while another
 computes.
 """
 
@@ -32,22 +32,22 @@ from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of
 
-_KEPT_LINES = 20
+_MAX_LINES = 20
 _Shapes = tuple[tuple[int, ...], ...]
 
 
 def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> TensorRTSession:
-    """Raises ImportError, OSError without the libraries, EngineRefused, CudaError."""
+    """Load an engine. Raises ImportError or OSError without the libraries, EngineRefused, CudaError."""
     plan = folder / manifest.files[0].name
     return TensorRTSession(importlib.import_module("tensorrt"), Cuda(), manifest, plan.read_bytes, slots=slots)
 
 
 class EngineRefused(RuntimeError):
-    """TensorRT does not take the engine, or would not run it as we do."""
+    """TensorRT rejects the engine, or would not run it in the way that we need."""
 
 
 class TensorRTSession:
-    """An EngineSession. `trt` is the tensorrt module; `read_plan` reads the serialised engine."""
+    """An EngineSession. `trt` is the tensorrt module; `read_plan` reads the serialized engine."""
 
     def __init__(
         self, trt: Any, cuda: Cuda, manifest: EngineManifest, read_plan: Callable[[], bytes], *, slots: int
@@ -57,10 +57,10 @@ class TensorRTSession:
         self._trt = trt
         self._cuda = cuda
         self._read_plan = read_plan
-        self._kept: bytes | None = None  # the plan, while it is parked
+        self._parked_plan: bytes | None = None  # the plan, while it is parked
         self._log = _logger(trt)
         trt.init_libnvinfer_plugins(self._log, "")
-        self._runtime = trt.Runtime(self._log)  # has to live as long as its engine
+        self._runtime = trt.Runtime(self._log)  # must outlive its engine
         self._engine: Any = None
         self._slots: list[_Slot] = []
         self._free: list[_Slot] = []
@@ -75,7 +75,7 @@ class TensorRTSession:
     def warm_up(self, inputs: Arrays) -> None:
         shapes = self._shapes(inputs)
         for slot in self._slots:
-            for _ in range(2):  # enqueued, then captured
+            for _ in range(2):  # the first run enqueues, the second captures
                 slot.run(inputs, shapes)
 
     @property
@@ -83,12 +83,12 @@ class TensorRTSession:
         return self.manifest.files[0].size
 
     def park(self) -> None:
-        self._kept = self._read_plan()
+        self._parked_plan = self._read_plan()
         self.close()
 
     def resume(self) -> None:
-        kept, self._kept = self._kept, None
-        self._open(kept or self._read_plan())
+        parked_plan, self._parked_plan = self._parked_plan, None
+        self._open(parked_plan or self._read_plan())
 
     def close(self) -> None:
         for slot in self._slots:
@@ -100,7 +100,7 @@ class TensorRTSession:
     def _open(self, plan: bytes) -> None:
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
-            raise EngineRefused(f"TensorRT cannot load the engine: {self._log.said()}")
+            raise EngineRefused(f"TensorRT cannot load the engine: {self._log.take_errors()}")
         _check_tensors(self._trt, self._engine, self.manifest)
         try:
             for _ in range(self.parallel):
@@ -115,10 +115,10 @@ class TensorRTSession:
 
     @contextlib.contextmanager
     def _slot(self, shapes: _Shapes) -> Iterator[_Slot]:
-        """A free slot: one that has these shapes, else the one that has rested longest."""
+        """Take a free slot: one with these shapes, else the least recently used."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._free))
-            slot = next((one for one in self._free if one.shapes == shapes), self._free[0])
+            slot = next((slot for slot in self._free if slot.shapes == shapes), self._free[0])
             self._free.remove(slot)
         try:
             yield slot
@@ -129,7 +129,7 @@ class TensorRTSession:
 
 
 class _Buffer:
-    """One tensor's memory: on the device, and pinned beside it."""
+    """Memory of one tensor: a device buffer and a pinned host buffer."""
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         self._cuda = cuda
@@ -142,7 +142,7 @@ class _Buffer:
         self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.pinned))
 
     def view(self, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
-        """The pinned memory as the array that it holds."""
+        """View the pinned memory as an array."""
         dtype = dtype_of(spec.datatype)
         view: Array = self._bytes[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         return view
@@ -160,7 +160,7 @@ class _Slot:
         self._manifest = manifest
         self._log = log
         self._outputs: dict[str, tuple[int, ...]] = {}
-        self._runs = 0  # with these shapes
+        self._runs = 0  # with the current shapes
         self._graph: int | None = None
         self._can_capture = True
         self._buffers: dict[str, _Buffer] = {}
@@ -168,8 +168,8 @@ class _Slot:
         try:
             self._context = engine.create_execution_context()
             if self._context is None:
-                raise EngineRefused(f"TensorRT cannot make a context: {log.said()}")
-            self._profile: int = self._context.active_optimization_profile  # 0 of the first context, -1 of further ones
+                raise EngineRefused(f"TensorRT cannot create a context: {log.take_errors()}")
+            self._profile: int = self._context.active_optimization_profile  # 0 for the first context, -1 for others
             self._allocate()
         except BaseException:
             self.close()
@@ -196,14 +196,14 @@ class _Slot:
 
     def close(self) -> None:
         self._drop_graph()
-        self._context = self._engine = None  # whose memory on the device goes with them
+        self._context = self._engine = None  # this frees their device memory
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
         self._cuda.destroy_stream(self._stream)
 
     def _allocate(self) -> None:
-        """Buffers for the largest shapes of any profile."""
+        """Allocate buffers for the largest shapes of any profile."""
         sizes = dict.fromkeys((spec.name for spec in (*self._manifest.inputs, *self._manifest.outputs)), 0)
         for profile in range(self._engine.num_optimization_profiles):
             self._reshape(self._largest(profile), profile)
@@ -214,7 +214,7 @@ class _Slot:
         for name, size in sizes.items():
             self._buffers[name] = _Buffer(self._cuda, max(size, 1))
             if not self._context.set_tensor_address(name, self._buffers[name].device):
-                raise EngineRefused(f"{name} cannot be where it is: {self._log.said()}")
+                raise EngineRefused(f"TensorRT rejects the address of {name}: {self._log.take_errors()}")
 
     def _largest(self, profile: int) -> _Shapes:
         return tuple(
@@ -222,28 +222,28 @@ class _Slot:
         )
 
     def _reshape(self, shapes: _Shapes, profile: int | None = None) -> None:
-        self.shapes = None  # until all of it has worked
+        self.shapes = None  # until everything has succeeded
         self._drop_graph()
         self._runs = 0
         chosen = self._choose(shapes) if profile is None else profile
         if chosen != self._profile:
             if not self._context.set_optimization_profile_async(chosen, self._stream):
-                raise EngineRefused(f"profile {chosen} cannot be used: {self._log.said()}")
+                raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}")
             self._cuda.synchronize(self._stream)
             self._profile = chosen
         for spec, shape in zip(self._manifest.inputs, shapes, strict=True):
             if not self._context.set_input_shape(spec.name, shape):
-                raise EngineRefused(f"{spec.name} cannot be {list(shape)}: {self._log.said()}")
+                raise EngineRefused(f"{spec.name} cannot have shape {list(shape)}: {self._log.take_errors()}")
         self._outputs = {spec.name: tuple(self._context.get_tensor_shape(spec.name)) for spec in self._manifest.outputs}
         for name, shape in self._outputs.items():
             if any(size < 0 for size in shape):
-                raise EngineRefused(f"the shape of {name} is known only after a run: {list(shape)}")
+                raise EngineRefused(f"the shape of {name} is only known after a run: {list(shape)}")
         self.shapes = shapes
 
     def _choose(self, shapes: _Shapes) -> int:
-        """The profile of the engine that accepts `shapes`; the present one, if it does."""
+        """Return a profile that accepts `shapes`, the current one if possible."""
         profiles = self._engine.num_optimization_profiles
-        for profile in sorted(range(profiles), key=lambda one: one != self._profile):
+        for profile in sorted(range(profiles), key=lambda profile: profile != self._profile):
             ranges = [self._engine.get_tensor_profile_shape(spec.name, profile) for spec in self._manifest.inputs]
             if all(_within(shape, low, high) for shape, (low, _, high) in zip(shapes, ranges, strict=True)):
                 return profile
@@ -255,13 +255,13 @@ class _Slot:
             buffer = self._buffers[spec.name]
             cuda.copy(buffer.device, buffer.pinned, _bytes(spec, shape), stream)
         if not self._context.execute_async_v3(stream):
-            raise EngineRefused(f"TensorRT cannot run the engine: {self._log.said()}")
+            raise EngineRefused(f"TensorRT cannot run the engine: {self._log.take_errors()}")
         for spec in self._manifest.outputs:
             buffer = self._buffers[spec.name]
             cuda.copy(buffer.pinned, buffer.device, _bytes(spec, self._outputs[spec.name]), stream)
 
     def _capture(self) -> None:
-        """Some engines cannot be captured, for they wait for the device in the middle: they go on without a graph."""
+        """Capture a graph. Engines that synchronize in the middle cannot be captured; they run without a graph."""
         try:
             with self._cuda.capture(self._stream) as graphs:
                 self._enqueue()
@@ -277,14 +277,14 @@ class _Slot:
 
 
 def _check_tensors(trt: Any, engine: Any, manifest: EngineManifest) -> None:
-    """EngineRefused for one that is not what the manifest says, or needs what we do not do."""
+    """Raise EngineRefused if the engine does not match the manifest, or needs unsupported features."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     inputs = {name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT}
     if inputs != _names(manifest.inputs) or set(names) - inputs != _names(manifest.outputs):
-        raise EngineRefused(f"the engine has the tensors {', '.join(names)}, and its manifest names others")
+        raise EngineRefused(f"the engine has the tensors {', '.join(names)}, but its manifest names others")
     for name in names:
         if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
-            raise EngineRefused(f"{name} is a shape tensor, whose values decide about shapes")
+            raise EngineRefused(f"{name} is a shape tensor (its values determine shapes), which is not supported")
 
 
 def _names(specs: Sequence[TensorSpec]) -> set[str]:
@@ -300,7 +300,7 @@ def _bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
 
 
 def _logger(trt: Any) -> Any:
-    """TensorRT returns None or False, and the reason is only in its log."""
+    """Return a logger that collects errors: TensorRT returns None or False, and the reason is only in its log."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -309,10 +309,10 @@ def _logger(trt: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                self._lines = [*self._lines[1 - _KEPT_LINES :], message]
+                self._lines = [*self._lines[1 - _MAX_LINES :], message]
 
-        def said(self) -> str:
+        def take_errors(self) -> str:
             lines, self._lines = self._lines, []
-            return "; ".join(lines) or "it does not say why"
+            return "; ".join(lines) or "TensorRT gives no reason"
 
     return Log()

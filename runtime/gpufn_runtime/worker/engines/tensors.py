@@ -1,4 +1,4 @@
-"""Open Inference Protocol datatypes as numpy dtypes, and what callers send as arrays of them."""
+"""Open Inference Protocol datatypes as numpy dtypes, and conversion of callers' values to arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(np.object_),  # of str: an ONNX string is UTF-8
     **{name: np.dtype(name.lower()) for name in DATATYPES if name.startswith(("INT", "UINT"))},
 }
-# Which kinds of numpy array a list of Python values may become, by the kind of the dtype that is wanted.
+# Kinds of numpy arrays that a list of Python values may convert from, by the kind of the target dtype.
 _NUMBER_WORDS = {number_word(number): number for number in (np.nan, np.inf, -np.inf)}
 _FROM_KINDS = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}
 
@@ -38,7 +38,7 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
 
 
 def described(spec: TensorSpec) -> str:
-    """
+    """Describe a tensor in one line.
     >>> described(TensorSpec("images", "FP32", (-1, 3, 224, 224)))
     'images FP32[-1,3,224,224]'
     """
@@ -52,8 +52,9 @@ def default_of(spec: TensorSpec) -> Array | None:
 
 
 def as_array(spec: TensorSpec, value: Any) -> Array:
-    """`value` for the tensor `spec`: arrays as they are, and only of its dtype; lists and numbers converted where that
-    loses nothing but precision. InvalidInput names the tensor. Shapes are not looked at.
+    """Convert `value` for the tensor `spec`. Arrays must have its dtype and are not copied; lists and numbers are
+    converted
+    if only precision is lost. Raises InvalidInput, which names the tensor. Shapes are not checked.
 
     >>> as_array(TensorSpec("x", "FP32", (2,)), [1, 2]).dtype
     dtype('float32')
@@ -61,42 +62,42 @@ def as_array(spec: TensorSpec, value: Any) -> Array:
     if isinstance(value, (list, tuple, bool, int, float, str, bytes)):
         return _converted(spec, value)
     array = np.asarray(value)
-    wanted = dtype_of(spec.datatype)
-    if array.dtype == wanted and wanted != np.object_:
+    dtype = dtype_of(spec.datatype)
+    if array.dtype == dtype and dtype != np.object_:
         return array
     if spec.datatype == "BYTES":
         return texts(spec, array)
     if spec.datatype == "BF16" and array.dtype == np.uint16:
         return array.view(BF16)
     raise InvalidInput(
-        f"{spec.name}: the model takes {wanted}, and this array is {array.dtype}: use .astype(...)", field=spec.name
+        f"{spec.name}: the model takes {dtype}, but this array is {array.dtype}: use .astype(...)", field=spec.name
     )
 
 
 def cast(spec: TensorSpec, value: Any) -> Array:
-    """As `as_array`, and arrays of another dtype are cast where that loses nothing but precision: what comes from
-    outside was not written with this model's dtypes in mind."""
+    """Like `as_array`, but also cast arrays of another dtype if only precision is lost: clients do not know this
+    model's dtypes."""
     if isinstance(value, (np.ndarray, np.generic)):
-        array, wanted = np.asarray(value), dtype_of(spec.datatype)
-        if array.dtype != wanted and wanted.kind in _FROM_KINDS and np.can_cast(array.dtype, wanted, "same_kind"):
-            return array.astype(wanted)
+        array, dtype = np.asarray(value), dtype_of(spec.datatype)
+        if array.dtype != dtype and dtype.kind in _FROM_KINDS and np.can_cast(array.dtype, dtype, "same_kind"):
+            return array.astype(dtype)
         return as_array(spec, array)
     return as_array(spec, value)
 
 
 def texts(spec: TensorSpec, array: Array) -> Array:
-    """Elements of a BYTES tensor as str. InvalidInput for what is not text."""
-    found = np.empty(array.shape, np.object_)
-    flat = found.reshape(-1)
+    """Convert the elements of a BYTES tensor to str. Raises InvalidInput for elements that are not text."""
+    result = np.empty(array.shape, np.object_)
+    flat = result.reshape(-1)
     for index, element in enumerate(array.reshape(-1).tolist()):
         flat[index] = element if isinstance(element, str) else _text(spec, index, element)
-    return found
+    return result
 
 
 def _text(spec: TensorSpec, index: int, element: Any) -> str:
     if not isinstance(element, bytes):
         kind = type(element).__name__
-        raise InvalidInput(f"{spec.name}: element {index} of a BYTES tensor is text, not {kind}", field=spec.name)
+        raise InvalidInput(f"{spec.name}: element {index} of a BYTES tensor must be text, not {kind}", field=spec.name)
     try:
         return element.decode()
     except UnicodeDecodeError as error:
@@ -104,32 +105,32 @@ def _text(spec: TensorSpec, index: int, element: Any) -> str:
 
 
 def _converted(spec: TensorSpec, value: Any) -> Array:
-    wanted = dtype_of(spec.datatype)
+    dtype = dtype_of(spec.datatype)
     if spec.datatype == "BYTES":
         return texts(spec, _object_array(spec, value))
-    if spec.datatype == "BF16" and wanted == np.uint16:
+    if spec.datatype == "BF16" and dtype == np.uint16:
         raise InvalidInput(
-            f"{spec.name}: BF16 is taken as bytes, or as an array of uint16 with its bits", field=spec.name
+            f"{spec.name}: BF16 must be sent as bytes, or as an array of uint16 with its bits", field=spec.name
         )
     try:
         natural = np.asarray(value)
-        if natural.dtype.kind == "U" and wanted.kind == "f":
+        if natural.dtype.kind == "U" and dtype.kind == "f":
             natural = _with_number_words(value)
-        if natural.dtype == np.float64 and wanted == np.uint64:
-            whole = np.asarray(value, np.object_)  # of integers on both sides of 2**63 numpy makes float64
-            if all(type(element) is int for element in whole.reshape(-1).tolist()):
-                return whole.astype(wanted)
+        if natural.dtype == np.float64 and dtype == np.uint64:
+            integers = np.asarray(value, np.object_)  # numpy makes float64 of integers on both sides of 2**63
+            if all(type(element) is int for element in integers.reshape(-1).tolist()):
+                return integers.astype(dtype)
         empty = natural.size == 0
-        if not empty and natural.dtype.kind not in _FROM_KINDS.get(wanted.kind, "biuf"):
+        if not empty and natural.dtype.kind not in _FROM_KINDS.get(dtype.kind, "biuf"):
             raise TypeError(f"{natural.dtype} values")
-        with np.errstate(over="ignore"):  # 1e40 is an infinity in float32, as it is where it was written
-            return natural.astype(wanted) if wanted.kind not in "iu" or empty else np.asarray(value, wanted)
+        with np.errstate(over="ignore"):  # 1e40 becomes infinity in float32
+            return natural.astype(dtype) if dtype.kind not in "iu" or empty else np.asarray(value, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(f"{spec.name}: this cannot be read as {spec.datatype}: {error}", field=spec.name) from None
+        raise InvalidInput(f"{spec.name}: cannot be converted to {spec.datatype}: {error}", field=spec.name) from None
 
 
 def _with_number_words(value: Any) -> Array:
-    """Numbers, among which "NaN", "Infinity" and "-Infinity" stand for the numbers that JSON lacks."""
+    """Convert numbers, where "NaN", "Infinity" and "-Infinity" stand for the numbers that JSON lacks."""
     items = np.asarray(value, np.object_)
     flat = [_NUMBER_WORDS.get(item, item) if isinstance(item, str) else item for item in items.reshape(-1).tolist()]
     if text := next((item for item in flat if not isinstance(item, (int, float))), None):
@@ -138,7 +139,7 @@ def _with_number_words(value: Any) -> Array:
 
 
 def _object_array(spec: TensorSpec, value: Any) -> Array:
-    """Nested lists of texts; numpy alone would make one array of fixed-size strings, and drop trailing zeros."""
+    """Convert nested lists of texts. numpy alone would use fixed-size strings and drop trailing zeros."""
     try:
         return np.array(value, np.object_)
     except ValueError as error:

@@ -1,10 +1,11 @@
-"""The Attempts that this worker holds, from their Run to their Result.
+"""The Attempts of this worker, from Run to Result.
 
 QUEUED → RUNNING → ended;  QUEUED → ended (cancelled, or its link is gone)
 
-Whoever ends an attempt here sends its one Result; everybody else's is dropped. What runs while the link goes is for the
-next runner, which may adopt it: a Result that comes in between is kept until then. Not so a stream, what was cancelled,
-and what waited for an answer of the runner that is gone: it is stale, and ends unheard. Safe from all threads.
+The code that ends an attempt here sends its only Result; later Results are dropped. Attempts that run when the link is
+lost may be adopted by the next runner: a Result that is ready before then is kept. Streams, cancelled attempts, and
+attempts that waited for an answer of the lost runner cannot be adopted: they are stale, and their Result is not sent.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ class State(enum.Enum):
 
 
 class Attempt:
-    """One Run. `link` counts connections to the runner: numbers are unique within one."""
+    """One Run. `link` is the number of the connection to the runner: attempt numbers are unique within a connection."""
 
     __slots__ = (
         "_body",
         "_parcels",
-        "came_at",
         "cancel_requested",
         "context",
         "credits",
         "link",
         "on_change",
+        "received_at",
         "result",
         "run",
         "state",
@@ -48,16 +49,16 @@ class Attempt:
         self._body = body
         self._parcels = parcels
         self.link = link
-        self.came_at = time.monotonic()
-        self.result = b""  # packed, of one that ended while there was no link
+        self.received_at = time.monotonic()
+        self.result = b""  # encoded Result, if the attempt ended without a link
         self.state = State.QUEUED
         self.credits = run.credits
         self.cancel_requested = False
-        self.on_change: Callable[[], None] | None = None  # called when a Cancel or a Credit came
-        self.context: Context | None = None  # what `gpufn.current()` gave it
+        self.on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
+        self.context: Context | None = None  # returned by `gpufn.current()`
 
     def take_body(self) -> bytes | memoryview:
-        """The input; once. Raises InvalidInput when it was a parcel that is gone."""
+        """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""
         if self.run.parcel:
             try:
                 return self._parcels.take(self.run.parcel)
@@ -71,7 +72,7 @@ class Attempt:
         return bool(self.run.delivery) and not self.run.stream and not self.cancel_requested
 
     def drop_body(self) -> None:
-        """It will not be taken."""
+        """Discard the input of an attempt that will not run."""
         if self.run.parcel:
             self._parcels.remove(self.run.parcel)
 
@@ -83,37 +84,37 @@ class Attempts:
     def __init__(self, parcels: Parcels) -> None:
         self._parcels = parcels
         self._lock = threading.Lock()
-        self._held: dict[int, Attempt] = {}
-        self._unsent: list[Attempt] = []  # ended while there was no link
+        self._active: dict[int, Attempt] = {}
+        self._unsent: list[Attempt] = []  # ended without a link
         self._is_cut = False  # there is no link
-        self._told = 1  # the link that knows of what is held, or will in a moment
-        self._stale = 0  # still running for a link that is gone
+        self._reported_link = 1  # the link whose runner knows of the active attempts, or will in a moment
+        self._stale = 0  # attempts still running for a lost link
         self.on_idle: Callable[[], None] = lambda: None
         self.on_stale_end: Callable[[], None] = lambda: None
 
     @property
     def idle(self) -> bool:
-        return not self._held and not self._stale
+        return not self._active and not self._stale
 
     @property
     def stale(self) -> int:
-        """How many still run for a link that is gone, and nobody will hear of them."""
+        """Number of attempts still running for a lost link. Their Results are not sent."""
         return self._stale
 
     @property
     def count(self) -> int:
-        return len(self._held) + self._stale
+        return len(self._active) + self._stale
 
     def add(self, run: Run, body: bytes, link: int) -> Attempt:
         attempt = Attempt(run, body, link, self._parcels)
         with self._lock:
-            if run.attempt in self._held:
-                raise ProtocolMismatch(f"attempt {run.attempt} was given twice")
-            self._held[run.attempt] = attempt
+            if run.attempt in self._active:
+                raise ProtocolMismatch(f"attempt {run.attempt} was sent twice")
+            self._active[run.attempt] = attempt
         return attempt
 
     def start(self, attempt: Attempt) -> bool:
-        """False when it has ended in the queue."""
+        """Mark as running. Returns False if the attempt has ended in the queue."""
         with self._lock:
             if attempt.state is not State.QUEUED:
                 return False
@@ -121,46 +122,46 @@ class Attempts:
             return True
 
     def end(self, attempt: Attempt, result: bytes) -> bool:
-        """True when the caller may send its Result, packed here: it had not ended, and its link is still there."""
+        """Mark as ended. Returns True if the caller must send `result`: not ended before, and the link is up."""
         with self._lock:
             if attempt.state is State.ENDED:
                 return False
             attempt.state = State.ENDED
-            ours = self._held.get(attempt.run.attempt) is attempt
-            if ours:
-                del self._held[attempt.run.attempt]
+            is_active = self._active.get(attempt.run.attempt) is attempt
+            if is_active:
+                del self._active[attempt.run.attempt]
                 if self._is_cut:
                     attempt.result = result
                     self._unsent.append(attempt)
                     return False
             else:
                 self._stale -= 1
-        if not ours:
+        if not is_active:
             self.on_stale_end()
-        return ours
+        return is_active
 
     def keep(self, attempt: Attempt, result: bytes) -> None:
-        """Its Result could not be sent: the runner had gone, and nobody had noticed."""
+        """Keep a Result that could not be sent: the runner had gone unnoticed."""
         with self._lock:
-            if attempt.link == self._told and attempt.can_be_adopted:
+            if attempt.link == self._reported_link and attempt.can_be_adopted:
                 attempt.result = result
                 self._unsent.append(attempt)
 
     def check_idle(self) -> None:
-        """Say so when nothing is left. Apart from `end`, so that the Result is sent before the process ends."""
+        """Call `on_idle` if no attempt is left. Not part of `end`, because the Result must be sent first."""
         if self.idle:
             self.on_idle()
 
     def cancel(self, number: int) -> Attempt | None:
-        """The attempt, when it was still queued: it has ended now, and the caller sends its Result."""
+        """Cancel an attempt. Returns it if it was queued: then it has ended, and the caller sends its Result."""
         with self._lock:
-            attempt = self._held.get(number)
+            attempt = self._active.get(number)
             if attempt is None:
                 return None
             attempt.cancel_requested = True
             if attempt.state is State.QUEUED:
                 attempt.state = State.ENDED
-                del self._held[number]
+                del self._active[number]
                 attempt.drop_body()
                 return attempt
             on_change = attempt.on_change
@@ -170,7 +171,7 @@ class Attempts:
 
     def credit(self, number: int, items: int) -> None:
         with self._lock:
-            attempt = self._held.get(number)
+            attempt = self._active.get(number)
             if attempt is None:
                 return
             attempt.credits += items
@@ -179,42 +180,53 @@ class Attempts:
             on_change()
 
     def abandon(self, unanswered: Collection[Attempt | None]) -> None:
-        """The link is gone: what is queued never runs here, and what cannot be adopted ends unheard. `unanswered` have
-        lost what they waited for; None is who cannot be told from the others."""
+        """The link is lost: drop queued attempts, and make those stale that cannot be adopted.
+
+        `unanswered`: attempts that waited for a response of the lost runner. If it contains None, these attempts are
+        unknown, so all become stale.
+        """
         with self._lock:
             self._is_cut = True
-            held = list(self._held.values())
-            goes_on = set() if None in unanswered else {each for each in held if each.can_be_adopted} - set(unanswered)
-            given_up = [each for each in held if each not in goes_on or each.state is State.QUEUED]
-            for attempt in given_up:
-                del self._held[attempt.run.attempt]
+            active = list(self._active.values())
+            adoptable = (
+                set()
+                if None in unanswered
+                else {attempt for attempt in active if attempt.can_be_adopted} - set(unanswered)
+            )
+            abandoned = [attempt for attempt in active if attempt not in adoptable or attempt.state is State.QUEUED]
+            for attempt in abandoned:
+                del self._active[attempt.run.attempt]
                 if attempt.state is State.QUEUED:
                     attempt.state = State.ENDED
                     attempt.drop_body()
                 else:
                     attempt.cancel_requested = True
                     self._stale += 1
-        for attempt in given_up:
+        for attempt in abandoned:
             if attempt.on_change is not None:
                 attempt.on_change()
 
-    def left(self) -> tuple[int, tuple[Unfinished, ...]]:
-        """For the next runner, which is told so: how many are stale, and what it may adopt."""
+    def leftovers(self) -> tuple[int, tuple[Unfinished, ...]]:
+        """Report to the next runner: the number of stale attempts, and the attempts that it may adopt."""
         now = time.monotonic()
         with self._lock:
-            self._told += 1
+            self._reported_link += 1
             return self._stale, tuple(
                 Unfinished(
-                    each.run.attempt, each.run.invocation, each.run.delivery, now - each.came_at, each.run.number
+                    attempt.run.attempt,
+                    attempt.run.invocation,
+                    attempt.run.delivery,
+                    now - attempt.received_at,
+                    attempt.run.number,
                 )
-                for each in (*self._held.values(), *self._unsent)
+                for attempt in (*self._active.values(), *self._unsent)
             )
 
     def resume(self, link: int) -> list[bytes]:
-        """There is a link again, and it knows what is `left`; the Results that it has missed."""
+        """Resume with a new link, whose runner knows the leftovers; returns the Results that were not sent."""
         with self._lock:
             self._is_cut = False
-            for attempt in self._held.values():
+            for attempt in self._active.values():
                 attempt.link = link
             unsent, self._unsent = self._unsent, []
             return [attempt.result for attempt in unsent]

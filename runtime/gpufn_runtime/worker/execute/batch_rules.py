@@ -1,4 +1,4 @@
-"""When calls that wait become a batch: pure, the time is passed in. The rule is `gpufn_core.spec.function_spec.Batch`'s."""
+"""Decide when waiting calls become a batch, by the rule of `gpufn_core.spec.function_spec.Batch`. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Gathering(Generic[T]):
-    """Calls by method, oldest first; at most `concurrency` batches run at once.
+    """Waiting calls by method, oldest first. At most `concurrency` batches run at once.
 
     >>> gathering = Gathering(Batch(max_size=2, max_wait_ms=5), concurrency=1)
     >>> gathering.add("", "a", now=0.0); gathering.take(now=0.0)
@@ -28,23 +28,23 @@ class Gathering(Generic[T]):
         self._concurrency = concurrency
         self._waiting: dict[str, deque[tuple[float, T]]] = {}
         self._running = 0
-        self._one_ended = False
+        self._has_ended = False
 
     def add(self, method: str, call: T, now: float) -> None:
         self._waiting.setdefault(method, deque()).append((now, call))
 
     def ended(self) -> None:
-        """A batch that `take` gave has ended."""
+        """Report that a batch returned by `take` has ended."""
         self._running -= 1
-        self._one_ended = True
+        self._has_ended = True
 
     def take(self, now: float) -> list[T] | None:
-        """The batch that is due, if one is. Not due any more are calls that ended meanwhile: the caller skips them."""
+        """Return the batch that is due, or None. Calls in it may have ended meanwhile: the caller must skip them."""
         if self._running >= self._concurrency:
             return None
-        at_once = self._running == 0 or self._one_ended
-        due = [queue for queue in self._waiting.values() if queue and (at_once or self._is_due(queue, now))]
-        self._one_ended = False
+        is_immediate = self._running == 0 or self._has_ended
+        due = [queue for queue in self._waiting.values() if queue and (is_immediate or self._is_due(queue, now))]
+        self._has_ended = False
         if not due:
             return None
         queue = min(due, key=lambda queue: queue[0][0])
@@ -52,7 +52,7 @@ class Gathering(Generic[T]):
         return [queue.popleft()[1] for _ in range(min(len(queue), self._policy.max_size))]
 
     def due_at(self) -> float | None:
-        """When to ask `take` again if nothing else happens; None when only an arrival or an end can matter."""
+        """Return when to call `take` again if nothing else happens, or None if only an arrival or an end matters."""
         oldest = [queue[0][0] for queue in self._waiting.values() if queue]
         if not oldest or self._running >= self._concurrency:
             return None

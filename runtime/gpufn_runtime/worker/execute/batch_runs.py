@@ -1,6 +1,6 @@
-"""Runs a batch: each call's input is checked on its own, and no call fails because of another one.
+"""Run batches: each call's input is validated separately, and no call fails because of another one.
 
-The time of a run is charged once, in equal parts, to the calls that had it together.
+The time of a run is charged once, in equal parts, to the calls that shared it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BatchRuns:
         self._results = results
 
     def run(self, batch: list[Attempt], method: Method, call: Callable[..., Any]) -> None:
-        """`call` takes what `method.call` takes, and waits for its result."""
+        """Run a batch. `call` has the parameters of `method.call` and waits for its result."""
         started = time.perf_counter()
         inputs: list[tuple[Attempt, dict[str, Any]]] = []
         for attempt in batch:
@@ -44,26 +44,28 @@ class BatchRuns:
         started: float,
         charged_before_s: float = 0.0,
     ) -> None:
-        # Prints of a batch of several belong to none of them.
+        # Output of a batch of several calls belongs to none of them.
         token = current_attempt.set(inputs[0][0] if len(inputs) == 1 else None)
         values: list[Any] | None = None
         try:
             names = list(inputs[0][1])
-            values = _as_list(call(**{name: [given[name] for _, given in inputs] for name in names}), len(inputs))
+            values = _as_list(
+                call(**{name: [arguments[name] for _, arguments in inputs] for name in names}), len(inputs)
+            )
         except BaseException as error:
             if len(inputs) == 1:
                 charged_s = charged_before_s + time.perf_counter() - started
                 self._results.raised(inputs[0][0], error, started, charged_s=charged_s)
             else:
-                _tell(len(inputs), error)
+                _log_failure(len(inputs), error)
         finally:
             current_attempt.reset(token)
         charged_s = charged_before_s + (time.perf_counter() - started) / len(inputs)
         if values is None:
-            # One of them may be to blame: only that one fails. Not where the error is caught: what is in its frames,
-            # memory of the GPU for one, is free again only now.
-            for one in inputs if len(inputs) > 1 else ():
-                self._run([one], call, time.perf_counter(), charged_s)
+            # One call may be the cause: only that one fails. This is outside the `except` block, because only now the
+            # objects in the exception's frames, such as GPU memory, are freed.
+            for item in inputs if len(inputs) > 1 else ():
+                self._run([item], call, time.perf_counter(), charged_s)
             return
         for (attempt, _), value in zip(inputs, values, strict=True):
             if isinstance(value, Exception):
@@ -72,16 +74,16 @@ class BatchRuns:
                 self._results.returned(attempt, value, started, charged_s=charged_s)
 
 
-def _tell(size: int, error: BaseException) -> None:
-    what = f"{type(error).__qualname__}: {message_of(error)}"
-    with contextlib.suppress(Exception):  # the user's code may have put any stream there, and closed it
-        print(f"a batch of {size} calls failed, each is run on its own: {what}", file=sys.stderr)  # noqa: T201
+def _log_failure(size: int, error: BaseException) -> None:
+    detail = f"{type(error).__qualname__}: {message_of(error)}"
+    with contextlib.suppress(Exception):  # user code may have replaced the stream and closed it
+        print(f"a batch of {size} calls failed, running each call alone: {detail}", file=sys.stderr)  # noqa: T201
 
 
 def _as_list(result: Any, size: int) -> list[Any]:
     if isinstance(result, (str, bytes, dict, set)) or not hasattr(result, "__len__"):
         raise TypeError(
-            f"a function with batch=... returns a list with one result per call, not {type(result).__name__}"
+            f"a function with batch=... must return a list with one result per call, not {type(result).__name__}"
         )
     if len(result) != size:
         raise ValueError(f"the function returned {len(result)} results for a batch of {size} calls")

@@ -1,5 +1,5 @@
-"""A user's exception as an ErrorInfo: its own frames only, and no path of ours. What is told of an error is of bounded
-size: names and texts in it are the user's, or a caller's, and may have any length."""
+"""Convert a user's exception to an ErrorInfo, with the user's own stack frames and no platform paths. The size of error
+reports is limited: names and texts in them come from users or callers and may have any length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpufn_core.encoding.raised_types import classes_of
 from gpufn_core.errors import ErrorInfo, RequestError
 
 _MAX_MESSAGE = 16 << 10
-_MAX_TRACEBACK = 64 << 10  # of the frame header's 1 MiB
+_MAX_TRACEBACK = 64 << 10  # a frame header has at most 1 MiB
 _MAX_NAME = 256
-_MOST_BASES = 64
-_OURS = (
+_MAX_BASES = 64
+_PLATFORM_PATHS = (
     *(
         os.path.dirname(os.path.abspath(str(package.__file__))) + os.sep
         for package in (gpufn, gpufn_core, gpufn_runtime.worker)
@@ -28,7 +28,7 @@ _OURS = (
 
 
 class Rejected(Exception):
-    """The platform's own code found in a run that the caller's input is at fault: a model refused its values."""
+    """The platform found during a run that the caller's input is invalid: a model rejected its values."""
 
     def __init__(self, reason: RequestError) -> None:
         super().__init__(reason.message)
@@ -36,7 +36,7 @@ class Rejected(Exception):
 
 
 def describe(error: BaseException, bundle_dir: str = "", code: str = "function_raised") -> ErrorInfo:
-    """What the caller is told of `error`. File names in the bundle are relative to it."""
+    """Return the report of `error` for the caller. File names in the bundle are relative to it."""
     kind = type(error)
     return bounded(
         ErrorInfo(
@@ -51,47 +51,47 @@ def describe(error: BaseException, bundle_dir: str = "", code: str = "function_r
 
 
 def bounded(info: ErrorInfo) -> ErrorInfo:
-    """`info`, so that it fits a frame's header."""
+    """Truncate `info` so that it fits into a frame's header."""
     return msgspec.structs.replace(
         info,
         message=_bounded(info.message, _MAX_MESSAGE),
         field=info.field and _bounded(info.field, _MAX_NAME),
         error_type=info.error_type and _bounded(info.error_type, _MAX_NAME),
-        error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MOST_BASES]),
-        error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MOST_BASES]),
+        error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MAX_BASES]),
+        error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MAX_BASES]),
         traceback=info.traceback and _bounded(info.traceback, _MAX_TRACEBACK),
     )
 
 
 def message_of(error: BaseException) -> str:
-    """Its text, which code of the user's makes."""
+    """Return the exception's text, which is produced by user code."""
     try:
         text = str(error)
     except BaseException:
-        return f"<{type(error).__qualname__} whose text could not be made>"
+        return f"<{type(error).__qualname__}, whose str() failed>"
     return text or type(error).__qualname__
 
 
 def _traceback(error: BaseException, bundle_dir: str) -> str:
     try:
-        described = traceback.TracebackException.from_exception(error, compact=True)
-        _trim(described)
-        text = "".join(described.format())
-    except BaseException as failure:  # a __repr__, a __notes__ or a source file of the user's
-        return f"{type(error).__qualname__}\n(the traceback could not be made: {type(failure).__qualname__})\n"
+        report = traceback.TracebackException.from_exception(error, compact=True)
+        _trim(report)
+        text = "".join(report.format())
+    except BaseException as failure:  # from a user's __repr__, __notes__ or source file
+        return f"{type(error).__qualname__}\n(formatting the traceback failed: {type(failure).__qualname__})\n"
     return text.replace(bundle_dir.rstrip(os.sep) + os.sep, "") if bundle_dir else text
 
 
-def _trim(described: traceback.TracebackException) -> None:
-    kept = [frame for frame in described.stack if not frame.filename.startswith(_OURS)]
-    described.stack = traceback.StackSummary.from_list(kept)
-    for inner in (described.__cause__, described.__context__, *(described.exceptions or ())):
+def _trim(report: traceback.TracebackException) -> None:
+    user_frames = [frame for frame in report.stack if not frame.filename.startswith(_PLATFORM_PATHS)]
+    report.stack = traceback.StackSummary.from_list(user_frames)
+    for inner in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if inner is not None:
             _trim(inner)
 
 
 def _bounded(text: str, most: int) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot travel
+    text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates cannot be encoded
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}\n... {len(text) - most} characters left out ...\n{text[-most // 2 :]}"

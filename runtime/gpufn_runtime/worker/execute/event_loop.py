@@ -1,6 +1,6 @@
-"""The thread that runs async functions and async generators: one event loop, at most `concurrency` tasks.
+"""Thread that runs async functions and async generators: one event loop with at most `concurrency` tasks.
 
-It starts with the first async function or hook, so that a plain function never pays for asyncio.
+It starts with the first async function or hook, so that plain functions do not pay for importing asyncio.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.results import Results
 from gpufn_runtime.worker.link import Link
-from gpufn_runtime.worker.process import vital
+from gpufn_runtime.worker.process import exit_on_failure
 
 
 class EventLoop:
-    """`take` may be called from any thread, the rest runs on the loop's own."""
+    """`take` is thread-safe; everything else runs on the loop's own thread."""
 
     def __init__(self, concurrency: int, link: Link, attempts: Attempts, results: Results) -> None:
         self._concurrency = concurrency
@@ -33,11 +33,11 @@ class EventLoop:
         self._waiting: deque[tuple[Attempt, Method]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=vital(self._run_forever), name="gpufn-asyncio", daemon=True).start()
+        threading.Thread(target=exit_on_failure(self._run_forever), name="gpufn-asyncio", daemon=True).start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run `coroutine` on the loop and wait for it: hooks, and batches of an async function."""
-        outcome = asyncio.run_coroutine_threadsafe(self._caught(coroutine), self._loop).result()
+        """Run `coroutine` on the loop and wait for it. For hooks, and for batches of an async function."""
+        outcome = asyncio.run_coroutine_threadsafe(self._catch(coroutine), self._loop).result()
         if isinstance(outcome, _Raised):
             raise outcome.error
         return outcome
@@ -48,7 +48,7 @@ class EventLoop:
     def _run_forever(self) -> None:
         asyncio.set_event_loop(self._loop)
         while True:
-            # A task of the user's own that ends in SystemExit stops the loop; the calls beside it go on.
+            # A SystemExit in a task of user code stops the loop; restart it, because other calls must go on.
             with contextlib.suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
 
@@ -65,7 +65,7 @@ class EventLoop:
 
     def _start(self, attempt: Attempt, method: Method) -> None:
         changed = asyncio.Event()
-        task = self._loop.create_task(self._attend(attempt, method, changed))
+        task = self._loop.create_task(self._run_attempt(attempt, method, changed))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
@@ -73,14 +73,14 @@ class EventLoop:
             self._loop.call_soon_threadsafe(task.cancel if attempt.cancel_requested else changed.set)
 
         attempt.on_change = on_change
-        if attempt.cancel_requested:  # since it was started, and before there was somebody to tell
+        if attempt.cancel_requested:  # cancelled after the start, before `on_change` was set
             on_change()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._start_more()
 
-    async def _attend(self, attempt: Attempt, method: Method, changed: asyncio.Event) -> None:
+    async def _run_attempt(self, attempt: Attempt, method: Method, changed: asyncio.Event) -> None:
         current_attempt.set(attempt)
         started = time.perf_counter()
         try:
@@ -93,7 +93,7 @@ class EventLoop:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
                 result = await method.call(*args, **kwargs)
-                self._link.leave_if_parents()
+                self._link.exit_if_forked()
                 self._results.returned(attempt, result, started)
         except asyncio.CancelledError as error:
             if attempt.cancel_requested:
@@ -101,7 +101,7 @@ class EventLoop:
             else:
                 self._results.raised(attempt, error, started)
         except BaseException as error:
-            self._link.leave_if_parents(error)
+            self._link.exit_if_forked(error)
             self._results.raised(attempt, error, started)
 
     async def _iterate(self, attempt: Attempt, items: Any, changed: asyncio.Event, started: float) -> None:
@@ -109,7 +109,7 @@ class EventLoop:
         sent = 0
         async with contextlib.aclosing(items):
             async for item in items:
-                self._link.leave_if_parents()
+                self._link.exit_if_forked()
                 if not attempt.run.stream:
                     collected.append(item)
                     continue
@@ -119,20 +119,20 @@ class EventLoop:
                         await changed.wait()
                 self._results.item(attempt, item)
                 sent += 1
-        self._link.leave_if_parents()
+        self._link.exit_if_forked()
         if attempt.run.stream:
             self._results.exhausted(attempt, started)
         else:
             self._results.returned(attempt, collected, started)
 
-    async def _caught(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """The result or the exception as a value: a SystemExit that left the task would stop the loop."""
+    async def _catch(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result or the exception as a value: a SystemExit that leaves a task would stop the loop."""
         try:
             result = await coroutine
         except BaseException as error:
-            self._link.leave_if_parents(error)
+            self._link.exit_if_forked(error)
             return _Raised(error)
-        self._link.leave_if_parents()
+        self._link.exit_if_forked()
         return result
 
 

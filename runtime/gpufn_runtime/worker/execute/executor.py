@@ -1,11 +1,11 @@
-"""Where calls run: the user threads, of which the main thread is the first.
+"""Run calls in the user threads, of which the main thread is the first.
 
-The reader thread hands attempts over with `take`; user threads take them from one queue and send the results
-themselves. The main thread loads the code, runs the hooks and is the only one with `concurrency=1`, so that what a
-library keeps per thread (torch's grad mode, sqlite's connections) is there in every call. Further threads, up to
-`concurrency`, are started for calls that wait or block: threads that only compute take the interpreter from each other.
-While calls are short, a user thread reads the socket itself (`reading`). Async functions run on one event loop
-(`event_loop`); batches gather (`batches`) and run in the user threads.
+The reader thread passes attempts to `take`; user threads get them from one queue and send the results themselves. The
+main thread loads the code, runs the hooks, and is the only user thread with `concurrency=1`, so that thread-local state
+of libraries (torch's grad mode, sqlite's connections) is present in every call. Further threads, up to `concurrency`,
+are started for calls that wait or block: threads that only compute would just compete for the GIL. While calls are
+short, a user thread reads the socket itself (`socket_reader`). Async functions run on one event loop (`event_loop`).
+Batches are gathered (`batch_rules`) and run in the user threads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gpufn_runtime.worker.execute.batch_runs import BatchRuns
 from gpufn_runtime.worker.execute.results import Results
 from gpufn_runtime.worker.execute.socket_reader import Loan
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
-from gpufn_runtime.worker.process import vital
+from gpufn_runtime.worker.process import exit_on_failure
 
 if TYPE_CHECKING:
     from gpufn_runtime.worker.execute.event_loop import EventLoop
 
-# Calls longer than this are worth a thread each, at once; and so long nothing may move before one more is started.
+# Calls longer than _LONG_CALL_S get a thread each at once. After _STALLED_S without progress one thread is started.
 _LONG_CALL_S = 0.001
 _SHORT_CALL_S = 0.0005
 _STALLED_S = 0.002
@@ -49,10 +49,10 @@ class Executor:
         attempts: Attempts,
         results: Results,
         link: Link,
-        take_frame: Callable[[RunnerFrame, bytes], None],
+        handle_frame: Callable[[RunnerFrame, bytes], None],
     ) -> None:
         self._link = link
-        self._take_frame = take_frame
+        self._handle_frame = handle_frame
         self._loan = Loan()
         self._is_stopping = False
         self._concurrency = spec.concurrency
@@ -61,9 +61,9 @@ class Executor:
         self._methods: dict[str, Method] = {}
         self._inbox: SimpleQueue[_Job] = SimpleQueue()
         self._threads = 1
-        self._taken = 0  # from the inbox, by all threads
-        self._taken_when_seen = 0
-        self._seen_at = 0.0
+        self._taken = 0  # jobs taken from the inbox, by all threads
+        self._last_taken = 0
+        self._progress_at = 0.0
         self._mean_call_s = 0.0  # exponentially weighted
         self._loop: EventLoop | None = None
         self._batch_runs = BatchRuns(attempts, results)
@@ -71,18 +71,18 @@ class Executor:
         self._gathering_lock = threading.Lock()
 
     def serve(self, methods: dict[str, Method]) -> None:
-        """What `take` may run from now on."""
+        """Set the methods that `take` may run from now on."""
         self._methods = methods
         if any(method.kind in _ASYNC for method in methods.values()):
             self._event_loop()
 
-    # --- in the reader thread ---------------------------------------------------------------------------------------
+    # --- in the reader thread -----------------------------------------------------------------------------------------
 
     def take(self, attempt: Attempt) -> None:
         method = self._methods.get(attempt.run.method)
         if method is None:
-            known = ", ".join(self._methods) or "none"
-            error = InvalidInput(f"there is no method {attempt.run.method!r}; there is {known}", field="method")
+            methods = ", ".join(self._methods) or "none"
+            error = InvalidInput(f"there is no method {attempt.run.method!r}; there is {methods}", field="method")
             self._results.rejected(attempt, error, time.perf_counter())
         elif self._gathering is not None and method.batched:
             with self._gathering_lock:
@@ -94,21 +94,21 @@ class Executor:
             self._hand_over(functools.partial(self._run, attempt, method))
 
     def stop(self) -> None:
-        """End `work`, after what is in the queue. Safe in a signal handler."""
+        """Stop `work` after the jobs in the queue. Safe in a signal handler."""
         self._is_stopping = True
         self._inbox.put(_stop)
         if self._loan.is_out:
             self._link.stop_receiving()
 
     def lend_socket(self) -> None:
-        """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
+        """Let a user thread read the socket while calls are short; return when the reader thread owns it again."""
         is_short = 0 < self._mean_call_s < _SHORT_CALL_S
         if is_short and self._gathering is None and self._loop is None and not self._is_stopping:
             self._inbox.put(functools.partial(self._read_and_run, self._loan.lend()))
             self._loan.wait()
 
     def run_alone(self, job: _Job) -> None:
-        """In a user thread, while no call is here."""
+        """Run a job in a user thread while there are no calls."""
         self._inbox.put(job)
 
     def _hand_over(self, job: _Job) -> None:
@@ -116,31 +116,33 @@ class Executor:
         if self._mean_call_s > _LONG_CALL_S and self._attempts.count > self._threads:
             self._start_thread()
 
-    def look_after(self) -> float | None:
-        """See to it that the inbox moves; seconds until to look again, None when nothing waits in it."""
+    def check_inbox(self) -> float | None:
+        """Make sure that the inbox is processed. Returns the seconds until the next check, None if it is empty."""
         if self._threads >= self._concurrency or self._inbox.empty():
             return None
         now = time.monotonic()
-        if self._taken != self._taken_when_seen:
-            self._taken_when_seen, self._seen_at = self._taken, now
-        elif now - self._seen_at >= _STALLED_S:
+        if self._taken != self._last_taken:
+            self._last_taken, self._progress_at = self._taken, now
+        elif now - self._progress_at >= _STALLED_S:
             self._start_thread()
-            self._seen_at = now
+            self._progress_at = now
         return _STALLED_S
 
     def _start_thread(self) -> None:
         if self._threads < self._concurrency:
-            with contextlib.suppress(RuntimeError):  # the system gives none now: those that are here do the work
-                threading.Thread(target=vital(self.work), name=f"gpufn-user-{self._threads}", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # no thread available now: the existing ones do the work
+                threading.Thread(
+                    target=exit_on_failure(self.work), name=f"gpufn-user-{self._threads}", daemon=True
+                ).start()
                 self._threads += 1
 
-    # --- in the user threads ----------------------------------------------------------------------------------------
+    # --- in the user threads ------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Run what comes until `stop`."""
+        """Run jobs until `stop`."""
         while True:
             try:
-                job = self._inbox.get(timeout=self._look_again_in())
+                job = self._inbox.get(timeout=self._batch_wait_s())
             except Empty:
                 job = self._next_batch
             if job is _stop:
@@ -150,7 +152,7 @@ class Executor:
             job()
 
     def _read_and_run(self, number: int) -> None:
-        """Read the socket and run what comes, until calls last, the runner hangs up, or `stop`."""
+        """Read the socket and run its calls, until calls get long, the runner disconnects, or `stop`."""
         link, loan = self._link, self._loan
         try:
             while loan.is_mine(number):
@@ -161,8 +163,8 @@ class Executor:
                     frame, body = link.frames.popleft()
                     method = self._methods.get(frame.method) if type(frame) is Run else None
                     if method is None:
-                        self._take_frame(frame, body)
-                        if not self._inbox.empty():  # it was about this thread
+                        self._handle_frame(frame, body)
+                        if not self._inbox.empty():  # the frame queued a job for this thread
                             loan.give_back()
                             return
                     else:
@@ -174,7 +176,7 @@ class Executor:
     def call_hook(self, hook: Callable[[], Any]) -> None:
         result = self._call(hook)
         if hasattr(result, "__await__"):
-            self._event_loop().run(_awaited(result))
+            self._event_loop().run(_await(result))
 
     def _run(self, attempt: Attempt, method: Method) -> None:
         if not self._attempts.start(attempt):
@@ -193,8 +195,8 @@ class Executor:
                     self._iterate(attempt, result, started)
                     return
             except BaseException as error:
-                self._link.leave_if_parents(error)  # in a generator's body
-                # SystemExit and KeyboardInterrupt too: a call does not end the worker
+                self._link.exit_if_forked(error)  # forked in a generator's body
+                # Also SystemExit and KeyboardInterrupt: a call must not end the worker.
                 self._results.raised(attempt, error, started)
             else:
                 self._results.returned(attempt, result, started)
@@ -206,9 +208,9 @@ class Executor:
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            self._link.leave_if_parents(error)
+            self._link.exit_if_forked(error)
             raise
-        self._link.leave_if_parents()
+        self._link.exit_if_forked()
         return result
 
     def _iterate(self, attempt: Attempt, items: Any, started: float) -> None:
@@ -218,7 +220,7 @@ class Executor:
         sent = 0
         with contextlib.closing(items):
             for item in items:
-                self._link.leave_if_parents()
+                self._link.exit_if_forked()
                 if not attempt.run.stream:
                     collected.append(item)
                 while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
@@ -229,7 +231,7 @@ class Executor:
                 if attempt.run.stream:
                     self._results.item(attempt, item)
                     sent += 1
-        self._link.leave_if_parents()
+        self._link.exit_if_forked()
         if attempt.cancel_requested:
             self._results.cancelled(attempt, started)
         elif attempt.run.stream:
@@ -238,7 +240,7 @@ class Executor:
             self._results.returned(attempt, collected, started)
 
     def _next_batch(self) -> None:
-        """Run the batch that is due, and those that are when it has ended."""
+        """Run the batch that is due, and those that are due when it has ended."""
         gathering = self._gathering
         if gathering is None:
             return
@@ -254,8 +256,8 @@ class Executor:
                     gathering.ended()
                     batch = gathering.take(time.monotonic())
 
-    def _look_again_in(self) -> float:
-        """Seconds, until a batch is due."""
+    def _batch_wait_s(self) -> float:
+        """Return the seconds until a batch is due, at most LONGEST_SLEEP_S."""
         if self._gathering is None:
             return LONGEST_SLEEP_S
         with self._gathering_lock:
@@ -267,7 +269,7 @@ class Executor:
 
     def _event_loop(self) -> EventLoop:
         if self._loop is None:
-            from gpufn_runtime.worker.execute.event_loop import EventLoop  # noqa: PLC0415  (asyncio: 70 ms of a cold start)
+            from gpufn_runtime.worker.execute.event_loop import EventLoop  # noqa: PLC0415  (asyncio takes 70 ms)
 
             self._loop = EventLoop(self._concurrency, self._link, self._attempts, self._results)
         return self._loop
@@ -277,8 +279,8 @@ _Job = Callable[[], None]
 
 
 def _stop() -> None:
-    """In the queue: `work` ends."""
+    """Queued job that makes `work` return."""
 
 
-async def _awaited(result: Any) -> Any:
+async def _await(result: Any) -> Any:
     return await result

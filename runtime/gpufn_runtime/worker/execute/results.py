@@ -1,4 +1,4 @@
-"""How an Attempt ends, as the one Result that its runner gets; and the items before it."""
+"""End Attempts: encode and send their Result, and the items before it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LONGEST_CHAIN = 8
 
 
 class Results:
-    """`started` is what `time.perf_counter` said when the attempt began. `fault_of` tells an error of the GPU;
-    `on_fault` is told when one makes this process useless."""
+    """Sends Results. `started` is the `time.perf_counter` value when the attempt began. `fault_of` classifies an
+    exception as a GPU fault; `on_fault` is called if a fault makes this process unusable."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Results:
         except CapacityError as error:
             self.raised(attempt, ResultNotEncodable(error.message), started, charged_s=charged_s)
             return
-        except BaseException as error:  # ResultNotEncodable, or code of the value's own: a property, a __reduce__
+        except BaseException as error:  # ResultNotEncodable, or raised by the value's code: a property, a __reduce__
             self.raised(attempt, error, started, charged_s=charged_s)
             return
         self._end(
@@ -75,11 +75,11 @@ class Results:
         )
 
     def exhausted(self, attempt: Attempt, started: float) -> None:
-        """A stream ended; its items are sent."""
+        """Send the end of a stream whose items are sent."""
         self._end(attempt, OutcomeKind.SUCCEEDED, started)
 
     def item(self, attempt: Attempt, value: Any) -> None:
-        """Send one item; ResultNotEncodable when it cannot be."""
+        """Send one item of a stream. Raises ResultNotEncodable."""
         content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=self._may_pickle)
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
@@ -88,19 +88,23 @@ class Results:
             self.rejected(attempt, error.reason, started)
             return
         if isinstance(error, MemoryError):
-            _let_go(error)
+            _clear_frames(error)
         fault = self.fault_of(error)
         if fault is not None and fault.replaces:
-            self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
+            self.on_fault(fault)  # before the slot is free, so that no further call is sent here
         if fault is not None and fault.is_lost:
             failed = DeviceFailed(fault.describe()).info()
             self._end(attempt, OutcomeKind.LOST, started, failed, charged_s=charged_s)
             return
-        if isinstance(error, BusUnavailable):  # of a call that the function made: the platform failed, not its code
+        if isinstance(error, BusUnavailable):  # from a nested call: the platform failed, not the function
             self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()), charged_s=charged_s)
             return
-        ours = isinstance(error, ResultNotEncodable) and not error.traceback
-        info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
+        is_encoding_error = isinstance(error, ResultNotEncodable) and not error.traceback
+        info = (
+            bounded(error.info())
+            if is_encoding_error and isinstance(error, GpufnError)
+            else describe(error, self._bundle_dir)
+        )
         self._end(attempt, OutcomeKind.RAISED, started, info, charged_s=charged_s)
 
     def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
@@ -110,7 +114,7 @@ class Results:
         self._end(attempt, OutcomeKind.CANCELLED, started)
 
     def cancelled_in_queue(self, attempt: Attempt) -> None:
-        """`Attempts.cancel` has ended it already."""
+        """Send the Result of an attempt that `Attempts.cancel` has ended."""
         self._link.send(Result(attempt.run.attempt, OutcomeKind.CANCELLED, None, "", 0.0), link=attempt.link)
         self._attempts.check_idle()
 
@@ -137,11 +141,12 @@ class Results:
         self._attempts.check_idle()
 
 
-def _let_go(error: BaseException) -> None:
-    """Of what the frames that it went through hold: it leaves no memory to say so. Nothing here takes any."""
-    each: BaseException | None = error
-    left = _LONGEST_CHAIN
-    while each is not None and left:
-        traceback.clear_frames(each.__traceback__)
-        each = each.__context__
-        left -= 1
+def _clear_frames(error: BaseException) -> None:
+    """Clear the local variables in the frames of a MemoryError, so that there is memory to report it. This function
+    allocates nothing."""
+    exception: BaseException | None = error
+    remaining = _LONGEST_CHAIN
+    while exception is not None and remaining:
+        traceback.clear_frames(exception.__traceback__)
+        exception = exception.__context__
+        remaining -= 1

@@ -1,9 +1,9 @@
-"""Who reads the runner's socket.
+"""Ownership of the runner's socket.
 
-The reader thread does, and hands each call to a user thread: that costs two switches between threads, which is more
-than a short call takes. So while calls are short it lends the socket to the user thread that runs them: read, run,
-answer, read. The reader thread looks on, and takes the socket back when a call lasts: then Cancel, Credit and the
-answers of nested calls must be heard while it runs, and other user threads must get theirs.
+Normally the reader thread reads it and passes each call to a user thread: that costs two thread switches, which take
+longer than a short call. So while calls are short, it lends the socket to the user thread that runs them: read, run,
+respond, read. The reader thread watches, and takes the socket back when a call takes long, because Cancel, Credit and
+the responses to nested calls must be received while it runs, and other user threads must get their calls.
 
 Measured: docs/decisions/0002.
 """
@@ -14,12 +14,12 @@ import threading
 import time
 
 LONG_CALL_S = 0.002
-_QUIET_LOOKS = 50  # with nothing to see before the reader sleeps until a call begins
+_QUIET_CHECKS = 50  # checks without activity before the reader thread sleeps until the next call
 
 
 class Loan:
-    """The lender's side is the reader thread's. A borrower is one user thread; it shows the number of its loan, since
-    by the time that it looks the socket may have been taken back and lent to another."""
+    """A loan of the socket. The lender is the reader thread, the borrower a user thread. The borrower passes the number
+    of its loan, because meanwhile the socket may have been taken back and lent to another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,18 +27,18 @@ class Loan:
         self._is_out = False
         self._busy_since = 0.0  # 0: the borrower waits for the next frame
         self._returned = threading.Event()
-        self._look = threading.Event()
+        self._wake = threading.Event()
         self._error: Exception | None = None
 
     # --- the borrower -------------------------------------------------------------------------------------------------
 
     def begin_call(self) -> None:
         self._busy_since = time.monotonic()
-        if not self._look.is_set():
-            self._look.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
     def is_mine(self, number: int) -> bool:
-        """No call runs: the borrower is about to read, if the socket is still its own."""
+        """Return whether the borrower still owns the socket. Called when no call runs and it is about to read."""
         with self._lock:
             if not self._is_out or number != self._number:
                 return False
@@ -46,12 +46,12 @@ class Loan:
             return True
 
     def give_back(self, error: Exception | None = None) -> None:
-        """`error` is raised where the lender waits."""
+        """Return the socket. `error` is raised in the waiting lender."""
         with self._lock:
             self._is_out = False
             self._error = error
         self._returned.set()
-        self._look.set()
+        self._wake.set()
 
     # --- the lender ---------------------------------------------------------------------------------------------------
 
@@ -60,17 +60,17 @@ class Loan:
         return self._is_out
 
     def lend(self) -> int:
-        """The number of the loan. Until the borrower comes, it counts as busy."""
+        """Lend the socket; returns the number of the loan. Until the borrower starts, it counts as busy."""
         self._returned.clear()
         with self._lock:
             self._number += 1
             self._is_out = True
             self._busy_since = time.monotonic()
-        self._look.set()
+        self._wake.set()
         return self._number
 
     def wait(self) -> None:
-        """Return when the socket is the lender's again: given back, or taken back from a call that lasts."""
+        """Return when the lender owns the socket again: given back, or taken back during a long call."""
         quiet = 0
         while not self._returned.wait(LONG_CALL_S):
             with self._lock:
@@ -79,10 +79,10 @@ class Loan:
                     self._is_out = False
                     return
             quiet = 0 if since else quiet + 1
-            if quiet >= _QUIET_LOOKS:
-                self._look.clear()
-                if not self._busy_since and not self._returned.is_set():  # else it counts on us to look
-                    self._look.wait()
+            if quiet >= _QUIET_CHECKS:
+                self._wake.clear()
+                if not self._busy_since and not self._returned.is_set():  # a call that has begun needs checks
+                    self._wake.wait()
                 quiet = 0
         error, self._error = self._error, None
         if error is not None:

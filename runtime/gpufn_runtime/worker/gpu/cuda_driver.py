@@ -1,4 +1,4 @@
-"""The little of the CUDA driver that proving a share takes, from libcuda itself: no framework need be there."""
+"""Minimal binding of the CUDA driver (libcuda) for checking a GPU share. It needs no framework."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class DriverError(RuntimeError):
 
 
 class Driver:
-    """Of the first device that this process sees."""
+    """Driver API for the first device that this process sees."""
 
     def __init__(self, library: Any = None) -> None:
-        """Raises OSError when there is no driver."""
+        """Load the driver. Raises OSError if there is none."""
         self._library = library or ctypes.CDLL("libcuda.so.1")
 
     def open(self) -> None:
-        """Connects to the MPS daemon, if there is one to connect to, and makes the context that libraries use as well.
-        May block for as long as the daemon's server starts. Raises DriverError."""
+        """Create the primary context, which libraries use as well; this connects to the MPS daemon, if there is one.
+        May block while the daemon's server starts. Raises DriverError."""
         self._call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), 0)
@@ -38,7 +38,7 @@ class Driver:
         return self._attribute(_MULTIPROCESSORS)
 
     def is_client(self) -> bool | None:
-        """Whether this process is a client of MPS; None when the driver does not tell."""
+        """Return whether this process is an MPS client, or None if the driver cannot report it."""
         try:
             return bool(self._attribute(_MPS_ENABLED))
         except DriverError as error:
@@ -52,7 +52,7 @@ class Driver:
         return free.value
 
     def can_allocate(self, size: int) -> bool:
-        """What was allocated is freed at once."""
+        """Return whether `size` bytes can be allocated; they are freed at once."""
         address = ctypes.c_uint64()
         try:
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))

@@ -1,14 +1,15 @@
-"""What an error of CUDA means for the call that met it, and for its worker. Pure.
+"""Classify CUDA errors: their consequences for the call that failed and for its worker. Pure.
 
 | blame | the call | the worker |
 |---|---|---|
-| MEMORY: more was asked for than there is | raised, as by the function | stays |
-| PROGRAM: a kernel did what it must not | raised; under MPS lost, for another client may have done it | is replaced |
-| SHARE: MPS | lost | is replaced |
-| DEVICE: the GPU, its driver | lost | is replaced |
+| MEMORY: out of memory | raised, as by the function | stays |
+| PROGRAM: a kernel made an invalid operation | raised; under MPS lost, since another client may have caused it |
+replaced |
+| SHARE: MPS | lost | replaced |
+| DEVICE: the GPU or its driver | lost | replaced |
 
-A context in which a kernel has failed is of no use any more: every later call in it fails alike. Libraries tell the
-error by number, by the driver's or the runtime's name, or only in words; numbers and words are those of CUDA 11 to 13.
+A context in which a kernel has failed is unusable: every later call in it fails the same way. Libraries report an error
+by number, by the driver's or the runtime's name, or only by its text. Numbers and texts are those of CUDA 11 to 13.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Blame(enum.Enum):
 
 
 class CudaError(NamedTuple):
-    """`name` as the driver has it, after CUDA_ERROR_; `runtime` as the runtime has it, after cudaError."""
+    """A CUDA error. `name`: the driver's, without CUDA_ERROR_; `runtime`: the runtime's, without cudaError."""
 
     code: int
     name: str
@@ -39,7 +40,7 @@ class CudaError(NamedTuple):
 class DeviceFault(NamedTuple):
     error: CudaError
     is_lost: bool  # the call can run again elsewhere
-    replaces: bool  # the worker is of no use any more
+    replaces: bool  # the worker is unusable
 
     def describe(self) -> str:
         return f"the GPU failed: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
@@ -88,22 +89,22 @@ _LONGEST_TEXT = 10_000
 
 
 def fault_of(error: BaseException, *, shares_by_mps: bool) -> DeviceFault | None:
-    """None for an error that CUDA has nothing to do with."""
-    for each in _chain(error):
-        found = _cuda_error(each)
-        if found is not None:
-            is_lost = found.blame in (Blame.SHARE, Blame.DEVICE) or (shares_by_mps and found.blame is Blame.PROGRAM)
-            return DeviceFault(found, is_lost, replaces=found.blame is not Blame.MEMORY)
+    """Return the fault in `error` or its causes, or None if it is no CUDA error."""
+    for exception in _chain(error):
+        match = _cuda_error(exception)
+        if match is not None:
+            is_lost = match.blame in (Blame.SHARE, Blame.DEVICE) or (shares_by_mps and match.blame is Blame.PROGRAM)
+            return DeviceFault(match, is_lost, replaces=match.blame is not Blame.MEMORY)
     return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = error
+    exception: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if each is None:
+        if exception is None:
             return
-        yield each
-        each = each.__cause__ or each.__context__
+        yield exception
+        exception = exception.__cause__ or exception.__context__
 
 
 def _cuda_error(error: BaseException) -> CudaError | None:
@@ -116,15 +117,15 @@ def _cuda_error(error: BaseException) -> CudaError | None:
         text = str(error)[:_LONGEST_TEXT]
     except Exception:
         return None
-    return _said(text) if "cuda" in text.lower() else None
+    return _error_in_text(text) if "cuda" in text.lower() else None
 
 
-def _said(text: str) -> CudaError | None:
+def _error_in_text(text: str) -> CudaError | None:
     for match in _NAMED.finditer(text):
-        if (found := _BY_NAME.get((match[1] or match[2]).lower())) is not None:
-            return found
+        if (known := _BY_NAME.get((match[1] or match[2]).lower())) is not None:
+            return known
     for match in _NUMBERED.finditer(text):
-        if (found := _BY_CODE.get(int(match[1]))) is not None:
-            return found
+        if (known := _BY_CODE.get(int(match[1]))) is not None:
+            return known
     lower = text.lower()
     return next((error for error in CUDA_ERRORS if error.words.lower() in lower), None)

@@ -1,13 +1,13 @@
-"""The proof that a worker is held to its share, before it is READY.
+"""Verify, before a worker is READY, that its GPU share is enforced.
 
-A process that cannot reach its MPS daemon runs all the same, with the whole GPU and no limit. So, in this order:
+A process that cannot reach its MPS daemon still runs, with the whole GPU and without limits. So check in this order:
 
-1. the context is made; a server that is starting is waited for
-2. where the driver tells, it says that this process is a client
-3. as many multiprocessors are seen as the share has, not all
-4. no more memory is free than the limit, and an allocation above the limit fails
+1. create the context; wait for a server that is starting
+2. if the driver can report it, this process is an MPS client
+3. the process sees only its share's number of multiprocessors
+4. free memory is not above the limit, and an allocation above the limit fails
 
-What cannot be known is not asked for: of a share without a ceiling, the number of multiprocessors says nothing.
+Checks that cannot decide are skipped: without a multiprocessor limit their number says nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpufn_runtime.worker.gpu.cuda_driver import DriverError
 _NOT_READY = 807  # CUDA_ERROR_MPS_SERVER_NOT_READY
 _PATIENCE_S = 10.0
 _FIRST_PAUSE_S = 0.05
-_GRANULE = 8  # multiprocessors are given out in groups, the largest of which has so many
-_ABOVE_BYTES = 1 << 20
+_GRANULE = 8  # multiprocessors are allocated in groups; the size of the largest group
+_EXCESS_BYTES = 1 << 20
 
 
 class ShareDriver(Protocol):
@@ -37,12 +37,12 @@ class ShareDriver(Protocol):
 
 
 def prove(limits: MpsLimits, driver: ShareDriver, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Raises DeviceFailed, which says what is not as it must be."""
+    """Raises DeviceFailed, which names the limit that is not enforced."""
     try:
         _open(driver, sleep)
         _check(limits, driver)
     except DriverError as error:
-        raise DeviceFailed(f"its share of the GPU cannot be had: {error}") from error
+        raise DeviceFailed(f"cannot use its share of the GPU: {error}") from error
 
 
 def _open(driver: ShareDriver, sleep: Callable[[float], None]) -> None:
@@ -61,15 +61,15 @@ def _open(driver: ShareDriver, sleep: Callable[[float], None]) -> None:
 
 def _check(limits: MpsLimits, driver: ShareDriver) -> None:
     if driver.is_client() is False:
-        raise DeviceFailed("it is no client of the MPS daemon: it would have the whole GPU")
+        raise DeviceFailed("it is not a client of the MPS daemon: it would use the whole GPU")
     if limits.multiprocessors and limits.sm_percent < 100:
         granted = math.ceil(limits.multiprocessors * limits.sm_percent / 100)
-        seen = driver.multiprocessors()
-        if seen > granted + _GRANULE:
+        visible = driver.multiprocessors()
+        if visible > granted + _GRANULE:
             raise DeviceFailed(
-                f"it sees {seen} of the GPU's {limits.multiprocessors} multiprocessors, and its share has {granted}"
+                f"it sees {visible} of the GPU's {limits.multiprocessors} multiprocessors, but its share has {granted}"
             )
     if (free_bytes := driver.free_bytes()) > limits.vram_bytes:
         raise DeviceFailed(f"{free_bytes:,} bytes are free to it, more than its share's {limits.vram_bytes:,}")
-    if driver.can_allocate(limits.vram_bytes + _ABOVE_BYTES):
-        raise DeviceFailed(f"it can have more GPU memory than its share's {limits.vram_bytes:,} bytes")
+    if driver.can_allocate(limits.vram_bytes + _EXCESS_BYTES):
+        raise DeviceFailed(f"it can allocate more GPU memory than its share's {limits.vram_bytes:,} bytes")

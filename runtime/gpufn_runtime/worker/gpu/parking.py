@@ -1,12 +1,12 @@
-"""A worker gives its GPU's memory up, and takes it again: what it had there waits in memory of the host.
+"""Parking: a worker moves its GPU memory to host memory, and back on resume.
 
 park
-    1. the class's @park hooks; of a function without any, torch's tensors
-    2. the sessions of its models
-    3. what is left on the device is told with the rest
-resume: the same, backwards
+    1. run the class's @park hooks; without hooks, move torch's tensors
+    2. move the sessions of its models
+    3. report the memory that remains on the device
+resume: the same, in reverse order
 
-Before anything is moved it is known how much there is: what does not fit is not begun.
+The required memory is computed before anything moves: if it does not fit, nothing is moved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class CannotPark(Exception):
-    """`needs_bytes` of the host's memory would have done; 0: memory is not what it lacks."""
+    """Parking is not possible. `needs_bytes`: host memory that would be sufficient; 0 if memory is not the reason."""
 
     def __init__(self, message: str, needs_bytes: int = 0) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class _Movable(Protocol):
 
 
 class Parking:
-    """`memory_bytes` is what the worker may use of the host; None: as much as it likes."""
+    """Parks and resumes a worker. `memory_bytes`: its host memory limit; None: unlimited."""
 
     def __init__(
         self, loaded: Loaded, call_hook: Callable[[Callable[[], Any]], None], memory_bytes: int | None
@@ -46,7 +46,7 @@ class Parking:
         self._moved: list[_Movable] = []
 
     def park(self, host_bytes: int) -> ParkedMemory:
-        """CannotPark says what is in the way. Whatever is raised, the worker is of no use any more but to end."""
+        """Move GPU memory to the host. Raises CannotPark. After any exception the worker must exit."""
         from gpufn_runtime.worker.gpu.torch_memory import NotMovable, torch_memory  # noqa: PLC0415  (rarely needed)
 
         torch = torch_memory()
@@ -55,54 +55,54 @@ class Parking:
         movable: list[_Movable] = [*sessions]
         if torch is not None and not self._loaded.park:
             try:
-                found = torch.find()
+                torch_bytes = torch.find()
             except NotMovable as error:
                 raise CannotPark(f"{error}: give its class @park and @resume") from error
-            if found:
-                needed += found
+            if torch_bytes:
+                needed += torch_bytes
                 movable.insert(0, torch)
         if not movable and not self._loaded.park:
-            raise CannotPark("nothing of it is known to be on a GPU: give its class @park and @resume")
+            raise CannotPark("it has no known GPU memory: give its class @park and @resume")
         self._check_memory(needed, host_bytes)
         before = resident_bytes()
         for hook in self._loaded.park:
             self._call_hook(hook)
-        for each in movable:
-            each.park()
+        for item in movable:
+            item.park()
         self._moved = movable
-        # What hooks take is known only afterwards.
-        taken = max(needed, resident_bytes() - before if self._loaded.park else 0)
-        if taken > host_bytes:
-            raise _too_much(taken, host_bytes)
-        return ParkedMemory(taken, torch.left_bytes() if torch is not None else 0)
+        # The memory that hooks use is known only afterwards.
+        used = max(needed, resident_bytes() - before if self._loaded.park else 0)
+        if used > host_bytes:
+            raise _insufficient_memory(used, host_bytes)
+        return ParkedMemory(used, torch.remaining_bytes() if torch is not None else 0)
 
     def resume(self) -> None:
-        """What is raised leaves the worker of no use."""
-        for each in reversed(self._moved):
-            each.resume()
+        """Move memory back to the GPU. After an exception the worker is unusable."""
+        for item in reversed(self._moved):
+            item.resume()
         self._moved = []
         for hook in self._loaded.resume:
             self._call_hook(hook)
 
     def _check_memory(self, needed: int, host_bytes: int) -> None:
         if needed > host_bytes:
-            raise _too_much(needed, host_bytes)
-        if self._memory_bytes is not None and needed > (left := self._memory_bytes - resident_bytes()):
+            raise _insufficient_memory(needed, host_bytes)
+        if self._memory_bytes is not None and needed > (remaining := self._memory_bytes - resident_bytes()):
             raise CannotPark(
-                f"parking takes {needed >> 20} MiB of the host's memory, and {max(left, 0) >> 20} MiB of its own are "
-                "left: memory=... gives it more"
+                f"parking takes {needed >> 20} MiB of host memory, but only {max(remaining, 0) >> 20} MiB of its limit "
+                "remain: increase memory=..."
             )
 
 
-def _too_much(needed: int, host_bytes: int) -> CannotPark:
+def _insufficient_memory(needed: int, host_bytes: int) -> CannotPark:
     return CannotPark(
-        f"parking takes {needed >> 20} MiB of the host's memory, and {host_bytes >> 20} MiB are left for parked "
-        "workers: GPUFN_PARK_MEMORY of its agent allows more",
+        f"parking takes {needed >> 20} MiB of host memory, but only {host_bytes >> 20} MiB remain for parked workers: "
+        "increase GPUFN_PARK_MEMORY of its agent",
         needed,
     )
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * _PAGE

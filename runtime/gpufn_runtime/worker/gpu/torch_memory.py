@@ -1,8 +1,8 @@
-"""What torch keeps on a worker's GPUs, moved to pinned memory of the host and back.
+"""Move torch's GPU memory to pinned host memory and back.
 
-A storage is emptied and filled again in place, so every tensor and view of it, wherever the function keeps it, is as it
-was afterwards, but for its address on the device. What refers to addresses (a CUDA graph), and what Python does not see
-(a scripted module's weights), cannot be moved.
+A storage is emptied and refilled in place, so all tensors and views of it, wherever the function keeps them, are
+unchanged afterwards except for their device address. Objects that contain addresses (CUDA graphs) and memory that is
+invisible to Python (weights of scripted modules) cannot be moved.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import gc
 import sys
 from typing import Any
 
-_MOST_STRAY_BYTES = 256 << 20  # what cuBLAS and cuDNN take for themselves is no tensor
+_MAX_STRAY_BYTES = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
 _ALIGNED = 512
 
 
 class NotMovable(Exception):
-    """Nothing has been moved; the message says why."""
+    """Torch's memory cannot be moved, and nothing was moved. The message has the reason."""
 
 
 class TorchMemory:
-    """`torch` is the module. `find` first, then `park`, then `resume`."""
+    """Torch's GPU memory in this process; `torch` is the module. Call `find`, then `park`, then `resume`."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -31,30 +31,30 @@ class TorchMemory:
         self._is_pinned = False
 
     def find(self) -> int:
-        """How many bytes there are to move. Raises NotMovable."""
+        """Find all storages; returns the number of bytes to move. Raises NotMovable."""
         torch = self._torch
-        found: dict[int, Any] = {}
-        for thing in gc.get_objects():
-            kind = type(thing)
+        storages: dict[int, Any] = {}
+        for candidate in gc.get_objects():
+            kind = type(candidate)
             if issubclass(kind, torch.cuda.CUDAGraph):
-                raise NotMovable("it has a CUDA graph, which is tied to addresses on the GPU")
-            if issubclass(kind, torch.Tensor) and thing.is_cuda and thing.layout == torch.strided:
-                with contextlib.suppress(RuntimeError):  # one that wraps others has none
-                    storage = thing.untyped_storage()
+                raise NotMovable("it has a CUDA graph, which contains GPU addresses")
+            if issubclass(kind, torch.Tensor) and candidate.is_cuda and candidate.layout == torch.strided:
+                with contextlib.suppress(RuntimeError):  # a tensor that wraps others has no storage
+                    storage = candidate.untyped_storage()
                     if storage.nbytes():
-                        found[storage.data_ptr()] = storage
-        self._storages = list(found.values())
+                        storages[storage.data_ptr()] = storage
+        self._storages = list(storages.values())
         if not all(storage.resizable() for storage in self._storages):
             raise NotMovable("some of torch's memory on the GPU belongs to another library")
         self._sizes = [storage.nbytes() for storage in self._storages]
         stray = sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count()))) - sum(self._sizes)
-        if stray > _MOST_STRAY_BYTES:
-            raise NotMovable(f"torch has {stray >> 20} MiB on the GPU that are no tensor of Python's")
-        return sum(map(_aligned, self._sizes))
+        if stray > _MAX_STRAY_BYTES:
+            raise NotMovable(f"torch has {stray >> 20} MiB on the GPU that belong to no Python tensor")
+        return sum(map(_align, self._sizes))
 
     def park(self) -> None:
         torch = self._torch
-        self._block = torch.empty(sum(map(_aligned, self._sizes)), dtype=torch.uint8)
+        self._block = torch.empty(sum(map(_align, self._sizes)), dtype=torch.uint8)
         self._pin()
         for storage, part in zip(self._storages, self._parts(), strict=True):
             part.copy_(self._bytes(storage), non_blocking=True)
@@ -73,28 +73,28 @@ class TorchMemory:
             self._torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
         self._block, self._storages, self._sizes = None, [], []
 
-    def left_bytes(self) -> int:
-        """What torch still holds of the GPU that has most of it."""
+    def remaining_bytes(self) -> int:
+        """Return the bytes that torch still reserves, on the GPU with the most."""
         torch = self._torch
         return max(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())), default=0)
 
     def _pin(self) -> None:
-        """The memory that is there, for torch's own pinned memory comes in powers of two and is never given back. Where
-        it cannot be pinned, copies are slower."""
+        """Pin the block in place: torch's own pinned memory is rounded up to powers of two and never freed. If pinning
+        fails, copies are slower."""
         size = self._block.numel()
         runtime = self._torch.cuda.cudart()
         self._is_pinned = size > 0 and not int(runtime.cudaHostRegister(self._block.data_ptr(), size, 0))
         if not self._is_pinned:
-            with contextlib.suppress(RuntimeError):  # CUDA tells of it once more, to the next kernel
+            with contextlib.suppress(RuntimeError):  # CUDA reports the error again to the next kernel
                 self._torch.zeros(1, device=self._storages[0].device)
                 self._wait()
 
     def _parts(self) -> list[Any]:
-        """Where each storage has its place in the block."""
+        """Return each storage's slice of the block."""
         parts, start = [], 0
         for size in self._sizes:
             parts.append(self._block[start : start + size])
-            start += _aligned(size)
+            start += _align(size)
         return parts
 
     def _bytes(self, storage: Any) -> Any:
@@ -106,12 +106,12 @@ class TorchMemory:
 
 
 def torch_memory() -> TorchMemory | None:
-    """None while torch has nothing to do with a GPU in this process."""
+    """Return this process's torch memory, or None if torch has not used a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     return TorchMemory(torch)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED

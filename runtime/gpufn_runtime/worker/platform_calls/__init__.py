@@ -1,1 +1,1 @@
-"""Requests of user code to the platform, over the socket of the worker."""
+"""Requests of user code to the platform, over the worker's socket."""

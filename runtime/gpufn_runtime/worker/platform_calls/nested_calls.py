@@ -1,7 +1,7 @@
-"""Calls that the user's code makes of other functions, and what it says of its own: over the worker's socket.
+"""Calls of user code to other functions, and its reports on its own call, over the worker's socket.
 
-The runner makes them for us, so a worker needs no address and no credentials. Blocking, from any thread; the SDK's
-`.aio` wraps it.
+The runner makes the calls on our behalf, so a worker needs no address and no credentials. Methods block and are
+thread-safe; the SDK's `.aio` wraps them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from gpufn_core.spec.priority import Priority
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
-from gpufn_runtime.worker.platform_calls.pending_requests import Conversations, raise_unless_succeeded
+from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests, raise_unless_succeeded
 
 
 class NestedCalls:
     """The `gpufn.call.transport.Transport` of a worker."""
 
-    def __init__(self, link: Link, conversations: Conversations, *, may_pickle: bool = False) -> None:
-        self._may_pickle = may_pickle  # the function's own option: of its checkpoints
+    def __init__(self, link: Link, requests: PendingRequests, *, may_pickle: bool = False) -> None:
+        self._may_pickle = may_pickle  # the function's option, for its checkpoints
         self._link = link
-        self._conversations = conversations
+        self._requests = requests
 
     def call(
         self,
@@ -40,7 +40,7 @@ class NestedCalls:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
-        return self._conversations.ask(
+        return self._requests.request(
             Verb.CALL, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
@@ -55,18 +55,18 @@ class NestedCalls:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
-        with self._conversations.open(
+        with self._requests.open(
             Verb.STREAM, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
-        ) as conversation:  # fmt: skip
+        ) as request:  # fmt: skip
             for number in itertools.count(1):
-                frame, data = conversation.next()
+                frame, data = request.next()
                 if isinstance(frame, Answer):
                     raise_unless_succeeded(frame)
                     return
                 yield frame.content_type, data
                 if number % (STREAM_WINDOW // 2) == 0:
-                    conversation.credit(STREAM_WINDOW // 2)
+                    request.credit(STREAM_WINDOW // 2)
 
     def submit(
         self,
@@ -78,28 +78,28 @@ class NestedCalls:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> str:
-        answer = self._conversations.ask(
+        response = self._requests.request(
             Verb.SUBMIT, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
-        return answer[1].decode()
+        return response[1].decode()
 
     def status(self, invocation: str) -> InvocationState:
-        return InvocationState(self._conversations.ask(Verb.STATUS, invocation)[1].decode())
+        return InvocationState(self._requests.request(Verb.STATUS, invocation)[1].decode())
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        return self._conversations.ask(Verb.RESULT, invocation, timeout_s=timeout_s)
+        return self._requests.request(Verb.RESULT, invocation, timeout_s=timeout_s)
 
     def cancel(self, invocation: str) -> bool:
-        return self._conversations.ask(Verb.CANCEL, invocation)[1] == b"true"
+        return self._requests.request(Verb.CANCEL, invocation)[1] == b"true"
 
     def context(self) -> Context:
-        """Of the call that this code runs for. Raises InvalidInput where there is none, or more than one."""
+        """Return the Context of the current call. Raises InvalidInput if there is none, or more than one."""
         attempt = current_attempt.get()
         if attempt is None:
             raise InvalidInput(
-                "gpufn.current() is for one call: there is none in a hook, in a batch of several calls, or in a thread "
-                "of your own, which can be handed the Context"
+                "gpufn.current() needs exactly one current call: there is none in a hook, in a batch of several calls, "
+                "or in your own thread; pass the Context to the thread instead"
             )
         if attempt.context is None:
             run = attempt.run
@@ -107,7 +107,7 @@ class NestedCalls:
                 run.invocation,
                 run.number,
                 run.deadline or None,
-                _OwnCall(self._link, self._conversations, attempt),
+                _OwnCall(self._link, self._requests, attempt),
                 trace=run.trace or None,
                 may_pickle=self._may_pickle,
             )
@@ -115,11 +115,11 @@ class NestedCalls:
 
 
 class _OwnCall:
-    """What a call says of itself: the `gpufn.call.context.Channel` of one attempt."""
+    """The `gpufn.call.context.Channel` of one attempt, for reports on its own call."""
 
-    def __init__(self, link: Link, conversations: Conversations, attempt: Attempt) -> None:
+    def __init__(self, link: Link, requests: PendingRequests, attempt: Attempt) -> None:
         self._link = link
-        self._conversations = conversations
+        self._requests = requests
         self._attempt = attempt
 
     def progress(self, fraction: float, message: str) -> None:
@@ -128,8 +128,8 @@ class _OwnCall:
         self._link.send(progress, link=self._attempt.link)
 
     def keep(self, content_type: str, body: bytes) -> None:
-        self._conversations.ask(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
+        self._requests.request(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
 
     def kept(self) -> tuple[str, bytes] | None:
-        content_type, body = self._conversations.ask(Verb.RESTORE, "", attempt=self._attempt)
+        content_type, body = self._requests.request(Verb.RESTORE, "", attempt=self._attempt)
         return (content_type, body) if content_type else None

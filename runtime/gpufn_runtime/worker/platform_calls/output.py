@@ -1,8 +1,8 @@
-"""What the user's code prints and logs, line by line, as Log frames of the attempt that it runs for.
+"""Send the output and log records of user code line by line, as Log frames of the attempt that the code runs for.
 
-Lines are cut at MAX_LINE and all of a worker's text together is limited (`output_limit`), so that printing a gigabyte
-neither floods the platform nor takes long. What bypasses `sys.stdout` (C libraries, a crash) is in the process's
-own output, which the agent reads.
+Lines are cut at MAX_LINE, and the total text of a worker is rate-limited (`output_limit`), so that printing a gigabyte
+neither floods the platform nor takes long. Output that bypasses `sys.stdout` (C libraries, a crash) goes to the
+process's own output, which the agent reads.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from gpufn_runtime.worker.platform_calls.output_limit import OutputLimit
 MAX_LINE = 16 << 10  # characters
 _RATE = 1 << 20  # bytes a second
 _BURST = 4 << 20
-_COST_OF_A_LINE = 64  # bytes that a line costs on top of its text, so that empty ones are not free
+_LINE_COST = 64  # bytes charged per line in addition to its text, so that empty lines are not free
 _CUT = " ... (cut)"
 
 
 class Output:
-    """Sends text. The streams that stand in for sys.stdout and sys.stderr write here."""
+    """Sends text. The replacements of sys.stdout and sys.stderr write to it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._lock = threading.RLock()  # again from a signal handler or a __del__ that prints
+        self._lock = threading.RLock()  # reentrant: a signal handler or a __del__ may print
         self._limit = OutputLimit(_RATE, _BURST, time.monotonic())
         self.released = False
         self._streams = (CapturedStream(self, "stdout", 1), CapturedStream(self, "stderr", 2))
 
     def capture(self) -> None:
-        """Take the place of sys.stdout and sys.stderr."""
+        """Replace sys.stdout and sys.stderr."""
         sys.stdout, sys.stderr = self._streams
 
     def release(self) -> None:
-        """Give the process's own streams back; the only thing safe in a child that the user's code forked."""
+        """Restore the process's own streams. In a child that user code forked, this is the only safe option."""
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         self.released = True
-        self._lock = threading.RLock()  # a thread that is not in the child may hold the old one
+        self._lock = threading.RLock()  # a thread that does not exist in the child may hold the old lock
 
     def capture_logging(self) -> None:
-        """Take the log records that nobody else handles, once the user's code has loaded `logging`."""
+        """Take log records that have no other handler, if user code has imported `logging`."""
         logging = sys.modules.get("logging")
         if logging is not None:
             handler = logging.StreamHandler(_Records(self))
             handler.terminator = ""
             handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-            # Not the root logger's own: `logging.basicConfig` does nothing where that has one.
+            # Not as a handler of the root logger: then `logging.basicConfig` would do nothing.
             logging.lastResort = handler  # type: ignore[attr-defined]
 
     def end(self, attempt: Attempt | None) -> None:
-        """Send what `attempt` printed without a line's end, and say what was dropped."""
+        """Send the incomplete last line of `attempt`, and report dropped lines."""
         for stream in self._streams:
             stream.end(attempt)
         with self._lock:
             self._report_dropped(attempt)
 
     def send(self, stream: str, attempt: Attempt | None, lines: list[str]) -> None:
-        """Each of `lines` as one Log frame, as far as the limit allows."""
+        """Send each of `lines` as one Log frame, within the rate limit."""
         packed = []
         with self._lock:
             now = time.monotonic()
@@ -73,7 +73,7 @@ class Output:
             for line in lines:
                 text = line if len(line) <= MAX_LINE else line[:MAX_LINE] + _CUT
                 data = text.encode("utf-8", "backslashreplace")
-                if self._limit.admits(len(data) + _COST_OF_A_LINE, now):
+                if self._limit.admits(len(data) + _LINE_COST, now):
                     self._report_dropped(attempt)
                     packed.append(frames.encode(Log(number, stream), data))
         if packed:
@@ -83,7 +83,7 @@ class Output:
         lines, size = self._limit.take_dropped()
         if lines:
             number, link = _target(attempt)
-            text = f"... {lines} lines ({size >> 10} KiB) left out: more than {_RATE >> 20} MiB of output a second ..."
+            text = f"... {lines} lines ({size >> 10} KiB) dropped: more than {_RATE >> 20} MiB of output a second ..."
             self._link.send_packed(frames.encode(Log(number, "stderr"), text.encode()), link=link)
 
 
@@ -92,7 +92,7 @@ def _target(attempt: Attempt | None) -> tuple[int, int | None]:
 
 
 class CapturedStream(io.TextIOBase):
-    """A text stream whose lines go to who runs in this thread or task. A line's beginning waits for its end."""
+    """A text stream whose lines belong to the attempt of the current thread or task. It buffers incomplete lines."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -101,46 +101,46 @@ class CapturedStream(io.TextIOBase):
         self._output = output
         self._name = name
         self._fd = fd
-        self._begun: dict[Attempt | None, str] = {}
+        self._incomplete: dict[Attempt | None, str] = {}
         self._lock = threading.RLock()
         self.buffer = _Bytes(self)
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if self._output.released:  # a handler of `logging` holds us, in a child
+        if self._output.released:  # in a child, where a handler of `logging` still refers to this stream
             return self._own_write(text)
         attempt = current_attempt.get()
         with self._lock:
-            begun = self._begun.pop(attempt, "")
+            incomplete = self._incomplete.pop(attempt, "")
             end = text.rfind("\n")
             if end >= 0:
-                lines = (begun + text[:end]).split("\n")
-                begun = ""
+                lines = (incomplete + text[:end]).split("\n")
+                incomplete = ""
             else:
                 lines = []
-            begun = (begun + text[end + 1 :])[: MAX_LINE + 1]
-            if "\r" in begun:  # a progress bar draws over itself: only its last state is worth anything
-                begun = _last_state(begun)
-            if begun:
-                self._begun[attempt] = begun
+            incomplete = (incomplete + text[end + 1 :])[: MAX_LINE + 1]
+            if "\r" in incomplete:  # a progress bar overwrites itself: only its last state matters
+                incomplete = _last_state(incomplete)
+            if incomplete:
+                self._incomplete[attempt] = incomplete
         if lines:
             self._output.send(self._name, attempt, [_last_state(line) for line in lines])
         return len(text)
 
     def _own_write(self, text: str) -> int:
-        """To the process's own stream; at once, for nobody flushes that when a child ends by `os._exit`."""
-        own = sys.__stdout__ if self._name == "stdout" else sys.__stderr__
-        if own is not None:
-            own.write(text)
-            own.flush()
+        """Write to the process's own stream; flush at once, because a child may end by `os._exit`."""
+        stream = sys.__stdout__ if self._name == "stdout" else sys.__stderr__
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
         return len(text)
 
     def end(self, attempt: Attempt | None) -> None:
         with self._lock:
-            begun = self._begun.pop(attempt, "")
-        if begun:
-            self._output.send(self._name, attempt, [begun])
+            incomplete = self._incomplete.pop(attempt, "")
+        if incomplete:
+            self._output.send(self._name, attempt, [incomplete])
 
     def fileno(self) -> int:
         return self._fd
@@ -149,17 +149,17 @@ class CapturedStream(io.TextIOBase):
         return True
 
     def reconfigure(self, **_: Any) -> None:
-        """A script may ask for UTF-8 or for whole lines: both are so."""
+        """Do nothing: a script may ask for UTF-8 or for line buffering, and the stream has both."""
 
     def flush(self) -> None:
-        """Lines are sent as they end; half a line is not worth a message."""
+        """Do nothing: complete lines are sent at once, incomplete ones are not worth a message."""
 
     def close(self) -> None:
-        """`with sys.stdout:` must not silence the rest of this worker's life."""
+        """Do nothing: `with sys.stdout:` must not silence the worker from then on."""
 
 
 class _Bytes(io.RawIOBase):
-    """`sys.stdout.buffer`."""
+    """The binary `sys.stdout.buffer`."""
 
     def __init__(self, stream: CapturedStream) -> None:
         self._stream = stream
@@ -179,7 +179,7 @@ class _Bytes(io.RawIOBase):
 
 
 class _Records:
-    """Where the handler of the root logger writes: one record, one Log frame, with its traceback's lines."""
+    """Stream of the root logger's handler: sends one Log frame per record, including its traceback."""
 
     def __init__(self, output: Output) -> None:
         self._output = output

@@ -1,10 +1,10 @@
-"""How much text a worker may send: pure, the time is passed in."""
+"""Rate limit of a worker's output. Pure."""
 
 from __future__ import annotations
 
 
 class OutputLimit:
-    """`rate` bytes a second on average, `burst` at once. What is refused is counted until `take_dropped`.
+    """Token bucket: `rate` bytes a second on average, `burst` at once. Refused output is counted until `take_dropped`.
 
     >>> limit = OutputLimit(rate=10, burst=20, now=0.0)
     >>> [limit.admits(15, now=0.0), limit.admits(15, now=0.0), limit.admits(15, now=1.0)]
@@ -16,18 +16,18 @@ class OutputLimit:
     def __init__(self, rate: float, burst: float, now: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._left = burst
-        self._at = now
+        self._tokens = burst
+        self._updated_at = now
         self._lines = 0
         self._bytes = 0
 
     def admits(self, size: int, now: float) -> bool:
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if size > self._left:
+        self._tokens = min(self._burst, self._tokens + (now - self._updated_at) * self._rate)
+        self._updated_at = now
+        if size > self._tokens:
             self.drop(1, size)
             return False
-        self._left -= size
+        self._tokens -= size
         return True
 
     def drop(self, lines: int, size: int) -> None:
@@ -35,7 +35,7 @@ class OutputLimit:
         self._bytes += size
 
     def take_dropped(self) -> tuple[int, int]:
-        """Lines and bytes refused since the last time."""
+        """Return the lines and bytes refused since the previous call."""
         dropped = self._lines, self._bytes
         self._lines = self._bytes = 0
         return dropped

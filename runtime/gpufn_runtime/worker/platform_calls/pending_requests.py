@@ -1,4 +1,4 @@
-"""What threads of this worker ask its runner, each with the answers that it waits for: over the worker's socket."""
+"""Pending requests of this worker's threads to its runner and their responses, over the worker's socket."""
 
 from __future__ import annotations
 
@@ -27,72 +27,72 @@ from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
 
 _FORKED = (
-    "a process that the function has forked cannot ask the platform for anything: call other functions where the "
-    "function itself runs, or in threads"
+    "a process forked by the function cannot send requests to the platform: call other functions in the function's own "
+    "process, or in threads"
 )
-_LOST = "the node's runner restarted while this call was under way: whether it ran is not known"
+_LOST = "the node's runner restarted during this call: it may or may not have run"
 
 
-class Conversations:
-    """Those that are open. Safe from all threads."""
+class PendingRequests:
+    """Open requests. Thread-safe."""
 
     def __init__(self, link: Link, parcels: Parcels) -> None:
         self._link = link
         self._parcels = parcels
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, Conversation] = {}
+        self._open: dict[int, PendingRequest] = {}
 
-    # --- for the user's threads -------------------------------------------------------------------------------------
+    # --- for user threads ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def open(
         self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
-    ) -> Iterator[Conversation]:
-        """`attempt` is the one that asks, when it is not the one that runs in this thread."""
-        asks = attempt or current_attempt.get()
-        conversation = Conversation(next(self._numbers), self._link, asks, self._parcels)
+    ) -> Iterator[PendingRequest]:
+        """Open a request. `attempt`: the requesting attempt, default: the current one of this thread."""
+        requester = attempt or current_attempt.get()
+        request = PendingRequest(next(self._numbers), self._link, requester, self._parcels)
         with self._lock:
-            self._open[conversation.number] = conversation
+            self._open[request.number] = request
         try:
-            conversation.ask(verb, target, body, fields)
-            yield conversation
+            request.send(verb, target, body, fields)
+            yield request
         finally:
             with self._lock:
-                del self._open[conversation.number]
-            conversation.close()
+                del self._open[request.number]
+            request.close()
 
-    def ask(
+    def request(
         self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
     ) -> tuple[str, bytes]:
-        """The answer's content type and body; `attempt` as in `open`."""
-        with self.open(verb, target, body, attempt=attempt, **fields) as conversation:
+        """Send a request and wait; returns the response's content type and body. `attempt` as in `open`."""
+        with self.open(verb, target, body, attempt=attempt, **fields) as request:
             while True:
-                frame, data = conversation.next()
+                frame, data = request.next()
                 if isinstance(frame, Answer):
                     if verb is Verb.RESULT and frame.kind is OutcomeKind.EXPIRED and frame.error is None:
                         raise TimeoutError(f"invocation {target} has not ended yet")
                     raise_unless_succeeded(frame)
-                    return frame.content_type, conversation.body(frame, data)
+                    return frame.content_type, request.body(frame, data)
 
-    # --- for the reader thread --------------------------------------------------------------------------------------
+    # --- for the reader thread ----------------------------------------------------------------------------------------
 
     def deliver(self, frame: Answer | AnswerItem, body: bytes) -> None:
-        conversation = self._open.get(frame.call)
-        if conversation is not None:
-            conversation.deliver(frame, body)
-        elif isinstance(frame, Answer) and frame.parcel:  # nobody wants it any more
+        request = self._open.get(frame.call)
+        if request is not None:
+            request.deliver(frame, body)
+        elif isinstance(frame, Answer) and frame.parcel:  # the request was closed
             self._parcels.remove(frame.parcel)
 
-    def unanswered(self) -> list[Conversation]:
-        """Those that are to be lost, when the connection is gone on which they were asked."""
+    def unanswered(self) -> list[PendingRequest]:
+        """Return the open requests. When their connection is lost, the caller marks them as lost."""
         with self._lock:
             return list(self._open.values())
 
 
-class Conversation:
-    """One Call and its answers, for an attempt if it is known whose. `link` is the number of the connection that it was
-    asked on."""
+class PendingRequest:
+    """One Call frame and its responses. `attempt`: the requesting attempt, if known. `link`: number of the connection
+    that it was sent on."""
 
     def __init__(self, number: int, link: Link, attempt: Attempt | None, parcels: Parcels) -> None:
         self.number = number
@@ -102,17 +102,17 @@ class Conversation:
         self._parcels = parcels
         self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
         self._ended = False
-        self._is_left = False
+        self._is_cancelled = False
 
-    def ask(self, verb: Verb, target: str, body: bytes, fields: dict[str, Any]) -> None:
-        if self._link.is_parents:
+    def send(self, verb: Verb, target: str, body: bytes, fields: dict[str, Any]) -> None:
+        if self._link.is_forked_child:
             self._ended = True
             raise InvalidInput(_FORKED)
         if len(body) > PARCEL_BYTES:
             self._ended = True
             raise PayloadTooLarge(
                 f"the arguments of {target} take {len(body):,} bytes, more than the {PARCEL_BYTES:,} of one call: pass "
-                "a path or an address that the other side can read, or split it over several calls"
+                "a path or an address that the callee can read, or split it into several calls"
             )
         self._link.wait_for_peer()
         self.link = self._link.number
@@ -124,10 +124,10 @@ class Conversation:
             self.lose()
 
     def next(self) -> tuple[Answer | AnswerItem, bytes]:
-        with woken_by(self._leave):
+        with woken_by(self._cancel):
             frame, data = self._queue.get()
-        if self._is_left:
-            raise InvocationCancelled  # and `close` cancels it
+        if self._is_cancelled:
+            raise InvocationCancelled  # and `close` cancels the call
         if frame is None:
             self._ended = True
             raise PlatformError(_LOST)
@@ -135,8 +135,8 @@ class Conversation:
         return frame, data
 
     def body(self, answer: Answer, data: bytes) -> bytes:
-        """The result. A large one is read and not mapped: another worker wrote it, and may cut its file short. Raises
-        ArtifactUnavailable."""
+        """Return the result. A large one is read and not mapped: another worker wrote the file and may truncate it.
+        Raises ArtifactUnavailable."""
         if not answer.parcel:
             return data
         with self._parcels.reader(answer.parcel) as reader:
@@ -149,15 +149,15 @@ class Conversation:
         self._queue.put((frame, body))
 
     def lose(self) -> None:
-        """No answer comes any more."""
+        """Report that no response will arrive any more."""
         self._queue.put((None, b""))
 
-    def _leave(self) -> None:
-        self._is_left = True
+    def _cancel(self) -> None:
+        self._is_cancelled = True
         self.lose()
 
     def close(self) -> None:
-        """Nobody waits for the rest."""
+        """Close the request; cancels the call if it has not ended."""
         if not self._ended:
             self._link.send(CloseCall(self.number), link=self.link)
 

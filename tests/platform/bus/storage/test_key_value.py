@@ -63,7 +63,7 @@ async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any,
 
     bus = await connect(nats)
     await (await KeyValue.open(bus, "beaten")).put("a", b"1")
-    with pytest.raises(Conflict, match="beaten/a is being changed by too many at once; try again"):
+    with pytest.raises(Conflict, match="beaten/a is being changed by too many writers at once; try again"):
         await (await Beaten.open(bus, "beaten")).change("a", lambda entry: b"2")
 
 
@@ -208,7 +208,7 @@ async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
     for what in held_back:
         deliver(*what)
     assert told == [b"2", b"3"]
-    assert watch._ahead == {}
+    assert watch._reported_revisions == {}
     watch.stop()
 
 

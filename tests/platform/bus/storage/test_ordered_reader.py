@@ -134,7 +134,7 @@ async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
 async def test_a_consumer_that_is_not_found_at_all_is_told(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered_reader, "_FOUND_WITHIN_S", 0.1)
+    monkeypatch.setattr(ordered_reader, "_ROUTE_TIMEOUT_S", 0.1)
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("lost")
@@ -303,5 +303,5 @@ async def test_a_collection_whose_node_stays_behind_breaks_off(
 
     monkeypatch.setattr(bus, "js", made)
     monkeypatch.setattr(bus, "publish", of_another_consumer)
-    with pytest.raises(BusUnavailable, match="what was to come was removed"):
+    with pytest.raises(BusUnavailable, match="pending messages were removed"):
         await ordered_reader.collect(bus, subjects.LOGS, subject)

@@ -89,7 +89,9 @@ def test_of_a_bundle_that_the_store_has_lost_it_is_said_what_to_do(tmp_path: Pat
     async def fetch(_digest: Digest) -> bytes:
         raise ArtifactUnavailable("gpufn_bundles has no abc.")
 
-    with pytest.raises(ArtifactUnavailable, match=r"lost or damaged \(gpufn_bundles has no abc\): deploy the function"):
+    with pytest.raises(
+        ArtifactUnavailable, match=r"lost or damaged \(gpufn_bundles has no abc\)\. Deploy the function"
+    ):
         asyncio.run(BundleCache(tmp_path, fetch).get(Digest("abc")))
 
 
@@ -141,7 +143,7 @@ def test_what_a_function_did_to_its_bundle_is_made_good_once_it_is_in_doubt(
         fetched.clear()
         damage(path)
         for _ in range(1 + is_doubted_twice):
-            bundles.doubt(digest)
+            bundles.recheck(digest)
             assert await bundles.get(digest) == path
         assert (path / "app.py").read_text() == "# app.py\n"
         assert (path / "pkg" / "mod.py").read_text() == "# pkg/mod.py\n"
@@ -163,7 +165,7 @@ def test_what_an_earlier_agent_left_is_compared_with_the_archive_once_it_is_in_d
     async def run() -> None:
         bundles = BundleCache(tmp_path, fetch)
         assert (await bundles.get(digest) / "app.py").exists() is False
-        bundles.doubt(digest)
+        bundles.recheck(digest)
         assert (await bundles.get(digest) / "app.py").exists()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The node's cache of engines, and how workers get theirs."""
+"""Engine cache of the node, and the engines of workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _manifest(name: str, files: dict[str, bytes]) -> EngineManifest:
 
 
 class Published:
-    """What the bus has; `fetched` are the digests that were asked for."""
+    """Engines in the object store. `fetched` are the requested digests."""
 
     def __init__(self, root: Path) -> None:
         self.manifests: dict[str, EngineManifest] = {}
@@ -134,7 +134,7 @@ def test_an_engine_in_doubt_is_checked_although_it_looks_as_it_did(tmp_path: Pat
         os.utime(folder / "model", ns=(before.st_atime_ns, before.st_mtime_ns))
         await bus.cache.get(key)
         assert (folder / "model").read_bytes() == b"WEIGHTS"
-        bus.cache.doubt([key, "another"])
+        bus.cache.recheck([key, "another"])
         await bus.cache.get(key)
         assert (folder / "model").read_bytes() == b"weights"
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_had_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
         assert _names(tmp_path) == []
         bus.blobs[_digest(b"sample")] = blob
         assert (await bus.cache.get(key)).is_dir()
-        with pytest.raises(ArtifactUnavailable, match="There is no engine 000000000000 any more"):
+        with pytest.raises(ArtifactUnavailable, match="Engine 000000000000 no longer exists"):
             await bus.cache.get("0" * 64)
 
     _run(test, tmp_path)
@@ -264,7 +264,7 @@ def test_an_engine_that_cannot_be_had_is_left_out_while_another_can(on_node: Run
 
 @pytest.mark.parametrize(
     ("engines", "message"),
-    [({}, "has no engine of net for cpu"), ({"cpu": ("0" * 64,)}, "There is no engine 000000000000 any more")],
+    [({}, "has no engine of net for cpu"), ({"cpu": ("0" * 64,)}, "Engine 000000000000 no longer exists")],
 )
 def test_without_any_engine_the_start_fails_and_says_why(
     on_node: Run, engines: dict[str, tuple[str, ...]], message: str
@@ -323,7 +323,7 @@ def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node
     [
         ("exit 3", False, True),
         ("segv", False, True),
-        ("sleep", False, True),  # its runner has it killed before it has ended by itself
+        ("sleep", False, True),  # its runner orders the kill before it has ended by itself
         ("sleep", True, False),
     ],
     ids=["it fails", "it crashes", "it is killed", "it was ready"],
@@ -331,7 +331,7 @@ def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node
 def test_when_a_worker_does_not_get_ready_its_engines_are_checked_before_the_next(
     on_node: Run, fake: str, is_ready: bool, is_checked: bool
 ) -> None:
-    """The bytes are others, and the file's size and times are as they were."""
+    """Change the bytes of a file, but not its size and times."""
 
     async def test(node: Node) -> None:
         key = _publish(node, "weights")

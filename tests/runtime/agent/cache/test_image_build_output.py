@@ -1,4 +1,4 @@
-"""What is made of the words of Docker's builder."""
+"""Parsing of Docker's build output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_failure_is_small_enough_to_travel_however_much_was_printed() -> None:
             "ERROR: Cannot install x==1 and x==2",
         ),
         (["sh: 1: nosuch: not found"], "sh: 1: nosuch: not found"),
-        ([], "it said nothing"),
+        ([], "no output"),
     ],
 )
 def test_of_a_step_that_fails_the_reason_is_shown(output: list[str], line: str) -> None:

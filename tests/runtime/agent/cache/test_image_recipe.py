@@ -1,4 +1,4 @@
-"""What an image is built with, as text."""
+"""Build files of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are built once, kept as long as something asks for them, and told of as they are built."""
+"""Images: built once, kept while in use, with build logs for the functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMPY = ImageSpec(python="3.12", pip=("numpy",))
 
 
 class Daemon:
-    """What has been built; a build waits for `may_end`."""
+    """Fake daemon. A build waits for `may_end`."""
 
     def __init__(self) -> None:
         self.tags: set[str] = set()
@@ -69,7 +69,7 @@ def run(test: Callable[[Daemon, Images], Coroutine[Any, Any, None]]) -> None:
 
 
 def silent(line: str) -> None:
-    """Nobody listens."""
+    """Ignore the build log."""
 
 
 def test_however_many_ask_it_is_built_once_and_each_log_hears_it_once() -> None:
@@ -117,7 +117,7 @@ def test_its_files_are_read_from_the_bundle(tmp_path: Path) -> None:
 
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
-        with pytest.raises(ArtifactUnavailable, match="the bundle lacks a file of its image"):
+        with pytest.raises(ArtifactUnavailable, match="bundle lacks a file of its image"):
             await images.get(spec, str(tmp_path), silent)
         (tmp_path / FILES_FOLDER).mkdir()
         (tmp_path / FILES_FOLDER / digest).write_bytes(b"x")
@@ -161,7 +161,7 @@ def test_one_that_cannot_be_removed_holds_up_no_other_and_is_told_once(caplog: p
             await images.collect()
         assert daemon.tags == {"ours:2"}
         told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert told == ["image ours:2 is not removed: Docker cannot remove image ours:2: device or resource busy."]
+        assert told == ["cannot remove image ours:2: Docker cannot remove image ours:2: device or resource busy."]
         daemon.stuck = set()
         await images.collect()
         assert daemon.tags == set()

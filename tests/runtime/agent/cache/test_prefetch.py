@@ -1,4 +1,4 @@
-"""What is removed from a node's cache, and what is not."""
+"""Removal of unused artifacts from a node's cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_platform.bus.storage.key_value import Entry
-from gpufn_runtime.agent.cache.prefetch import Preparation
+from gpufn_runtime.agent.cache.prefetch import Prefetch
 
 
 class Bucket:
@@ -22,7 +22,7 @@ class Bucket:
 
 
 class Bundles:
-    """`meanwhile` happens while those that nothing uses are being removed, which may take seconds."""
+    """Call `meanwhile` while unused artifacts are being removed, which may take seconds."""
 
     meanwhile: Callable[[], None]
 
@@ -42,7 +42,7 @@ class Engines:
 
 
 async def kept_engines() -> set[str]:
-    """With one function that was there, and one that is deployed while the cache is being cleared."""
+    """One function exists before; a second one is deployed while the cache is being cleared."""
     functions, revisions, bundles, engines = Bucket(), Bucket(), Bundles(), Engines()
 
     def deploy(name: str) -> None:
@@ -60,13 +60,13 @@ async def kept_engines() -> set[str]:
         functions.on_change(name, Entry(name, encode(function), 1))
 
     stubs: dict[str, Any] = {"functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines}
-    preparation = Preparation(
+    prefetch = Prefetch(
         **stubs, gpu_kinds=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
     )
-    await preparation.watch()
+    await prefetch.watch()
     deploy("there-before")
     bundles.meanwhile = lambda: deploy("new")
-    task = asyncio.create_task(preparation.run())
+    task = asyncio.create_task(prefetch.run())
     try:
         async with asyncio.timeout(30):
             return await engines.kept
@@ -76,5 +76,5 @@ async def kept_engines() -> set[str]:
 
 
 def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
-    """Its worker was being launched, and lost its engine."""
+    """A worker that was being launched lost its engine."""
     assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}

@@ -1,4 +1,4 @@
-"""A worker that says that it is parked: when it is believed, when it is ended, and what the agent tells of it."""
+"""Workers that report that they are parked: verification, end, and the agent's reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.worker import Desired, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import ProcessReport
-from gpufn_runtime.agent.decide.parking_proof import MOST_LEFT_BYTES, Claim, prove
+from gpufn_runtime.agent.decide.parking_proof import MAX_REMAINING_BYTES, Claim, verify
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
 
@@ -19,15 +19,15 @@ SAYS = ParkedMemory(host_bytes=5 << 30, device_bytes=10 << 20)
 @pytest.mark.parametrize(
     ("seen", "held", "expected"),
     [
-        (7, 0, None),  # that sample may have been taken before it parked
+        (7, 0, None),  # this sample may have begun before it parked
         (8, 400 << 20, ParkedMemory(5 << 30, 400 << 20)),
         (8, 0, SAYS),
         (8, None, SAYS),
-        (8, MOST_LEFT_BYTES + (1 << 20), "it says that it is parked, and holds 1025 MiB of its GPU"),
+        (8, MAX_REMAINING_BYTES + (1 << 20), "it reports that it is parked, but holds 1025 MiB of its GPU"),
     ],
 )
 def test_what_a_driver_tells_counts_once_it_is_new_enough(seen: int, held: int | None, expected: object) -> None:
-    assert prove(Claim(SAYS, at_sample=7), seen, held) == expected
+    assert verify(Claim(SAYS, at_sample=7), seen, held) == expected
 
 
 def _process(node: Any, worker: str) -> ProcessReport | None:

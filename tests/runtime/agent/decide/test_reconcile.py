@@ -1,4 +1,4 @@
-"""Assignments against workers, as tables."""
+"""Reconciliation of Assignments and workers, as tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase, WorkerRecord
-from gpufn_runtime.agent.decide.reconcile import Found, at_start, on_change, when_overdue
+from gpufn_runtime.agent.decide.reconcile import ExistingFolder, at_start, on_change, when_overdue
 
 
 def assignment(epoch: int = 3, desired: Desired = Desired.RUN, worker: str = "w-1") -> Assignment:
@@ -72,7 +72,7 @@ def test_a_worker_that_should_be_gone_by_100(
     phase: Phase, drain_by: float | None, asked_at: float | None, killed: bool, action: str
 ) -> None:
     worker = record(phase)
-    worker.drain_by, worker.asked_to_end_at, worker.killed = drain_by, asked_at, killed
+    worker.drain_by, worker.end_requested_at, worker.killed = drain_by, asked_at, killed
     assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
 
 
@@ -92,22 +92,22 @@ def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
     phase: Phase, over_at: float | None, asked_at: float | None, killed: bool, action: str
 ) -> None:
     worker = record(phase)
-    worker.given_up_at, worker.asked_to_end_at, worker.killed = over_at, asked_at, killed
+    worker.given_up_at, worker.end_requested_at, worker.killed = over_at, asked_at, killed
     assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
 
 
 @pytest.mark.parametrize(
     ("found", "is_assigned", "actions"),
     [
-        (Found("w-1", True), True, ["Adopt"]),
-        (Found("w-1", True), False, ["Adopt"]),
-        (Found("w-1", False), True, ["Bury"]),
-        (Found("w-1", False), False, ["Sweep"]),
-        (Found("w-1", False, was_begun=False), True, []),
-        (Found("w-1", False, was_begun=False), False, ["Sweep"]),
+        (ExistingFolder("w-1", True), True, ["Adopt"]),
+        (ExistingFolder("w-1", True), False, ["Adopt"]),
+        (ExistingFolder("w-1", False), True, ["CleanUp"]),
+        (ExistingFolder("w-1", False), False, ["Sweep"]),
+        (ExistingFolder("w-1", False, was_begun=False), True, []),
+        (ExistingFolder("w-1", False, was_begun=False), False, ["Sweep"]),
     ],
 )
-def test_a_folder_that_was_there_before_us(found: Found, is_assigned: bool, actions: list[str]) -> None:
+def test_a_folder_that_was_there_before_us(found: ExistingFolder, is_assigned: bool, actions: list[str]) -> None:
     assigned = {"w-1": RUN} if is_assigned else {}
     assert [type(action).__name__ for action in at_start([found], assigned)] == actions
 

@@ -1,10 +1,10 @@
-"""Which templates are worth having, as a table."""
+"""Choice of templates, as a table."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpufn_runtime.agent.decide.template_choice import EMPTY, ModuleSet, Preload, Use, closest, worth_having
+from gpufn_runtime.agent.decide.template_choice import EMPTY, ModuleSet, Preload, Use, closest, select_preloads
 
 
 def sets(*texts: str) -> list[ModuleSet]:
@@ -27,9 +27,9 @@ def sets(*texts: str) -> list[ModuleSet]:
     ],
 )
 def test_the_sets_used_last_get_templates(uses: list[str], limit: int, refused: list[str], wanted: list[str]) -> None:
-    """`uses` from the oldest to the newest."""
+    """`uses` are ordered from the oldest to the newest."""
     used = [Use(modules, at) for at, modules in enumerate(sets(*uses))]
-    assert worth_having(used, limit, map(Preload, sets(*refused))) == [Preload(modules) for modules in sets(*wanted)]
+    assert select_preloads(used, limit, map(Preload, sets(*refused))) == [Preload(modules) for modules in sets(*wanted)]
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ TORCH = frozenset({"torch"})
 def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
     modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
 ) -> None:
-    assert Preload(modules, env).suits(used_env) == suits
+    assert Preload(modules, env).is_compatible_with(used_env) == suits
 
 
 def test_what_is_imported_with_other_variables_is_another_template() -> None:
     uses = [Use(TORCH, 1, ENV), Use(frozenset({"numpy", "torch"}), 2), Use(frozenset(), 3, ENV)]
     wanted = [EMPTY, Preload(frozenset({"numpy", "torch"})), Preload(TORCH, WITH_ENV)]
-    assert worth_having(uses, 3) == wanted
+    assert select_preloads(uses, 3) == wanted
 
 
 def test_variables_are_not_written_into_logs() -> None:

@@ -1,5 +1,5 @@
-"""NVIDIA's management library as a module object that remembers: the real one's names, constants and errors, played by
-GPUs that can be cut, heated, broken and taken away. `test_nvml.py` holds its names against nvidia-ml-py's."""
+"""Stateful fake of NVIDIA's management library, with the names, constants and errors of the real one. Its GPUs can be
+partitioned, heated, broken and removed. `test_nvml.py` compares its names with nvidia-ml-py's."""
 
 # ruff: noqa: N802
 
@@ -34,13 +34,13 @@ class FakeGpu:
     clients: dict[int, int] = dataclasses.field(default_factory=dict)
     samples: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # pid, timestamp, percent
     multiprocessors: int = 0  # of an instance
-    error: int = 0  # every question is answered with it
+    error: int = 0  # every query raises it
     lacks: set[str] = dataclasses.field(default_factory=set)  # functions that it does not support
     breaks: dict[str, Exception] = dataclasses.field(default_factory=dict)  # what functions raise
 
 
 class FakeNvml:
-    """`links` are the pairs, by uuid, that NVLink joins; `ancestors` where others meet; `error` is NVML's own."""
+    """`links` are the uuid pairs joined by NVLink, `ancestors` the common ancestors of others. `error` fails NVML."""
 
     NVMLError = pynvml.NVMLError
     NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError
@@ -56,7 +56,7 @@ class FakeNvml:
         self.calls = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Constants are the real ones; a function that nobody has written here is not there in the real one either, or
+        """Return a real constant. A function that is missing here is missing in the real library too, or
         the test that needs it fails."""
         value = getattr(pynvml, name)
         if callable(value):
@@ -93,7 +93,7 @@ class FakeNvml:
                     return each
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    # --- what a device is ---
+    # --- properties of a device ---
 
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
         return self._of(gpu, "nvmlDeviceGetUUID", gpu.uuid)
@@ -129,7 +129,7 @@ class FakeNvml:
     def nvmlDeviceGetTopologyCommonAncestor(self, a: FakeGpu, b: FakeGpu) -> int:
         return int(self.ancestors.get(frozenset((a.uuid, b.uuid)), pynvml.NVML_TOPOLOGY_SYSTEM))
 
-    # --- how it is ---
+    # --- state of a device ---
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> Any:
         fields = {"total": gpu.total, "used": gpu.used, "free": gpu.total - gpu.used}
@@ -206,7 +206,7 @@ class FakeNvml:
         samples = [SimpleNamespace(pid=pid, timeStamp=at, smUtil=percent) for pid, at, percent in told]
         found = self._of(gpu, "nvmlDeviceGetProcessUtilization", samples)
         if not found:
-            raise pynvml.NVMLError(pynvml.NVML_SUCCESS)  # so does the real one
+            raise pynvml.NVMLError(pynvml.NVML_SUCCESS)  # like the real library
         return found
 
     # --- error events ---
@@ -229,7 +229,7 @@ class FakeNvml:
         gpu = next(gpu for gpu in self.gpus if gpu.uuid == uuid)
         return SimpleNamespace(device=gpu, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
 
-    # --- answers ---
+    # --- replies ---
 
     def _answer(self) -> None:
         self.calls += 1

@@ -1,6 +1,6 @@
-"""What sampling eight GPUs each second costs the agent: `python -m tests.runtime.agent.devices.overhead`.
+"""Cost of sampling eight GPUs each second: `python -m tests.runtime.agent.devices.overhead`.
 
-The GPUs are fakes, so it is our share of the cost: what NVML itself takes is not in it.
+The GPUs are fakes, so the result is the agent's share only, without the time that NVML takes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.domain.device import Device, DeviceType, Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.agent.devices.base import Found, Sample, Trouble
+from gpufn_runtime.agent.devices.base import FoundDevices, Sample, Trouble
 from gpufn_runtime.agent.devices.health import QUIET_S, HealthRecord
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
@@ -22,7 +22,7 @@ POOL = Device("cpu-a", DeviceType.CPU, "EPYC", 64 << 30, 16.0)
 def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
-    assert record.judge(0.0) == (Health.HEALTHY, "")
+    assert record.evaluate(0.0) == (Health.HEALTHY, "")
     assert record.xids == {str(xid): 1}
 
 
@@ -31,7 +31,7 @@ def test_what_is_final_stays(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
     record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
-    health, reason = record.judge(1e6)
+    health, reason = record.evaluate(1e6)
     assert health is Health.FAILED
     assert reason.startswith(f"Xid {xid}: ")
 
@@ -40,7 +40,7 @@ def test_what_is_final_stays(xid: int) -> None:
 def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 100.0)
-    assert [record.judge(at)[0] for at in (100.0, 100.0 + QUIET_S)] == [Health.DEGRADED, Health.HEALTHY]
+    assert [record.evaluate(at)[0] for at in (100.0, 100.0 + QUIET_S)] == [Health.DEGRADED, Health.HEALTHY]
 
 
 @pytest.mark.parametrize(
@@ -53,37 +53,37 @@ def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
         (
             {"clock_limits": ("hardware_thermal",)},
             Health.DEGRADED,
-            "it is so hot that its hardware slows it down",
+            "the hardware slows it down because of heat",
         ),
-        ({"rows_pending": True}, Health.DEGRADED, "rows of its memory are remapped at its next reset"),
-        ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "rows of its memory cannot be remapped"),
+        ({"rows_pending": True}, Health.DEGRADED, "memory rows will be remapped at the next reset"),
+        ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "memory rows cannot be remapped"),
         ({"ecc_corrected": 10}, Health.HEALTHY, ""),
-        ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # from before we looked
+        ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # counted before the first sample
     ],
 )
 def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: str) -> None:
     record = HealthRecord()
     record.on_sample(DeviceMetrics(uuid="g", **fields), None, 0.0)
-    assert record.judge(0.0) == (health, reason)
+    assert record.evaluate(0.0) == (health, reason)
 
 
 def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_not_an_event_tells_of_them() -> None:
     record = HealthRecord()
     for now, count in enumerate((10, 10, None, 11, 11)):
         record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=count), None, float(now))
-        assert record.judge(now)[0] is (Health.HEALTHY if now < 3 else Health.DEGRADED), now
-    assert record.judge(3.0) == (Health.DEGRADED, "its memory had an error that was not corrected")
-    assert record.judge(3.0 + QUIET_S) == (Health.HEALTHY, "")
-    record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was loaded again
-    assert record.judge(1000.0) == (Health.HEALTHY, "")
+        assert record.evaluate(now)[0] is (Health.HEALTHY if now < 3 else Health.DEGRADED), now
+    assert record.evaluate(3.0) == (Health.DEGRADED, "an uncorrected memory error")
+    assert record.evaluate(3.0 + QUIET_S) == (Health.HEALTHY, "")
+    record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was reloaded
+    assert record.evaluate(1000.0) == (Health.HEALTHY, "")
 
 
 def test_a_device_that_answers_again_is_well_again() -> None:
     record = HealthRecord()
     record.on_sample(None, Trouble(Health.DEGRADED, "unknown error"), 0.0)
-    assert record.judge(0.0) == (Health.DEGRADED, "unknown error")
+    assert record.evaluate(0.0) == (Health.DEGRADED, "unknown error")
     record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
-    assert record.judge(0.0) == (Health.HEALTHY, "")
+    assert record.evaluate(0.0) == (Health.HEALTHY, "")
 
 
 class Clock(SystemClock):
@@ -118,12 +118,12 @@ def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
         watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"))), SystemClock(), period_s=3600)
         came = asyncio.Event()
         watch.start(lambda metrics: None, came.set)
-        begun = watch.begun
-        watch.hurry()
+        begun = watch.samples_begun
+        watch.sample_now()
         async with asyncio.timeout(30):
             await came.wait()
         watch.stop()
-        return begun, watch.seen
+        return begun, watch.samples_received
 
     assert asyncio.run(run()) == (0, 1)
 
@@ -133,20 +133,20 @@ def test_what_processes_hold_is_summed_for_each_gpu() -> None:
         POOL, FakeNvml(FakeGpu("GPU-0", processes={7: 100, 8: 20, 9: 5000}), FakeGpu("GPU-1", processes={7: 110}))
     )
     watch = DeviceWatch(inventory, Clock())
-    assert watch.held_by([7], ["GPU-0"]) == {}
-    watch.take(inventory.sample())
-    assert watch.held_by([7, 8], ["GPU-0", "GPU-1"]) == {"GPU-0": 120, "GPU-1": 110}
-    assert watch.held_by([7], ["GPU-1"]) == {"GPU-1": 110}
-    assert watch.held_by([1], ["GPU-0"]) == {}
+    assert watch.gpu_bytes_of([7], ["GPU-0"]) == {}
+    watch.apply(inventory.sample())
+    assert watch.gpu_bytes_of([7, 8], ["GPU-0", "GPU-1"]) == {"GPU-0": 120, "GPU-1": 110}
+    assert watch.gpu_bytes_of([7], ["GPU-1"]) == {"GPU-1": 110}
+    assert watch.gpu_bytes_of([1], ["GPU-0"]) == {}
 
 
 def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
     gpus = [FakeGpu(f"GPU-{n}", processes={7: 1, 8: 1}, clients={9: 1}, samples=[(7, 5, 50 * n)]) for n in (1, 2)]
     watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(*gpus)), Clock())
-    assert watch.busy_by([7], ["GPU-1"]) is None
-    watch.take(watch._inventory.sample())
+    assert watch.busy_gpus_of([7], ["GPU-1"]) is None
+    watch.apply(watch._inventory.sample())
     asked = [([7], ["GPU-1"]), ([7, 8], ["GPU-1", "GPU-2"]), ([8], ["GPU-1"]), ([9], ["GPU-1"]), ([1], ["GPU-1"])]
-    assert [watch.busy_by(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, 0.0, None, None]
+    assert [watch.busy_gpus_of(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, 0.0, None, None]
 
 
 def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
@@ -156,16 +156,16 @@ def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
     clock = Clock()
     watch = DeviceWatch(inventory, clock)
     told: list[DeviceMetrics] = []
-    watch._tell = told.extend
+    watch._on_metrics = told.extend
     nvml.events.append(("GPU-0", 79))
-    watch.take(inventory.sample())
+    watch.apply(inventory.sample())
     assert _health(watch, 1.0) == [(Health.FAILED, "Xid 79: it has fallen off the bus"), (Health.HEALTHY, "")]
     assert [(metrics.uuid, metrics.xids) for metrics in told] == [("MIG-1", {"79": 1}), ("GPU-1", {})]
 
 
 class _Silent:
-    def find(self) -> Found:
-        return Found((POOL, Device("GPU-0", DeviceType.GPU, "NVIDIA L4", 24 << 30)))
+    def find(self) -> FoundDevices:
+        return FoundDevices((POOL, Device("GPU-0", DeviceType.GPU, "NVIDIA L4", 24 << 30)))
 
     def sample(self) -> Sample:
         return Sample()
@@ -174,13 +174,13 @@ class _Silent:
 def test_a_driver_that_does_not_answer_is_noticed() -> None:
     clock = Clock()
     watch = DeviceWatch(_Silent(), clock)
-    watch.take(Sample())
+    watch.apply(Sample())
     assert _health(watch, 11.0) == [(Health.HEALTHY, "")]
     assert _health(watch, 11.5) == [(Health.DEGRADED, "the driver has not answered for 10 s")]
 
 
 def test_what_mps_knows_counts_as_well() -> None:
-    watch = DeviceWatch(_Silent(), Clock(), also_ill=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
+    watch = DeviceWatch(_Silent(), Clock(), other_trouble=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
     assert _health(watch, 1.0) == [(Health.DEGRADED, "GPU-0: no MPS")]
 
 
@@ -189,5 +189,5 @@ def test_a_lost_gpu_is_failed(caplog: pytest.LogCaptureFixture) -> None:
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     watch = DeviceWatch(inventory, Clock())
     gpu.error = pynvml.NVML_ERROR_GPU_IS_LOST
-    watch.take(inventory.sample())
+    watch.apply(inventory.sample())
     assert _health(watch, 1.0) == [(Health.FAILED, "gpu is lost")]

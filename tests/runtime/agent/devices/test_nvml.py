@@ -1,4 +1,4 @@
-"""What NVML tells, from a library that plays it; and that the real one has all that is asked of it."""
+"""NVML inventory with a fake library, and a check that the real library has all names in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = Path(package.__file__).parent
 
 
 def _asked() -> Iterator[str]:
-    """Every `nvml.X` and `getattr(nvml, "X...")` in our code."""
+    """Return every `nvml.X` and `getattr(nvml, "X...")` in our code."""
     for file in ("nvml.py", "sampling.py"):
         for node in ast.walk(ast.parse((FOLDER / file).read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nvml":
@@ -205,9 +205,9 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
     with caplog.at_level("INFO"):
         for _ in range(3):
             assert set(inventory.sample().troubles) == {"GPU-0", "GPU-1"}
-    assert [record.message for record in caplog.records] == ["NVML does not come back: Uninitialized"]
+    assert [record.message for record in caplog.records] == ["NVML cannot be reopened: Uninitialized"]
     nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
-    nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a driver that is loaded anew gives out other handles
+    nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a reloaded driver returns new handles
     well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
     inventory.sample()
     sample = inventory.sample()
@@ -240,7 +240,7 @@ def test_that_a_device_tells_of_no_errors_is_said_once_however_often_nvml_is_ope
         gpu.error = pynvml.NVML_ERROR_UNKNOWN
         for _ in range(3):
             inventory.sample()
-    assert caplog.text.count("does not tell of errors") == 1
+    assert caplog.text.count("does not report error events") == 1
 
 
 def test_no_library_is_no_gpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

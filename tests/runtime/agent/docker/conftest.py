@@ -1,7 +1,7 @@
-"""A Docker daemon of the tests' own, which they may stop as they please, and a platform whose workers it holds.
+"""A Docker daemon for the tests, which they may stop at any time, and a platform that runs workers in it.
 
 The daemon needs root, Debian's docker.io, and the file that GPUFN_TEST_BASE_IMAGE names, which `.ci/base-image` makes,
-or has begun to make.
+or is making.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def lacking(what: str) -> NoReturn:
 
 
 def until(condition: Callable[[], Any], what: str = "") -> Any:
-    """What `condition` gives once that is true."""
+    """Return the value of `condition` once it is true."""
     give_up = time.monotonic() + _WITHIN_S
     while not (value := condition()):
         assert time.monotonic() < give_up, what or "it does not happen"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], Any], what: str = "") -> Any:
 
 
 def _is_frozen(pid: int) -> bool:
-    """Or will be in a moment."""
+    """Return whether the process is frozen, or will be in a moment."""
     freezer = Freezer.of(pid)
     with contextlib.suppress(OSError):
         return freezer is not None and freezer.file.read_text().strip() in ("1", "FROZEN", "FREEZING")
@@ -56,7 +56,7 @@ def _is_frozen(pid: int) -> bool:
 
 @dataclass
 class Daemon:
-    """dockerd with all that is its own below `root`."""
+    """dockerd with all its files below `root`."""
 
     root: Path
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -73,13 +73,13 @@ class Daemon:
                         "unshare",
                         "--net",
                         "--",
-                    ),  # a network of its own: it removes what another daemon has made in ours
+                    ),  # a network of its own: it would remove what another daemon has made in ours
                     "dockerd",
                     f"--host={self.host}",
                     f"--data-root={self.root}/data",
                     f"--exec-root={self.root}/exec",
                     f"--pidfile={self.root}/pid",
-                    "--shutdown-timeout=3",  # for containers that are paused, and hear no SIGTERM
+                    "--shutdown-timeout=3",  # paused containers do not handle SIGTERM
                     "--iptables=false",
                     "--ip6tables=false",
                 ],
@@ -110,7 +110,7 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
 
     def docker(self, *arguments: str) -> list[str]:
-        """The lines that it prints."""
+        """Run a docker command and return its output lines."""
         ended = subprocess.run(self._command(*arguments), capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.split("\n")[:-1]
@@ -120,19 +120,19 @@ class Daemon:
         return self.docker("ps", "-aq", "--no-trunc", *(word for each in filters for word in ("--filter", each)))
 
     def remove(self, container: str) -> None:
-        """However it runs; the agent may be removing it already."""
+        """Remove the container, unless the agent is already removing it."""
         command = self._command("rm", "-f", container)
         told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
         assert not told or "already in progress" in told or "No such container" in told, told
 
     def pid(self, container: str) -> int:
-        """Of its first process; 0 when it is gone."""
+        """Return the pid of the first process, or 0 if the container is gone."""
         command = self._command("inspect", "--format", "{{.State.Pid}}", container)
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         return int(told.strip() or 0)
 
     def frozen(self) -> list[str]:
-        """Containers of which nothing runs. Docker was not told: to it they run."""
+        """Return the frozen containers. Docker does not know that they are frozen."""
         return [container for container in self.containers(status="running") if _is_frozen(self.pid(container))]
 
     def awake(self) -> list[str]:
@@ -140,7 +140,7 @@ class Daemon:
         return [container for container in self.containers(status="running") if container not in frozen]
 
     def images(self) -> list[str]:
-        """Tags of those that platforms have built."""
+        """Return the tags of the images that platforms have built."""
         tags = self.docker("images", "--format", "{{.Repository}}:{{.Tag}}")
         return [tag for tag in tags if re.match(r"gpufn-[0-9a-f]{12}:", tag)]
 
@@ -154,7 +154,7 @@ def running_daemon() -> Iterator[Daemon]:
     if not base:
         lacking("GPUFN_TEST_BASE_IMAGE names no base image; `.ci/base-image FILE.tar` makes one")
     with contextlib.suppress(FileNotFoundError), open(f"{base}.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # while it is being made
+        fcntl.flock(lock, fcntl.LOCK_SH)  # while it is being created
     if not Path(base).exists():
         lacking(f"there is no {base}: `.ci/base-image` did not make it")
     for program in ("unshare", "dockerd", "docker"):
@@ -162,7 +162,7 @@ def running_daemon() -> Iterator[Daemon]:
             lacking(f"there is no {program}")
     if os.geteuid() != 0:
         lacking("a daemon of our own needs root")
-    root = Path(tempfile.mkdtemp(prefix="gpufn-docker-"))  # short, for a socket's path
+    root = Path(tempfile.mkdtemp(prefix="gpufn-docker-"))  # short, because a socket's path has a length limit
     daemon = Daemon(root)
     try:
         daemon.start()

@@ -1,4 +1,4 @@
-"""Workers in containers of a real Docker daemon, as their functions and their callers see them."""
+"""Workers in containers of a real Docker daemon, from the point of view of functions and callers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_how_a_worker_ended_is_told(contained: Platform, how: str, said: str) ->
 
 
 def test_a_cold_start_takes_the_container_that_waits_paused(contained: Platform, daemon: Daemon) -> None:
-    # One for each of what the functions differ in: memory, egress, neither.
+    # One per difference between the functions: memory, egress, none.
     waiting = set(until(lambda: len(found := daemon.frozen()) == 3 and found))
     until(lambda: workers(contained, "who") == 0)
     contained.invoke("who")
@@ -162,7 +162,7 @@ def test_an_image_that_was_removed_is_built_again(contained: Platform, daemon: D
     contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     contained.invoke("greet")
     for tag in daemon.images():
-        daemon.docker("tag", tag, "gpufn-test-kept:1")  # what a container uses may only lose a name, not its last one
+        daemon.docker("tag", tag, "gpufn-test-kept:1")  # an image that a container uses cannot lose its last tag
         daemon.docker("rmi", tag)
     for container in daemon.containers():
         daemon.remove(container)
@@ -192,7 +192,7 @@ def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Pl
     finally:
         daemon.start()
     waiting.join(60)
-    # Docker kills its containers when it ends: it tells that just in time, or not.
+    # Docker kills its containers when it ends, and may or may not report that in time.
     assert "was killed by SIGKILL" in answers[0].text or "does not answer" in answers[0].text
     assert contained.ready_workers("who") == 1
     home = Home(contained.home)
@@ -214,7 +214,7 @@ def test_an_end_that_docker_cannot_tell_of_is_told_with_that(contained: Platform
 
 
 def test_when_the_platform_ends_nothing_of_it_is_left(daemon: Daemon, tmp_path: Path) -> None:
-    own = f"gpufn-{hashlib.sha256(os.fsencode(tmp_path / 'home')).hexdigest()[:12]}"  # others have theirs meanwhile
+    own = f"gpufn-{hashlib.sha256(os.fsencode(tmp_path / 'home')).hexdigest()[:12]}"  # others get standbys meanwhile
     with platform_with(daemon, tmp_path / "home") as platform:
         platform.gpufn("deploy", APPS / "confined.py", "--no-check")
         platform.invoke("stays")

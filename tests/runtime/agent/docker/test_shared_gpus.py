@@ -1,5 +1,5 @@
 """Workers that share a GPU by MPS, in containers of a real Docker daemon. NVIDIA's programs, hook and library are
-played; the daemon's namespace, the mounts, the user and the proof of a share are real."""
+fakes; the daemon's namespace, the mounts, the user and the check of the share are real."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platfor
 
 
 def _workers(daemon: Daemon) -> list[int]:
-    """Their pids on this host."""
+    """Return the workers' pids on this host."""
     return [child for container in daemon.awake() for child in processes.children(daemon.pid(container))]
 
 
@@ -56,7 +56,7 @@ def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
     joined: list[int] = []
 
     def answer_of(function: str) -> dict[str, Any]:
-        """And have its worker be a client, before the agent finds out that it is none."""
+        """Call the function, and register its worker as a client before the agent detects that it is none."""
         answer: dict[str, Any] = shared.invoke(function)
         new = [worker for worker in _workers(daemon) if worker not in joined]
         machine.connect(next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe", *new)
@@ -95,5 +95,5 @@ def test_a_runtime_for_gpus_that_docker_lacks_is_named(daemon: Daemon) -> None:
         finally:
             await asks.remove(container)
 
-    with pytest.raises(PlatformError, match="has no runtime for GPUs: install nvidia-container-toolkit"):
+    with pytest.raises(PlatformError, match="has no GPU runtime"):
         asyncio.run(start())

@@ -1,4 +1,4 @@
-"""The connection of a container's process to its agent, of which it says one line."""
+"""Connection between a container's process and its agent: the process sends one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def test_what_a_container_says_after_it_is_ready_is_not_kept(tmp_path: Path) -> None:
-    """A module that its image has could fill the agent's memory."""
+    """A module in an image could fill the agent's memory."""
 
     async def run() -> TemplateReady:
         control = Control(tmp_path / "a")

@@ -14,16 +14,16 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_runtime.agent.decide.template_choice import Use
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
-from gpufn_runtime.agent.launchers.template import StandbyLauncher
+from gpufn_runtime.agent.launchers.template import TemplateLauncher
 
 
 def environment_of(pid: int) -> list[str]:
-    """What the process was started with; a fork has its parent's."""
+    """Return the process's initial environment; a fork has its parent's."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 async def settled(node: Any) -> None:
-    """The templates for what is deployed are made."""
+    """Wait until the templates of the deployed functions are ready."""
     await node.until(lambda: any(report.templates for report in node.reports))
     await node.launcher.settled()
 
@@ -249,9 +249,9 @@ def test_bad_luck_of_long_ago_does_not_count_against_a_template(on_node: Any) ->
 
 def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: Path) -> None:
     async def main() -> None:
-        launcher = StandbyLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
+        launcher = TemplateLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
         running = asyncio.create_task(launcher.run())
-        launcher.want([Use(frozenset({"numpy"}), 1.0)])
+        launcher.set_uses([Use(frozenset({"numpy"}), 1.0)])
         async with asyncio.timeout(30):
             await launcher.settled()
         assert not running.done()
@@ -268,7 +268,7 @@ def test_templates_are_for_what_is_active_or_serves_and_for_nothing_that_is_dele
         await node.activate(1)  # rolled back
         await node.start(templates=3)
         await node.until(lambda: node.reports[-1].templates == ("", "numpy"))
-        await node.activate(2, serving=1)  # torch is on its way
+        await node.activate(2, serving=1)  # torch is being imported
         await node.until(lambda: node.reports[-1].templates == ("", "numpy", "torch"))
         await node.functions.delete(node.function)
         await node.until(lambda: node.reports[-1].templates == ())

@@ -1,4 +1,4 @@
-"""A machine with NVIDIA's programs on its PATH, played by those in `programs/`, and what can be done to it."""
+"""Machine with fakes of NVIDIA's programs on its PATH (see `programs/`), and methods to break it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PROGRAMS = Path(__file__).parent / "programs"
 
 
 class PatientControl(Control):
-    """Waits for whoever answers, on a busy machine too, and not for a daemon that hangs."""
+    """Control with a long timeout for a busy machine, and a short one for a hanging daemon."""
 
     def __init__(self, machine: Machine, pipe: Path) -> None:
         super().__init__(pipe)
         self._machine, self._pipe = machine, pipe
 
-    async def ask(self, question: str) -> str:
+    async def command(self, text: str) -> str:
         self._timeout_s = 0.3 if self._machine.state(self._pipe).get("hangs") else 30.0
-        return await super().ask(question)
+        return await super().command(text)
 
 
 class Machine:
@@ -33,13 +33,13 @@ class Machine:
         self.folder = folder
         folder.mkdir()
         for program in _PROGRAMS.iterdir():
-            # Without `env`, which may be a slow way to a Python, and without what only costs a start its time.
+            # Without `env`, which may find Python slowly, and without imports that only slow down the start.
             _, _, text = program.read_text().partition("\n")
             (folder / program.name).write_text(f"#!{sys.executable} -ISE\n{text}")
             (folder / program.name).chmod(0o755)
 
     def set(self, **what: Any) -> None:
-        """`broken`: a daemon ends at once. `slow`: a server stays INITIALIZING."""
+        """Set a fault. `broken`: a daemon ends at once. `slow`: a server stays INITIALIZING."""
         (self.folder / "machine.json").write_text(json.dumps(what))
 
     # --- one GPU's daemon, by its pipe directory ---
@@ -51,17 +51,17 @@ class Machine:
         return _read(self._file(pipe))
 
     def server(self, pipe: Path) -> dict[str, Any]:
-        """The newest."""
+        """Return the newest daemon."""
         servers = self.state(pipe)["servers"]
         found: dict[str, Any] = servers[max(servers, key=int)]
         return found
 
     def connect(self, pipe: Path, *pids: int) -> None:
-        """Processes become clients."""
+        """Make processes clients."""
         self._change(pipe, lambda state: _newest(state)["clients"].extend(pids))
 
     def fault(self, pipe: Path, *, sticky: bool = False) -> None:
-        """A client has made the server fault; `sticky`: for good."""
+        """Put the server in FAULT, as if by a client; `sticky`: permanently."""
         self._change(pipe, lambda state: (_newest(state).update(status="FAULT"), state.update(sticky=sticky)))
 
     def hang(self, pipe: Path, hangs: bool = True) -> None:
@@ -87,7 +87,7 @@ class Machine:
     # --- at the end of a test ---
 
     def running(self) -> list[int]:
-        """Daemons and servers that nobody has ended."""
+        """Return the daemons and servers that still run."""
         found = []
         for file in self.folder.glob("*.json"):
             state = _read(file)
@@ -96,7 +96,7 @@ class Machine:
         return found
 
     def rests(self) -> bool:
-        """Nothing runs, or will in a moment: what was killed takes one. What goes on hangs the test."""
+        """Wait until nothing runs: killed processes need a moment to end. A process that stays hangs the test."""
         while self.running():
             os.sched_yield()
         return True
@@ -119,7 +119,7 @@ class Machine:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """While nobody writes it; there may be none yet."""
+    """Read the state while it is not being written; it may not exist yet."""
     if not path.exists():
         return {}
     with path.open() as file:

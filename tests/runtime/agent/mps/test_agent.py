@@ -1,4 +1,4 @@
-"""An agent whose workers share a GPU: what they are given, and what becomes of them when it fails."""
+"""Agent whose workers share a GPU: their environment, and the effects of a GPU fault."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_after_a_fault_workers_are_evicted_ended_for_it_and_others_can_join(on_n
 
 
 class _Namespaces:
-    """Shares of GPUs in another way than by a daemon for each, as MPS v3 would have it: it keeps what it was asked."""
+    """Another implementation of GpuShares, as for MPS v3. It records the calls."""
 
-    is_asking = False
+    has_child_processes = False
     pids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_a_ready_worker_that_never_joined_is_ended(on_node: Any, machine: Machin
         machine.connect(_pipe(node), await node.pid(joined))
         _says_ready(node, joined, stranger)
         event = await node.event(stranger, "exited")
-        assert "outside of its share" in event.exit.device_fault
+        assert "not a client of the MPS daemon" in event.exit.device_fault
         assert [process.worker for process in node.reports[-1].processes if process.worker == joined]
 
     on_node(run)

@@ -1,4 +1,4 @@
-"""One GPU's control daemon, against programs that play NVIDIA's."""
+"""Control daemon of one GPU, with fakes of NVIDIA's programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gpufn_core.errors import DeviceFailed
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps.daemon import Daemon, left_in
+from gpufn_runtime.agent.mps.daemon import Daemon, read_daemon_file
 from tests.runtime.agent.mps.machine import Machine
 
 GPU = "GPU-1"
@@ -48,7 +48,7 @@ def test_a_daemon_is_active_when_it_is_started_and_gone_when_it_is_stopped(machi
         await daemon.stop()
 
     _on_daemon(tmp_path, work)
-    assert machine.modes == {}  # nobody allowed it
+    assert machine.modes == {}  # it is not permitted
 
 
 def test_a_daemon_finds_the_drivers_libraries_and_knows_nothing_else_of_ours(
@@ -80,7 +80,7 @@ def test_a_server_that_does_not_get_active_is_given_up(machine: Machine, tmp_pat
     machine.set(slow=True)
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match=r"no MPS within 0\.3 s"):
+        with pytest.raises(DeviceFailed, match=r"MPS did not start within 0\.3 s"):
             await daemon.start()
 
     _on_daemon(tmp_path, work, start_timeout_s=0.3)
@@ -90,7 +90,7 @@ def test_without_nvidias_program_there_is_no_daemon(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match="nvidia-cuda-mps-control cannot be run"):
+        with pytest.raises(DeviceFailed, match="cannot run nvidia-cuda-mps-control"):
             await daemon.start()
 
     _on_daemon(tmp_path, work)
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_told_apart(machine: Machine, tmp_path: Path) -> None:
         assert await daemon.observe() is Condition.DOWN
 
     _on_daemon(tmp_path, work, stop_timeout_s=0.2)
-    assert machine.running() == []  # the server of a daemon that was killed is found, too
+    assert machine.running() == []  # a killed daemon's server is found, too
 
 
 def test_a_server_of_another_user_is_noticed_for_ours_would_wait_behind_it(machine: Machine, tmp_path: Path) -> None:
@@ -163,15 +163,15 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     machine.forbid_modes()
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match=r"GPU-1: its compute mode cannot be had or set: .*Insufficient Permis"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: cannot read or set its compute mode: .*Insufficient Permis"):
             await daemon.start()
-        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is to be set back
+        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is restored
 
     _on_daemon(tmp_path, work, may_set_compute_mode=True)
 
 
 def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine: Machine, tmp_path: Path) -> None:
-    """As on a disk that is full; what was written before stays whole."""
+    """Like on a full disk; earlier files stay intact."""
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
     async def work(daemon: Daemon) -> None:
@@ -185,11 +185,11 @@ def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine
 
 
 def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Machine, tmp_path: Path) -> None:
-    """Nobody would set it back if we died."""
+    """If the agent died, the mode would not be restored."""
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match="GPU-1: how it was cannot be written down"):
+        with pytest.raises(DeviceFailed, match="GPU-1: its compute mode is not changed"):
             await daemon.start()
         assert not daemon.folder.exists()
 
@@ -200,7 +200,7 @@ def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Mach
 def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
-        file = left_in(daemon.folder)
+        file = read_daemon_file(daemon.folder)
         assert file is not None
         machine.kill_daemon(daemon.pipe)
         later = Daemon(GPU, daemon.folder, uid=os.getuid())
@@ -208,6 +208,6 @@ def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp
         assert not later.is_running()
         await later.stop()
         assert machine.modes == {GPU: "Default"}
-        assert left_in(daemon.folder) is None
+        assert read_daemon_file(daemon.folder) is None
 
     _on_daemon(tmp_path, work, may_set_compute_mode=True)

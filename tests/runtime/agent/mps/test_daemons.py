@@ -1,4 +1,4 @@
-"""All daemons of a node: who comes, who leaves, and what happens when one of them fails."""
+"""MPS daemons of a node: workers join and leave, and daemons fail."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import Joining
-from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
+from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
-from gpufn_runtime.agent.mps.logs import MOST_BYTES
+from gpufn_runtime.agent.mps.logs import MAX_BYTES
 from tests.runtime.agent.mps.machine import Machine
 
 PART = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 6 << 30, 25)
@@ -35,7 +35,7 @@ class Clock(SystemClock):
 
 
 class Node:
-    """`ended` are the workers that the agent was told to end; it does so at once, unless they are `stubborn`."""
+    """`ended` are the workers that had to be ended; they leave at once, unless they are `stubborn`."""
 
     def __init__(self, root: Path, machine: Machine) -> None:
         self.machine = machine
@@ -44,18 +44,20 @@ class Node:
         self.stubborn: set[str] = set()
         self.told = asyncio.Event()
         self.root = root
-        self.elsewhere = Elsewhere(root.with_name("elsewhere"), root.with_name("memory"))
+        self.container_folders = ContainerFolders(root.with_name("elsewhere"), root.with_name("memory"))
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
-        maker = DaemonMaker(self.root, self.elsewhere, self._make)
+        maker = DaemonMaker(self.root, self.container_folders, self._make)
         return MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
 
-    async def look(self) -> None:
-        await self.shares.look("GPU-1", self._end)
+    async def check(self) -> None:
+        await self.shares.check("GPU-1", self._end)
 
-    def _make(self, gpu: str, folder: Path, *, uid: int, elsewhere: Elsewhere | None) -> Daemon:
-        daemon = Daemon(gpu, folder, uid=uid, elsewhere=elsewhere, start_timeout_s=30.0, stop_timeout_s=0.3)
+    def _make(self, gpu: str, folder: Path, *, uid: int, container_folders: ContainerFolders | None) -> Daemon:
+        daemon = Daemon(
+            gpu, folder, uid=uid, container_folders=container_folders, start_timeout_s=30.0, stop_timeout_s=0.3
+        )
         daemon.control = self.machine.control(daemon.pipe)
         return daemon
 
@@ -70,7 +72,7 @@ class Node:
             return joining
 
     async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
-        """A worker comes, and is READY; the pipe directory that it was given."""
+        """Let a worker join and become READY. Return its pipe directory."""
         joining = await self.prepare(key, PART)
         pipe = Path(joining.environment["CUDA_MPS_PIPE_DIRECTORY"])
         self.shares.joined(worker, key, PART, pid)
@@ -98,9 +100,9 @@ def test_the_logs_of_a_daemon_that_is_in_use_are_kept_small(on_node: Any) -> Non
     async def work(node: Node) -> None:
         pipe = await node.start("w-1")
         log = pipe.with_name("log") / "control.log"
-        log.write_bytes(os.urandom(MOST_BYTES + 1))
-        await node.look()
-        assert log.stat().st_size < MOST_BYTES
+        log.write_bytes(os.urandom(MAX_BYTES + 1))
+        await node.check()
+        assert log.stat().st_size < MAX_BYTES
 
     on_node(work)
 
@@ -113,32 +115,32 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
         assert len(node.shares.pids) == 1
         node.shares.left("w-1")
         node.clock.now += 31
-        await node.look()
+        await node.check()
         assert len(machine.running()) == 2
         node.shares.left("w-2")
-        await node.look()
-        assert len(machine.running()) == 2  # somebody may come in a moment
+        await node.check()
+        assert len(machine.running()) == 2  # another worker may join soon
         node.clock.now += 31
-        await node.look()
+        await node.check()
         assert machine.rests()
 
     on_node(work)
 
 
 def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machine: Machine) -> None:
-    """As when its image is built meanwhile."""
+    """Like a launch that waits for the build of an image."""
 
     async def work(node: Node) -> None:
         async with node.shares.joining(F, PART):
             node.clock.now += 600
-            await node.look()
+            await node.check()
             assert len(machine.running()) == 2
-            with pytest.raises(DeviceFailed, match="workers share it by MPS still"):
+            with pytest.raises(DeviceFailed, match="workers still share it by MPS"):
                 await node.prepare(G, WHOLE)
-            with pytest.raises(DeviceFailed, match="shared by workers that live out of containers"):
+            with pytest.raises(DeviceFailed, match="shared by workers that run outside containers"):
                 await node.prepare(G, PART, contained=True)
         node.clock.now += 31
-        await node.look()
+        await node.check()
         assert machine.rests()
 
     on_node(work)
@@ -147,7 +149,7 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
 def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
-        with pytest.raises(DeviceFailed, match="GPU-1: workers share it by MPS still"):
+        with pytest.raises(DeviceFailed, match="GPU-1: workers still share it by MPS"):
             await node.prepare(G, WHOLE)
         node.shares.left("w-1")
         assert await node.prepare(G, WHOLE) == Joining()
@@ -165,11 +167,11 @@ def test_after_a_fault_all_are_ended_and_the_server_is_active_again(on_node: Any
         await node.shares.evict("w-1", [101])
         await node.shares.evict("w-2", [102])
         machine.fault(pipe)
-        machine.connect(pipe, 103)  # one that the agent does not know holds the server in FAULT
-        await node.look()
+        machine.connect(pipe, 103)  # an unknown client keeps the server in FAULT
+        await node.check()
         reason = "GPU-1: its MPS server is in FAULT"
         assert node.ended == [("w-1", reason), ("w-2", reason)]
-        assert machine.state(pipe)["daemon"] != daemon  # so it was started anew
+        assert machine.state(pipe)["daemon"] != daemon  # so it was restarted
         assert node.shares.trouble("GPU-1") is None
         await node.start("w-3")
 
@@ -190,7 +192,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
             node.shares.left("w-1")
 
         node.shares._leave_s = 30.0
-        await asyncio.gather(node.look(), leave())
+        await asyncio.gather(node.check(), leave())
         assert machine.state(pipe)["daemon"] == daemon
         assert machine.state(pipe)["terminated"] == [101]
         assert machine.server(pipe)["status"] == "ACTIVE"
@@ -207,7 +209,7 @@ def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: 
         getattr(machine, how)(pipe)
         for _ in range(2 if how == "hang" else 1):
             assert node.ended == []
-            await node.look()
+            await node.check()
         assert len(node.ended) == 1
         assert machine.state(pipe)["daemon"] != before["daemon"]
         assert machine.state(pipe)["servers"].keys() != before["servers"].keys()
@@ -222,7 +224,7 @@ def test_a_daemon_that_is_silent_once_loses_no_client(on_node: Any, machine: Mac
         daemon = machine.state(pipe)["daemon"]
         for hangs in (True, False, True, False):
             machine.hang(pipe, hangs)
-            await node.look()
+            await node.check()
         assert (node.ended, machine.state(pipe)["daemon"]) == ([], daemon)
         assert node.shares.trouble("GPU-1") is None
 
@@ -230,7 +232,7 @@ def test_a_daemon_that_is_silent_once_loses_no_client(on_node: Any, machine: Mac
 
 
 class SlowStop:
-    """In place of a daemon's `stop`: it waits to be let on."""
+    """Replaces a daemon's `stop`: waits for a signal to continue."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.begun, self.may_go_on = asyncio.Event(), asyncio.Event()
@@ -243,7 +245,7 @@ class SlowStop:
         await self._stop()
 
     async def meanwhile(self, stopping: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> None:
-        """`other` comes while `stopping` stops the daemon, and before it has done so."""
+        """Run `other` while `stopping` is stopping the daemon."""
         tasks = [asyncio.create_task(stopping)]
         await self.begun.wait()
         tasks.append(asyncio.create_task(other))
@@ -258,7 +260,7 @@ def test_a_look_starts_no_daemon_that_was_stopped_meanwhile(why: str, on_node: A
         await node.prepare(F, PART)
         daemon = node.shares._gpus["GPU-1"].daemon
         stopping = node.shares.stop() if why == "the agent stops" else node.prepare(G, WHOLE)
-        await SlowStop(daemon).meanwhile(stopping, node.look())
+        await SlowStop(daemon).meanwhile(stopping, node.check())
         assert not daemon.is_running()
         assert machine.rests()
 
@@ -272,8 +274,8 @@ def test_a_worker_that_comes_while_its_daemon_is_stopped_for_want_of_any_gets_an
         await node.prepare(F, PART)
         node.clock.now += 31
         slow = SlowStop(node.shares._gpus["GPU-1"].daemon)
-        await slow.meanwhile(node.look(), node.start("w-1"))
-        await node.look()
+        await slow.meanwhile(node.check(), node.start("w-1"))
+        await node.check()
         assert node.ended == []
         assert len(machine.running()) == 2
         assert len(node.shares.pids) == 1
@@ -288,8 +290,8 @@ def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, mach
             if number == 1:
                 await node.start("w-other", G, 102)
             machine.fault(pipe)
-            await node.look()
-        with pytest.raises(FunctionStartFailed, match="f@1 starts no more on shared GPUs of this node"):
+            await node.check()
+        with pytest.raises(FunctionStartFailed, match="f@1 no longer starts on shared GPUs of this node"):
             await node.start("w-9")
         await node.start("w-9", ("f", 2))
         await node.start("w-g", G, 103)
@@ -303,14 +305,14 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
         await node.start("w-1", pid=101)
         await node.prepare(G, PART)
         node.shares.joined("w-2", G, PART, 102)
-        await node.look()
-        await node.look()
-        assert node.ended == []  # it is loading still
+        await node.check()
+        await node.check()
+        assert node.ended == []  # it is still loading
         node.shares.is_ready("w-2")
-        await node.look()
+        await node.check()
         assert node.ended == []
-        await node.look()
-        reason = "GPU-1: it runs outside of its share: it is no client of the MPS daemon"
+        await node.check()
+        reason = "GPU-1: it is not a client of the MPS daemon, so its share does not limit it"
         assert node.ended == [("w-2", reason)]
 
     on_node(work)
@@ -330,7 +332,7 @@ def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any
         assert Path(mounts.pipe).parent.stat().st_mode & 0o077 == 0
         assert (await node.prepare(G, PART, contained=True)).mounts == mounts
         await node.shares.stop()
-        assert not [left for path in node.elsewhere for left in path.iterdir()]
+        assert not [left for path in node.container_folders for left in path.iterdir()]
 
     on_node(work)
 
@@ -339,13 +341,13 @@ def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any
 def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
-        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live out of containers"):
+        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run outside containers"):
             await node.prepare(G, PART, contained=True)
         node.shares.left("w-1")
         contained = await node.prepare(G, PART, contained=True)
         assert contained.mounts is not None
         node.shares.joined("w-2", G, PART, 102)
-        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live in containers"):
+        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run in containers"):
             await node.prepare(F, PART)
         assert len(machine.running()) == 2
 
@@ -362,7 +364,7 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
         (child, *_) = node.shares.pids  # the daemon is a child of ours
         machine.connect(Path(joining.mounts.pipe), child)
         for _ in range(3):
-            await node.look()
+            await node.check()
         assert node.ended == []
 
     on_node(work)
@@ -378,7 +380,7 @@ def test_a_container_that_is_made_while_its_daemon_is_started_anew_finds_that_on
             assert mounts is not None
             mounted = [os.open(path, os.O_RDONLY) for path in (mounts.pipe, mounts.memory)]
             machine.kill_daemon(Path(mounts.pipe))
-            await node.look()
+            await node.check()
             found = [os.listdir(folder) for folder in mounted]
             for folder in mounted:
                 os.close(folder)
@@ -400,8 +402,8 @@ def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machi
 
 
 def test_an_agent_that_is_not_root_shares_no_gpu_among_containers(tmp_path: Path) -> None:
-    maker = DaemonMaker(tmp_path / "mps", Elsewhere(tmp_path, tmp_path), own_uid=lambda: 1000)
-    with pytest.raises(DeviceFailed, match="takes an agent that runs as root"):
+    maker = DaemonMaker(tmp_path / "mps", ContainerFolders(tmp_path, tmp_path), own_uid=lambda: 1000)
+    with pytest.raises(DeviceFailed, match="requires an agent that runs as root"):
         maker.make("GPU-1", contained=True)
 
 
@@ -414,7 +416,7 @@ def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: 
         assert trouble is not None
         assert (trouble.health, trouble.reason.partition(":")[0]) == (Health.DEGRADED, "its MPS daemon has ended")
         machine.set()
-        await node.look()
+        await node.check()
         assert node.shares.trouble("GPU-1") is None
         await node.start("w-1")
 

@@ -1,4 +1,4 @@
-"""What a node's software can do for GPUs, asked of programs that play NVIDIA's."""
+"""Detection of GPU features, with fakes of NVIDIA's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of MPS, which nobody else bounds."""
+"""Size limit of the MPS logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpufn_runtime.agent.mps import logs
 
-_TOO_LARGE = os.urandom(logs.MOST_BYTES + (1 << 20))
+_TOO_LARGE = os.urandom(logs.MAX_BYTES + (1 << 20))
 
 
 def test_a_log_that_is_too_large_is_emptied_and_its_writer_goes_on(tmp_path: Path) -> None:

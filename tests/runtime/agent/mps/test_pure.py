@@ -1,4 +1,4 @@
-"""What a daemon's answers mean, what makes a client, and who is suspected."""
+"""Conditions of a daemon, environment of a client, and attribution of faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = 1000
         (Observation(True, True, (Server(1, "FAULT", OWN),)), Condition.FAULT),
         (Observation(True, True, (Server(1, "ACTIVE", OWN), Server(2, "FAULT", OWN))), Condition.FAULT),
         (Observation(True, True, (Server(1, "ACTIVE", 0),)), Condition.FOREIGN),
-        (Observation(True, True, (Server(1, "ACTIVE", None),)), Condition.ACTIVE),  # it has ended since
+        (Observation(True, True, (Server(1, "ACTIVE", None),)), Condition.ACTIVE),  # it has ended in the meantime
         (Observation(True, True, (Server(1, "WHATEVER", OWN),)), Condition.STARTING),
     ],
 )
@@ -54,11 +54,11 @@ def _after(*incidents: str, every_s: float = 1.0) -> set[str]:
 @pytest.mark.parametrize(
     ("incidents", "quarantined"),
     [
-        (["f"] * DELIVERIES_ON_FAILED_GPUS, set()),  # one call may have gone round
+        (["f"] * DELIVERIES_ON_FAILED_GPUS, set()),  # one call may have caused all of them
         (["f", "f", "f", "f"], {"f"}),
         (["fg", "fh", "fi", "fj"], {"f"}),
         (["fg", "gh", "hf", "fg"], set()),
-        (["fg", "fg", "fg", "fg"], {"f", "g"}),  # nothing tells them apart
+        (["fg", "fg", "fg", "fg"], {"f", "g"}),  # they cannot be distinguished
         (["f", "f", "g", "f", "f", "f", "f"], {"f"}),
     ],
 )

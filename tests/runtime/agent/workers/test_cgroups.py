@@ -26,16 +26,16 @@ def test_both_kinds_of_group_say_whether_they_killed(tmp_path: Path, name: str, 
 def test_a_group_is_made_found_again_and_removed(memory_groups: Any) -> None:
     group = memory_groups.create("w-cgrouptest", 64 << 20)
     try:
-        assert memory_groups.find_left("w-cgrouptest") == group
+        assert memory_groups.find_existing("w-cgrouptest") == group
         assert (group.pids(), group.has_killed()) == ([], False)
     finally:
         assert group.remove()
-    assert memory_groups.find_left("w-cgrouptest") is None
+    assert memory_groups.find_existing("w-cgrouptest") is None
 
 
 def test_without_a_place_for_groups_there_are_none() -> None:
     groups = MemoryGroups(None)
-    assert (groups.create("w", 1 << 20), groups.find_left("w")) == (None, None)
+    assert (groups.create("w", 1 << 20), groups.find_existing("w")) == (None, None)
 
 
 def test_all_of_a_group_is_killed_by_the_kernels_switch_where_there_is_one(tmp_path: Path) -> None:

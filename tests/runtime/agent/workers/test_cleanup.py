@@ -1,4 +1,4 @@
-"""What is left of workers that are gone."""
+"""Cleanup after workers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from gpufn_core.domain.worker import Assignment
 from gpufn_runtime.agent.decide.fleet import Fleet, WorkerRecord
 from gpufn_runtime.agent.workers import cleanup, processes, worker_folder
 from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
-from gpufn_runtime.agent.workers.cleanup import Burials
+from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 
-def bury(folder: WorkerFolder, assignments: Any) -> None:
-    """A worker that has an Assignment and no memory group."""
+def clean_up(folder: WorkerFolder, assignments: Any) -> None:
+    """Clean up after a worker that has an Assignment and no memory cgroup."""
     share = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
     assignment = Assignment(worker="w-1", node="a", function="f", revision=1, share=share, epoch=1, created_at=0.0)
 
     async def run() -> None:
-        made = Burials(
-            Fleet(), node="a", assignments=assignments, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
+        made = Cleanup(
+            Fleet(), node="a", assignments=assignments, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
-        made.bury(WorkerRecord("w-1", "f", 1, assignment), folder, None)
+        made.clean_up(WorkerRecord("w-1", "f", 1, assignment), folder, None)
         await made.done()
 
     asyncio.run(run())
 
 
 def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path: Path) -> None:
-    """Who forks fast enough outlived those rounds in which all were killed, and after them nobody was."""
+    """A fast fork bomb survived the rounds of kills, and was not killed after them."""
     group = MemoryGroup(tmp_path / "gpufn-w-1")
     group.path.mkdir()
     group.procs.write_text("")
     nobody: Any = None
 
     async def run() -> None:
-        made = Burials(Fleet(), node="a", assignments=nobody, groups=MemoryGroups(tmp_path), buried=nobody, retry_s=1.0)
+        made = Cleanup(
+            Fleet(), node="a", assignments=nobody, groups=MemoryGroups(tmp_path), on_done=nobody, retry_s=1.0
+        )
         made.sweep(WorkerFolder(tmp_path / "w-1"), None)
         with subprocess.Popen(["sleep", "60"]) as late:  # noqa: ASYNC220
             group.procs.write_text(f"{late.pid}\n")
@@ -52,7 +54,7 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
 
 
 def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_path: Path, monkeypatch: Any) -> None:
-    """Its lease was held for ever."""
+    """Its lease was held forever."""
     tries = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), None])
 
     def kill_worker(output: Path, scratch: Path) -> bool:
@@ -68,10 +70,10 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
     folder.path.mkdir()
 
     async def run() -> None:
-        made = Burials(
-            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
+        made = Cleanup(
+            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
-        made.bury(record, folder, None)
+        made.clean_up(record, folder, None)
         await made.done()
 
     asyncio.run(run())
@@ -87,10 +89,10 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
     record = WorkerRecord("w-1", "f", 1, None)
 
     async def run() -> None:
-        made = Burials(
-            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
+        made = Cleanup(
+            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
-        made.bury(record, WorkerFolder(tmp_path / "w-1"), None)
+        made.clean_up(record, WorkerFolder(tmp_path / "w-1"), None)
         await made.done()
 
     asyncio.run(run())
@@ -99,35 +101,35 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
 
 
 def test_a_lease_is_held_until_what_the_worker_left_is_gone(tmp_path: Path, monkeypatch: Any) -> None:
-    """A process with a model on a GPU takes seconds to end: whoever came next found the memory taken."""
+    """A process with a model on a GPU takes seconds to end: the next worker found the memory in use."""
     looks = iter([True, True, False])
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: next(looks))
-    monkeypatch.setattr(cleanup, "_LOOK_PAUSE_S", 0.001)
+    monkeypatch.setattr(cleanup, "_KILL_PAUSE_S", 0.001)
     deleted_after: list[object] = []
 
     class Assignments:
         async def delete(self, key: str) -> None:
             deleted_after.append(next(looks, "all were gone"))
 
-    bury(WorkerFolder(tmp_path / "w-1"), Assignments())
+    clean_up(WorkerFolder(tmp_path / "w-1"), Assignments())
     assert deleted_after == ["all were gone"]
 
 
 def test_a_lease_is_not_held_for_ever_for_what_cannot_be_killed(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: True)
-    monkeypatch.setattr(cleanup, "_LOOK_PAUSE_S", 0.0)
+    monkeypatch.setattr(cleanup, "_KILL_PAUSE_S", 0.0)
     deleted: list[str] = []
 
     class Assignments:
         async def delete(self, key: str) -> None:
             deleted.append(key)
 
-    bury(WorkerFolder(tmp_path / "w-1"), Assignments())
+    clean_up(WorkerFolder(tmp_path / "w-1"), Assignments())
     assert deleted == ["a.w-1"]
 
 
 def test_the_folder_of_a_worker_stays_until_its_assignment_is_deleted(tmp_path: Path) -> None:
-    """An agent that died between the two left an Assignment without a folder: the next one launched it again."""
+    """If an agent dies between the two, an Assignment without a folder is left: the next agent launched it again."""
     folder = WorkerFolder(tmp_path / "w-1")
     folder.path.mkdir()
     there: list[bool] = []
@@ -136,6 +138,6 @@ def test_the_folder_of_a_worker_stays_until_its_assignment_is_deleted(tmp_path: 
         async def delete(self, key: str) -> None:
             there.append(folder.path.exists())
 
-    bury(folder, Assignments())
+    clean_up(folder, Assignments())
     assert there == [True]
     assert not folder.path.exists()

@@ -1,4 +1,4 @@
-"""Processes are told apart by pid and start time: a pid is used again."""
+"""Processes are identified by pid and start time, because pids are reused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpufn_runtime.agent.workers.running_workers import RunningWorker
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Leads a group, and has nothing to do with what is ended."""
+    """An unrelated group leader."""
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     yield process
     process.kill()
@@ -29,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def before(process: subprocess.Popen[bytes]) -> Process:
-    """Who had its pid before it."""
+    """Return an identity with the same pid and another start time."""
     found = processes.identify(process.pid)
     assert found is not None
     return Process(process.pid, found.start_time - 1)
@@ -40,7 +40,7 @@ def test_a_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     assert found is not None
     processes.kill(found)
     assert sleeper.wait() == -signal.SIGKILL
-    processes.kill(found)  # gone already
+    processes.kill(found)  # already gone
 
 
 def test_whoever_has_the_pid_by_now_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> None:
@@ -59,13 +59,13 @@ def test_what_is_left_of_a_group_is_signalled_after_its_leader_is_gone() -> None
     leader.wait()
     assert processes.identify(leader.pid) is None
     processes.signal_group(found, signal.SIGKILL)
-    assert select.select([read], [], [], 30)[0]  # nobody has its end of the pipe any more
+    assert select.select([read], [], [], 30)[0]  # no process holds the write end of the pipe any longer
     assert os.read(read, 1) == b""
     os.close(read)
 
 
 def test_a_worker_is_killed_though_no_file_can_be_opened(sleeper: subprocess.Popen[bytes]) -> None:
-    """It counted as killed, and lived on."""
+    """It was considered killed, but lived on."""
     found = processes.identify(sleeper.pid)
     assert found is not None
     descriptor = os.pidfd_open(sleeper.pid)

@@ -1,4 +1,4 @@
-"""What a worker leaves in its folder."""
+"""Removal of a worker's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def folder_of_no_root() -> Iterator[Path]:
-    """An empty one, below which we are nobody in particular: root passes what others have closed."""
+    """Return an empty folder, and drop root's rights: root ignores permissions."""
     with tempfile.TemporaryDirectory(prefix="gpufn-") as folder:
         if os.geteuid() != 0:
             yield Path(folder)

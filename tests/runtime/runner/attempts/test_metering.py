@@ -1,4 +1,4 @@
-"""What calls are charged of GPUs, and that it is kept."""
+"""GPU time that calls are charged, and its storage."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.queue import call_records as records
 from gpufn_runtime.runner.attempts import settle
-from gpufn_runtime.runner.attempts.busy_time import BusyTime
 from gpufn_runtime.runner.attempts.metering import Meter
+from gpufn_runtime.runner.core.busy_time import BusyTime
 from tests.runtime.runner.node import NODE, Node, SettableClock, on_node
 from tests.runtime.runner.test_durable import ended
 
@@ -147,7 +147,7 @@ def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
 
 @pytest.fixture
 def charged(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that each attempt is charged, in the order of their ends."""
+    """Return the seconds charged to each attempt, in the order of their ends."""
     seconds: list[float] = []
 
     def count(meter: Meter, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
@@ -243,7 +243,7 @@ def test_usage_is_added_up_per_function_and_key_by_all_runners_of_a_node(url: st
 def test_what_was_sent_when_the_bus_went_away_is_counted_once(url: str, was_stored: bool) -> None:
     async def test(records: KeyValue) -> None:
         class Losing(KeyValue):
-            """Its answer never comes."""
+            """The reply to the write never arrives."""
 
             async def create(self, key: str, value: bytes, **options: Any) -> int:
                 if was_stored:

@@ -1,4 +1,4 @@
-"""Replies that a connection takes along when it breaks: the runner's own, or that of who waits."""
+"""Replies that are lost with a broken connection: the runner's or the caller's."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_reply_that_was_on_its_way_when_the_connection_broke_is_sent_again(url
 
 
 def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "_MOST", 3)
-    monkeypatch.setattr(replies, "_MOST_BYTES", 10)
+    monkeypatch.setattr(replies, "_MAX_REPLIES", 3)
+    monkeypatch.setattr(replies, "_MAX_BYTES", 10)
 
     async def test(it: Scene) -> None:
         it.bus._live().lose("a cable is pulled")
@@ -80,7 +80,7 @@ def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, mo
 
 
 def test_replies_that_the_bus_has_take_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "_MOST_SURE_BYTES", 10)
+    monkeypatch.setattr(replies, "_MAX_CONFIRMED_BYTES", 10)
 
     async def test(it: Scene) -> None:
         for number in range(3):
@@ -119,8 +119,8 @@ def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while
         await it.loses_its_connection()
         it.replies.send("reply.2", b"2")
         assert await it.heard(3) == [b"1", b"1", b"2"]
-        monkeypatch.setattr(replies, "_KEPT_S", -1.0)
-        it.replies.tick()  # nobody knows whether the second has arrived
+        monkeypatch.setattr(replies, "_KEEP_S", -1.0)
+        it.replies.tick()  # it is unknown whether the second one has arrived
         it.replies.repeat("1")
         it.replies.repeat("2")
         assert await it.heard(1) == [b"2"]
@@ -142,7 +142,7 @@ def test_who_lost_the_bus_hears_of_what_ended_meanwhile(
         revision, told = await node.deploy(f"ends-{is_ack_lost}".lower()), asyncio.Event()
 
         def on_reply(message: Message) -> None:
-            if message.payload[:1] != b"{":  # not that it is queued
+            if message.payload[:1] != b"{":  # not a report that it is queued
                 told.set()
 
         node.bus.subscribe(subjects.replies("hangs"), on_reply)

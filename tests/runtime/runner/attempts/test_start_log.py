@@ -1,4 +1,4 @@
-"""Each start of user code has a number of its own, and a record that says where it ran and why it was started."""
+"""Each start of user code has a number of its own, and a record of the place and reason of the start."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import CallRecord, StartNote
 from gpufn_core.spec.function_spec import Retry
 from gpufn_platform.queue import call_records, start_notes
-from gpufn_runtime.runner.attempts.start_numbers import adopted, interrupted, next_start
-from gpufn_runtime.runner.dispatch import revision_queue
+from gpufn_runtime.runner.core import machine
+from gpufn_runtime.runner.core.start_numbers import adopted, interrupted, next_start
 from tests.runtime.runner.node import NODE, RETRY_AT_ONCE, FakeWorker, Node, on_node
 from tests.taking import take
 
@@ -115,7 +115,7 @@ def test_the_start_that_died_with_its_node_is_in_the_record(url: str, tmp_path: 
 
 
 def test_a_start_that_lasts_is_noted_until_it_ends(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revision_queue, "NOTED_AFTER_S", 0.0)
+    monkeypatch.setattr(machine, "NOTED_AFTER_S", 0.0)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("lasts")
@@ -139,7 +139,7 @@ def test_a_hand_over_that_started_nothing_is_no_attempt(url: str, tmp_path: Path
         worker = await node.worker(revision)
         call = await node.submit(revision)
         fail(worker, (await worker.run())[0])
-        again, _ = await worker.run()  # its message came before its time, and was handed back
+        again, _ = await worker.run()  # its message arrived too early and was handed back
         assert again.number == 2
         worker.answer(again)
         assert told(await ended(node, call.id)) == [

@@ -1,4 +1,4 @@
-"""The lane: calls that a gateway of this host hands over past the queue."""
+"""Fast path: calls that a gateway of this host sends to the runner, past the queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNT = iter(range(10**6))
 
 
 class Gateway:
-    """The other end of the lane, played by the test."""
+    """Fake gateway: the other end of the fast path."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -31,7 +31,7 @@ class Gateway:
         self._seen: list[tuple[fast_path.RunnerFrame, bytes]] = []
 
     async def next(self) -> tuple[fast_path.RunnerFrame, bytes]:
-        """What the runner says next, but for its heartbeat."""
+        """Return the runner's next frame, except heartbeats."""
         while True:
             while not self._seen:
                 data = await self._reader.read(1 << 16)
@@ -87,7 +87,7 @@ async def gateway_of(node: Node) -> AsyncIterator[Gateway]:
 
 
 async def short_calls(node: Node, revision: Revision, worker: FakeWorker, calls: int = 30) -> None:
-    """Make the runner know that calls of this revision are short."""
+    """Let the runner learn that calls of this revision are short."""
     for _ in range(calls):
         call = node.invoke(revision)
         worker.answer((await worker.run())[0])
@@ -160,7 +160,7 @@ def test_calls_stand_in_line_and_are_handed_back_when_one_lasts(url: str, tmp_pa
         async with gateway_of(node) as gateway:
             await short_calls(node, revision, worker)
             first, second = gateway.offer(revision, b"1"), gateway.offer(revision, b"2")
-            run, _ = await worker.run()  # and nothing more: for longer than any call stands in line
+            run, _ = await worker.run()  # and nothing more, for longer than any call waits in the backlog
             assert (await gateway.answer())[0] == fast_path.Refused(second)
             worker.answer(run)
             ended, _ = await gateway.answer()
@@ -193,9 +193,9 @@ def test_a_withdrawn_call_is_cancelled_whether_it_runs_or_stands_in_line(url: st
         worker = await node.worker(revision)
         async with gateway_of(node) as gateway:
             await short_calls(node, revision, worker)
-            runs, waits = gateway.offer(revision, b"1"), gateway.offer(revision, b"2")
+            runs, turn_waits = gateway.offer(revision, b"1"), gateway.offer(revision, b"2")
             run, _ = await worker.run()
-            gateway.withdraw(waits)
+            gateway.withdraw(turn_waits)
             gateway.withdraw(runs)
             frame, _ = await worker.next()
             assert frame == frames.Cancel(run.attempt)
@@ -233,7 +233,7 @@ def test_a_call_that_was_queued_while_its_first_attempt_is_cancelled_is_still_kn
         node.bus.publish(subjects.sync_queue("twice", 1), pack(message_of(revision, invocation), b"{}"))
         second, _ = await worker.run()
         worker.send(frames.Result(first.attempt, OutcomeKind.CANCELLED, None, "", 0.0))
-        third = node.invoke(revision)  # it gets the slot that the first has left
+        third = node.invoke(revision)  # it gets the slot of the first call
         worker.answer((await worker.run())[0])
         await third.future
         held = await call_records.where(node.bus, invocation)
@@ -293,7 +293,7 @@ def test_the_report_counts_what_no_queue_does(url: str, tmp_path: Path) -> None:
 
 
 def test_a_gateway_that_hangs_up_late_cancels_nothing_of_what_it_has_queued_meanwhile(url: str, tmp_path: Path) -> None:
-    """It heard nothing of a runner that was stopped for seconds. When that goes on, it may read its queues first."""
+    """The gateway lost contact with a runner that was stopped for seconds. The runner may read its queues first."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("stopped", concurrency=2)

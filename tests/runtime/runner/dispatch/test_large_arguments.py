@@ -1,4 +1,4 @@
-"""Arguments that are too large for their message: the runner fetches them for its workers, and removes them."""
+"""Arguments that are too large for a message: the runner fetches them for its workers, and removes them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_they_are_removed_when_the_call_has_succeeded(url: str, tmp_path: Path) 
     async def test(node: Node) -> None:
         revision = await node.deploy("succeeds")
         await large_bodies.ensure_buckets(node.bus)
-        await streams.purge(node.bus, f"OBJ_{subjects.ARGUMENT_FILES}", ">")  # what other tests have left
+        await streams.purge(node.bus, f"OBJ_{subjects.ARGUMENT_FILES}", ">")  # left by other tests
         worker = await node.worker(revision)
         call = await submit(node, revision)
         run, _ = await worker.run()

@@ -1,4 +1,4 @@
-"""Calls of the three classes, as one slot takes them. The rule itself is tested as a table in test_order.py."""
+"""Calls of the three classes, with one slot. The rule itself is tested as a table in test_queue_choice.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpufn_core.spec.priority import QUEUES, Priority, QueueKind
 from gpufn_platform.bus.connection import JetStreamError
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records, queue_position
-from gpufn_runtime.runner.dispatch.queue_choice import PATIENCE_S
+from gpufn_runtime.runner.dispatch.queue_choice import AGED_AFTER_S
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 HI, NORMAL, LOW = Priority
@@ -48,16 +48,16 @@ async def consumer(node: Node, revision: Revision, kind: QueueKind) -> dict[str,
 
 
 async def opened(node: Node, revision: Revision, kind: QueueKind) -> None:
-    """The runner looks into this queue."""
+    """Wait until the runner polls this queue."""
     while True:
         with contextlib.suppress(JetStreamError):
             await consumer(node, revision, kind)
-            await consumer(node, revision, kind)  # by the second answer the runner has had its own
+            await consumer(node, revision, kind)  # by the second reply the runner has received its own
             return
 
 
 async def served(worker: FakeWorker, calls: int) -> bytes:
-    """The arguments of the calls that it runs, one after the other."""
+    """Return the arguments of the calls in the order in which they run."""
     seen = []
     for _ in range(calls):
         run, body = await worker.run()
@@ -93,7 +93,7 @@ def test_callers_wait_for_higher_classes_and_go_before_all_calls_of_lower_ones(u
             await opened(node, revision, kind)
         while (await consumer(node, revision, QueueKind(NORMAL, is_sync=True)))["delivered"]["consumer_seq"] < 2:
             pass
-        await streams.depths(node.bus)  # by then the runner has handed it back, and heard of the others
+        await streams.depths(node.bus)  # by then the runner has handed it back, and knows of the others
         worker.answer(run, b"0")
         order = await served(worker, 6)
         assert [set(order[at : at + 2]) for at in (0, 2, 4)] == [set(b"12"), set(b"34"), set(b"56")]
@@ -109,7 +109,7 @@ def test_a_call_that_has_aged_is_not_kept_from_the_slot_by_higher_classes(url: s
         run, _ = await worker.run()
         await submit(node, revision, b"l", LOW)
         await opened(node, revision, QueueKind(LOW, is_sync=False))
-        node.clock.ahead_s = PATIENCE_S
+        node.clock.ahead_s = AGED_AFTER_S
         for _ in range(8):
             await submit(node, revision, b"h", HI)
         worker.answer(run)
@@ -138,7 +138,7 @@ def test_a_retry_is_of_the_class_that_its_call_is(url: str, tmp_path: Path) -> N
 
 
 async def made(node: Node, priority: Priority, *, is_sync: bool = True) -> InvocationMessage:
-    """The call of `child` that a function made, from its queue of this class."""
+    """Return the nested call of `child` from its queue of this class."""
     queue = queue_position.address("child", 1, QueueKind(priority, is_sync))
     while (stored := await streams.next_message(node.bus, queue.stream, queue.subject, 1)) is None:
         pass
@@ -148,7 +148,7 @@ async def made(node: Node, priority: Priority, *, is_sync: bool = True) -> Invoc
 @pytest.mark.parametrize(
     ("verb", "parents", "asked", "childs", "becomes"),
     [
-        ("call", HI, None, LOW, HI),  # who waits for it must not wait with those of a lower class
+        ("call", HI, None, LOW, HI),  # its caller must not wait among calls of a lower class
         ("call", LOW, None, NORMAL, NORMAL),
         ("call", NORMAL, LOW, NORMAL, LOW),
         ("stream", HI, None, NORMAL, HI),

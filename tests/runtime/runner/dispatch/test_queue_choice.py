@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufn_core.spec.priority import QUEUES, Priority, QueueKind
-from gpufn_runtime.runner.dispatch.queue_choice import PATIENCE_S, STANDING, QueueOrder, first
+from gpufn_runtime.runner.dispatch.queue_choice import AGED_AFTER_S, STANDING, QueueOrder, choose
 
 SYNC_HI, ASYNC_HI, SYNC, ASYNC, SYNC_LOW, ASYNC_LOW = QUEUES
 NOW = 1000.0
-YOUNG, AGED, OLDER = NOW - 1, NOW - PATIENCE_S, NOW - PATIENCE_S - 1
+YOUNG, AGED, OLDER = NOW - 1, NOW - AGED_AFTER_S, NOW - AGED_AFTER_S - 1
 
 
 @pytest.mark.parametrize(
     ("waiting", "chosen"),
     [
         ({ASYNC: YOUNG}, [ASYNC] * 8),
-        ({SYNC: YOUNG, ASYNC: YOUNG}, [SYNC] * 7 + [ASYNC]),  # callers first, but every eighth slot
+        ({SYNC: YOUNG, ASYNC: YOUNG}, [SYNC] * 7 + [ASYNC]),  # callers go first, except for every eighth slot
         ({SYNC: YOUNG, ASYNC_LOW: YOUNG}, [SYNC] * 8),  # strict between classes
         ({ASYNC_HI: YOUNG, SYNC: YOUNG, SYNC_LOW: YOUNG}, [ASYNC_HI] * 8),
         ({SYNC_HI: YOUNG, ASYNC_LOW: AGED}, [SYNC_HI] * 3 + [ASYNC_LOW] + [SYNC_HI] * 3 + [ASYNC_LOW]),
@@ -27,16 +27,16 @@ YOUNG, AGED, OLDER = NOW - 1, NOW - PATIENCE_S, NOW - PATIENCE_S - 1
     ],
 )
 def test_which_queue_a_free_slot_is_offered_to(waiting: dict[QueueKind, float], chosen: list[QueueKind]) -> None:
-    assert [first(waiting, turn, NOW) for turn in range(8)] == chosen
+    assert [choose(waiting, turn, NOW) for turn in range(8)] == chosen
 
 
 def test_what_is_known_of_a_queue_is_what_was_heard_last() -> None:
     order = QueueOrder()
     assert order.next(NOW) is None
-    order.may_wait(ASYNC, NOW)
-    order.waits(ASYNC_LOW, NOW)
+    order.mark_maybe_waiting(ASYNC, NOW)
+    order.mark_waiting(ASYNC_LOW, NOW)
     assert order.next(NOW) == order.to_poll() == ASYNC
-    order.is_empty(ASYNC)
+    order.mark_empty(ASYNC)
     assert order.next(NOW) == ASYNC_LOW
     order.delivered(ASYNC_LOW, NOW - 5, pending=1)
     assert order.next(NOW) == ASYNC_LOW
@@ -49,42 +49,42 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     order.handed_back(ASYNC, NOW)
     order.delivered(ASYNC, NOW, pending=0)
     assert order.to_poll() == ASYNC
-    order.is_empty(ASYNC)
+    order.mark_empty(ASYNC)
     assert order.to_poll() is None
     order.handed_back(STANDING, NOW)
-    order.delivered(STANDING, NOW, pending=0)  # its next delivery knows
+    order.delivered(STANDING, NOW, pending=0)  # its next delivery counts it
     assert order.next(NOW) is None
 
 
 def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts() -> None:
     order = QueueOrder()
-    order.delivered(ASYNC, NOW, pending=0, again=True)  # a retry that became due: as others may have, at the same time
+    order.delivered(ASYNC, NOW, pending=0, is_redelivered=True)  # a retry that is due; others may be due too
     assert order.next(NOW) == order.to_poll() == ASYNC
-    assert not order.others_wait(ASYNC.priority)  # nobody is known to wait there
-    order.is_empty(ASYNC)
+    assert not order.others_wait(ASYNC.priority)  # no calls are known to wait there
+    order.mark_empty(ASYNC)
     assert order.next(NOW) is None
-    order.delivered(STANDING, NOW, pending=0, again=True)  # its credits stand, and bring them
+    order.delivered(STANDING, NOW, pending=0, is_redelivered=True)  # its standing credits will bring them
     assert order.next(NOW) is None
 
 
 def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
     order = QueueOrder()
     for queue in (ASYNC_HI, ASYNC_LOW):
-        order.waits(queue, NOW - PATIENCE_S)
+        order.mark_waiting(queue, NOW - AGED_AFTER_S)
     for queue in (ASYNC, SYNC_LOW):
-        order.may_wait(queue, NOW - PATIENCE_S - 1)
+        order.mark_maybe_waiting(queue, NOW - AGED_AFTER_S - 1)
     order.delivered(ASYNC_HI, NOW, pending=100)
     assert [order.next(NOW) for _ in range(4)] == [ASYNC_HI, ASYNC_HI, ASYNC_HI, ASYNC]
-    order.is_empty(ASYNC)
+    order.mark_empty(ASYNC)
     assert order.next(NOW) == SYNC_LOW
-    order.is_empty(SYNC_LOW)
+    order.mark_empty(SYNC_LOW)
     assert [order.next(NOW) for _ in range(2)] == [ASYNC_LOW, ASYNC_HI]
 
 
 def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above() -> None:
     order = QueueOrder()
-    order.waits(ASYNC, NOW)
-    order.may_wait(ASYNC_HI, NOW)  # nobody knows
+    order.mark_waiting(ASYNC, NOW)
+    order.mark_maybe_waiting(ASYNC_HI, NOW)  # unknown
     assert [order.others_wait(priority) for priority in Priority] == [False, True, True]
 
 
@@ -96,14 +96,14 @@ def test_callers_of_whom_nothing_is_known_could_be_overtaken_by_those_whom_they_
     waiting: tuple[QueueKind, ...], could: bool
 ) -> None:
     order = QueueOrder()
-    order.may_wait(ASYNC_LOW, NOW)
+    order.mark_maybe_waiting(ASYNC_LOW, NOW)
     for queue in waiting:
-        order.waits(queue, NOW)
+        order.mark_waiting(queue, NOW)
     assert order.could_overtake_callers() is could
 
 
 class Stage:
-    """One slot, calls of one second each, and queues that tell no more of themselves than the bus does."""
+    """One slot, calls of one second each, and queues that reveal only what NATS does."""
 
     def __init__(self) -> None:
         self.order = QueueOrder()
@@ -113,12 +113,12 @@ class Stage:
 
     def submit(self, queue: QueueKind) -> None:
         self.queues[queue].append(self.now)
-        self.order.waits(queue, self.now)
+        self.order.mark_waiting(queue, self.now)
 
     def serve(self) -> None:
         while (queue := self.order.next(self.now)) is not None:
             if not self.queues[queue]:
-                self.order.is_empty(queue)
+                self.order.mark_empty(queue)
                 continue
             submitted = self.queues[queue].popleft()
             self.order.delivered(queue, submitted, len(self.queues[queue]))
@@ -142,9 +142,9 @@ def test_every_call_is_served_in_the_order_of_its_queue_and_soon_once_it_has_age
         submitted = [at for each, at, _ in stage.served if each == queue]
         assert submitted == sorted(submitted)
     for queue, at, started in stage.served:
-        # Every fourth slot goes to whoever has waited longest: to those before it, and then to it.
+        # Every fourth slot goes to the call that has waited longest: first to the earlier ones, and then to this one.
         older = sum(other_at <= at and other_started > at for _, other_at, other_started in stage.served)
-        assert started - at <= PATIENCE_S + 4 * older + 4, queue
+        assert started - at <= AGED_AFTER_S + 4 * older + 4, queue
 
 
 @given(st.integers(1, 300))
@@ -152,10 +152,10 @@ def test_a_class_that_others_keep_from_the_slot_gets_every_fourth_once_it_has_ag
     stage = Stage()
     for _ in range(calls):
         stage.submit(ASYNC_LOW)
-    for _ in range(int(PATIENCE_S) + 4 * calls + 4):
+    for _ in range(int(AGED_AFTER_S) + 4 * calls + 4):
         stage.submit(SYNC_HI)
         stage.serve()
     assert not stage.queues[ASYNC_LOW]
     low = [started for queue, _, started in stage.served if queue == ASYNC_LOW]
-    assert low[0] - NOW <= PATIENCE_S + 4
+    assert low[0] - NOW <= AGED_AFTER_S + 4
     assert low[-1] - low[0] <= 4 * calls

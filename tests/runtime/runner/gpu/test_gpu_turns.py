@@ -1,4 +1,4 @@
-"""Turns on one GPU as its workers' seats see them; the clock and the timer are the test's."""
+"""Turns on one GPU, with a fake clock and timer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.runner.attempts.attempt import Attempt
+from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns, Seat
 
 
 class Gpu(SystemClock):
-    """Functions "f", "g" and others share it. Attempts are names here; `began` has those that did."""
+    """GPU shared by functions "f", "g" and others. Attempts are names; `began` lists those that began."""
 
     def __init__(self, at_once: int = 1) -> None:
         self.now = 100.0
@@ -37,7 +37,7 @@ class Gpu(SystemClock):
         return self
 
     def later(self, seconds: float) -> None:
-        """Time passes, and the timer fires when it is due."""
+        """Advance the clock, and fire the timer when it is due."""
         until = self.now + seconds
         while self.timer_at <= until:
             self.now, self.timer_at = self.timer_at, math.inf
@@ -51,9 +51,9 @@ class Gpu(SystemClock):
         seat.join()
         return seat
 
-    def ask(self, seat: Seat, name: str) -> Any:
+    def request(self, seat: Seat, name: str) -> Any:
         attempt = cast("Attempt", name)
-        seat.ask(attempt, lambda: self.began.append(name))
+        seat.request(attempt, lambda: self.began.append(name))
         return attempt
 
 
@@ -66,31 +66,31 @@ def test_a_worker_with_a_gpu_or_a_part_of_its_own_has_no_seat(mode: Share) -> No
 def test_workers_of_one_function_do_not_wait_for_each_other() -> None:
     gpu = Gpu()
     first, second = gpu.seat("f"), gpu.seat("f")
-    gpu.ask(first, "f1")
-    gpu.ask(second, "f2")
+    gpu.request(first, "f1")
+    gpu.request(second, "f2")
     assert (gpu.began, gpu.timer_at) == (["f1", "f2"], math.inf)
 
 
 def test_functions_on_different_gpus_do_not_wait_for_each_other() -> None:
     gpu = Gpu()
-    gpu.ask(gpu.seat("f"), "f1")
-    gpu.ask(gpu.seat("g", gpu="GPU-1"), "g1")
+    gpu.request(gpu.seat("f"), "f1")
+    gpu.request(gpu.seat("g", gpu="GPU-1"), "g1")
     assert gpu.began == ["f1", "g1"]
 
 
 def test_nobody_takes_turns_where_there_is_one_for_everybody() -> None:
     gpu = Gpu(at_once=2)
     f, g = gpu.seat("f"), gpu.seat("g")
-    assert (f.takes_turns, g.takes_turns) == (False, False)
+    assert (f.must_take_turns, g.must_take_turns) == (False, False)
     gpu.seat("g")
-    assert (f.takes_turns, g.takes_turns) == (True, True)
+    assert (f.must_take_turns, g.must_take_turns) == (True, True)
 
 
 def test_another_function_waits_until_the_turn_has_ended() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    first = gpu.ask(f, "f1")
-    gpu.ask(g, "g1")
+    first = gpu.request(f, "f1")
+    gpu.request(g, "g1")
     assert (gpu.began, g.waits_on, f.waits_on) == (["f1"], "GPU-0", "")
     gpu.later(1.0)
     f.done(first)
@@ -101,7 +101,7 @@ def test_another_function_waits_until_the_turn_has_ended() -> None:
 def test_so_many_turns_are_on_at_a_time_as_was_said() -> None:
     gpu = Gpu(at_once=2)
     seats = [gpu.seat(name) for name in "fgh"]
-    attempts = [gpu.ask(seat, seat.function) for seat in seats]
+    attempts = [gpu.request(seat, seat.function) for seat in seats]
     assert gpu.began == ["f", "g"]
     seats[1].done(attempts[1])
     gpu.later(1.0)
@@ -111,12 +111,12 @@ def test_so_many_turns_are_on_at_a_time_as_was_said() -> None:
 def test_the_next_call_of_the_same_worker_finds_its_turn_kept_for_a_moment() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    first = gpu.ask(f, "f1")
-    gpu.ask(g, "g1")
+    first = gpu.request(f, "f1")
+    gpu.request(g, "g1")
     gpu.later(0.05)
     f.done(first)
     gpu.later(0.002)
-    second = gpu.ask(f, "f2")
+    second = gpu.request(f, "f2")
     assert gpu.began == ["f1", "f2"]
     gpu.later(0.05)
     f.done(second)
@@ -127,12 +127,12 @@ def test_the_next_call_of_the_same_worker_finds_its_turn_kept_for_a_moment() -> 
 def test_one_worker_begins_as_many_of_its_calls_in_its_turn_as_it_has_slots_until_others_have_a_better_claim() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    attempts = [gpu.ask(f, f"f{n}") for n in (1, 2)]
-    gpu.ask(g, "g1")
-    attempts.append(gpu.ask(f, "f3"))
+    attempts = [gpu.request(f, f"f{n}") for n in (1, 2)]
+    gpu.request(g, "g1")
+    attempts.append(gpu.request(f, "f3"))
     assert gpu.began == ["f1", "f2", "f3"]
     gpu.later(1.0)
-    gpu.ask(f, "f4")
+    gpu.request(f, "f4")
     assert gpu.began == ["f1", "f2", "f3"]
     for attempt in attempts:
         f.done(attempt)
@@ -142,10 +142,10 @@ def test_one_worker_begins_as_many_of_its_calls_in_its_turn_as_it_has_slots_unti
 def test_what_others_kept_from_a_turn_begins_in_it_when_they_wait_no_longer() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    gpu.ask(f, "f1")
+    gpu.request(f, "f1")
     gpu.later(1.0)
-    other = gpu.ask(g, "g1")
-    gpu.ask(f, "f2")
+    other = gpu.request(g, "g1")
+    gpu.request(f, "f2")
     assert gpu.began == ["f1"]
     g.done(other)
     assert gpu.began == ["f1", "f2"]
@@ -154,25 +154,25 @@ def test_what_others_kept_from_a_turn_begins_in_it_when_they_wait_no_longer() ->
 def test_a_turn_that_lasts_is_passed_on_and_what_runs_goes_on() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    lasting = gpu.ask(f, "f1")
-    gpu.ask(g, "g1")
+    lasting = gpu.request(f, "f1")
+    gpu.request(g, "g1")
     gpu.later(9.9)
     assert gpu.began == ["f1"]
     gpu.later(0.2)
     assert gpu.began == ["f1", "g1"]
-    gpu.ask(f, "f2")
-    f.done(lasting)  # has nothing to end any more
+    gpu.request(f, "f2")
+    f.done(lasting)  # has no turn to end any longer
     assert gpu.began == ["f1", "g1"]
     assert f.waits_on == "GPU-0"
 
 
 def test_who_needs_the_turn_no_more_passes_it_on_once() -> None:
-    """As a call does that calls functions."""
+    """A call that calls functions passes its turn on."""
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
-    first = gpu.ask(f, "f1")
-    gpu.ask(g, "g1")
-    gpu.ask(h, "h1")
+    first = gpu.request(f, "f1")
+    gpu.request(g, "g1")
+    gpu.request(h, "h1")
     gpu.later(1.0)
     f.done(first)
     gpu.later(0.1)
@@ -184,9 +184,9 @@ def test_who_needs_the_turn_no_more_passes_it_on_once() -> None:
 def test_who_waits_no_longer_does_not_begin() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    first = gpu.ask(f, "f1")
-    gone = gpu.ask(g, "g1")
-    gpu.ask(g, "g2")
+    first = gpu.request(f, "f1")
+    gone = gpu.request(g, "g1")
+    gpu.request(g, "g2")
     g.done(gone)
     f.done(first)
     gpu.later(1.0)
@@ -196,29 +196,29 @@ def test_who_waits_no_longer_does_not_begin() -> None:
 def test_what_waits_at_a_worker_that_goes_does_not_begin_there_though_a_turn_is_free() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
-    first = gpu.ask(f, "f1")
-    waiting = [gpu.ask(g, "g1"), gpu.ask(g, "g2")]
+    first = gpu.request(f, "f1")
+    waiting = [gpu.request(g, "g1"), gpu.request(g, "g2")]
     gpu.later(0.1)
     f.done(first)
     assert gpu.began == ["f1"]  # the turn is kept for f's next call
-    gpu.now += 1.0  # no longer; the timer is late
-    assert g.give_up_waits() == waiting
+    gpu.now += 1.0  # no longer, although the timer is late
+    assert g.remove_waiting() == waiting
     g.leave()
     assert gpu.began == ["f1"]
-    gpu.ask(f, "f2")
+    gpu.request(f, "f2")
     assert gpu.began == ["f1", "f2"]
 
 
 def test_a_worker_that_goes_leaves_its_turn_and_the_last_function_waits_for_nobody() -> None:
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
-    gpu.ask(f, "f1")
-    gpu.ask(g, "g1")
+    gpu.request(f, "f1")
+    gpu.request(g, "g1")
     f.leave()
     f.leave()
     assert gpu.began == ["f1", "g1"]
     for name in ("h1", "h2"):
-        gpu.ask(h, name)
+        gpu.request(h, name)
     assert gpu.began == ["f1", "g1"]
     g.leave()
     assert gpu.began == ["f1", "g1", "h1", "h2"]
@@ -231,14 +231,14 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
     call_s = {"f": 0.05, "g": 1.0}
     seconds = {"f": 0.0, "g": 0.0}
     for name, seat in seats.items():
-        gpu.ask(seat, name)
+        gpu.request(seat, name)
     for _ in range(2000):
         name = gpu.began[-1]
         gpu.later(call_s[name])
         seconds[name] += call_s[name]
         seats[name].done(cast("Attempt", name))
-        gpu.later(0.001)  # its next delivery is on its way
-        gpu.ask(seats[name], name)
+        gpu.later(0.001)  # its next delivery is under way
+        gpu.request(seats[name], name)
     assert seconds["f"] == pytest.approx(seconds["g"], rel=0.05)
 
 
@@ -247,8 +247,8 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
 def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_turns_are_on_than_there_are(
     at_once: int, events: list[tuple[int, int, float]]
 ) -> None:
-    """Four workers of three functions; each event is a call that asks, one that ends, a worker that goes or comes, or
-    time that passes."""
+    """Four workers of three functions. Events: a call requests a turn or ends, a worker leaves or joins, or
+    time passes."""
     gpu = Gpu(at_once)
     seats = [gpu.seat(function) for function in "ffgh"]
     asked: dict[Any, Seat] = {}  # and not done
@@ -258,13 +258,13 @@ def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_t
         if kind <= 2:
             name = f"{number}"
             expected.add(name)
-            asked[gpu.ask(seat, name)] = seat
+            asked[gpu.request(seat, name)] = seat
         elif kind == 3 and (mine := [attempt for attempt, its in asked.items() if its is seat]):
-            if mine[0] in seat.waits:
+            if mine[0] in seat.waiting:
                 expected.discard(str(mine[0]))
             asked.pop(mine[0]).done(mine[0])
         elif kind == 4:
-            for attempt in list(seat.waits):  # as its queue hands back
+            for attempt in list(seat.waiting):  # like a queue that hands them back
                 expected.discard(str(attempt))
                 asked.pop(attempt).done(attempt)
             seat.leave()
@@ -274,7 +274,7 @@ def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_t
         assert sum(each.turn is not None for each in seats) <= at_once
     for _ in range(200):
         for attempt, seat in list(asked.items()):
-            if attempt not in seat.waits:
+            if attempt not in seat.waiting:
                 asked.pop(attempt).done(attempt)
         gpu.later(0.05)
     assert sorted(gpu.began) == sorted(expected)

@@ -1,4 +1,4 @@
-"""Calls that wait for their turn on a GPU: what is told of them, and how they end when it does not come."""
+"""Calls that wait for a turn on a GPU: lookups, and their end if the turn never comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_GPU = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20, gpus=("G
 
 
 async def contended(node: Node) -> tuple[Revision, FakeWorker, frames.Run, Revision, FakeWorker]:
-    """A call of "busy" has the only turn, and "other" has a worker there too."""
+    """A call of "busy" has the only turn, and "other" has a worker on the same GPU."""
     busy, other = await node.deploy("busy"), await node.deploy("other")
     first, second = await node.worker(busy, "w-1", ON_GPU), await node.worker(other, "w-2", ON_GPU)
     await both_ready(node)
@@ -29,7 +29,7 @@ async def contended(node: Node) -> tuple[Revision, FakeWorker, frames.Run, Revis
 
 
 async def both_ready(node: Node) -> None:
-    """What begins before a second function is there needs no turn."""
+    """A call that begins before a second function arrives needs no turn."""
     while [worker.state for worker in (await node.reports.get()).workers] != [WorkerState.READY] * 2:
         pass
 
@@ -128,7 +128,7 @@ def test_what_waits_for_the_next_turn_of_a_worker_that_dies_has_not_run_there(ur
         node.turns_clock.skipped_s = 1.0
         await waiting(node, (await node.submit(second)).id)
         kept = await node.submit(first, b"2")
-        await waiting(node, kept.id)  # second has the better claim by now
+        await waiting(node, kept.id)  # the second one has the better claim by now
         worker.die()
         await node.reap("first")
         assert (await running.future)[0].kind is OutcomeKind.LOST
@@ -182,5 +182,30 @@ def test_many_calls_of_two_functions_all_end(url: str, tmp_path: Path) -> None:
         replies = await asyncio.gather(*calls)
         assert {reply.kind for reply, _ in replies} == {OutcomeKind.SUCCEEDED}
         await asyncio.gather(*workers)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_ends_when_all_that_is_left_there_is_an_overdue_call_and_what_waits_for_a_turn(
+    url: str, tmp_path: Path
+) -> None:
+    async def test(node: Node) -> None:
+        first = await node.deploy("first", concurrency=2, timeout_s=5.0)
+        second = await node.deploy("second")
+        worker = await node.worker(first, "w-1", ON_GPU)
+        await node.worker(second, "w-2", ON_GPU)
+        await both_ready(node)
+        overdue = node.invoke(first, b"1")
+        await worker.run()
+        node.turns_clock.skipped_s = 1.0
+        await waiting(node, (await node.submit(second)).id)
+        kept = await node.submit(first, b"2")
+        await waiting(node, kept.id)  # second has the better claim by now
+        node.skip(5.0)
+        assert (await overdue.future)[0].kind is OutcomeKind.TIMED_OUT
+        assert await node.reap("first") == "w-1"
+        other = await node.worker(first, "w-3")
+        run, body = await other.run()
+        assert (body, run.number) == (b"2", 1)
 
     on_node(url, tmp_path, test)

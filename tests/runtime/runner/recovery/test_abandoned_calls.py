@@ -1,5 +1,5 @@
-"""What runs for a caller that died, or waits no more, is ended and does not run again; what runs for one that is back,
-or is asked on a lane, goes on."""
+"""Calls whose caller died or gave up are ended and do not run again. Calls whose caller reconnects, or uses the fast
+path, go on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.pending import PendingCall
 from gpufn_runtime.runner.recovery import abandoned_calls as departed_
-from gpufn_runtime.runner.recovery.abandoned_calls import Departed
+from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from tests.runtime.runner.node import FakeWorker, Node, SettableClock, on_node
 from tests.taking import take
 
@@ -31,7 +31,7 @@ def attempt(caller: str, invocation: str, *, is_direct: bool = False) -> Any:
 
 
 async def has_left(bus: Bus, caller: str) -> None:
-    """The server hears of a connection's end a moment later."""
+    """Wait until the server has noticed the end of a connection."""
     while True:
         try:
             await bus.request(subjects.reply("f", caller, "-"), timeout_s=0.1)
@@ -51,24 +51,26 @@ def test_the_calls_of_a_caller_that_is_away_for_a_while_are_ended(nats: Embedded
         running = {f"of {name}": attempt(name, f"of {name}") for name in callers if name != "gw-hangs"}
         running |= {"submitted": SUBMITTED, "direct": attempt("gw-dies", "direct", is_direct=True)}
         ended: list[str] = []
-        departed = Departed(bus, running, ended.append, clock)
+        abandoned_calls = AbandonedCalls(bus, running, ended.append, clock)
         for name in ("gw-dies", "gw-returns"):
             await callers.pop(name).close()
             await has_left(bus, name)
-        await departed.look()
-        assert await departed.is_waited_for(running["of gw-dies"].message) is None
+        await abandoned_calls.check()
+        assert await abandoned_calls.is_waited_for(running["of gw-dies"].message) is None
         clock.skipped_s += departed_._GONE_AFTER_S - 0.1
-        await departed.look()
+        await abandoned_calls.check()
         assert ended == []
         callers["gw-returns"] = await Bus.connect(nats.url, name="again")
-        callers["gw-returns"].subscribe(subjects.replies("gw-returns"), lambda _: None)  # an older one: it says nothing
+        callers["gw-returns"].subscribe(
+            subjects.replies("gw-returns"), lambda _: None
+        )  # an older version: it does not answer
         await callers["gw-returns"].flush()
         clock.skipped_s += 0.2
-        await departed.look()
+        await abandoned_calls.check()
         assert ended == ["of gw-dies"]
-        assert await departed.is_waited_for(running["of gw-dies"].message) is False
-        clock.skipped_s += departed_._AWAY_ANEW_S
-        await departed.look()
+        assert await abandoned_calls.is_waited_for(running["of gw-dies"].message) is False
+        clock.skipped_s += departed_._FORGET_AFTER_S
+        await abandoned_calls.check()
         assert ended == ["of gw-dies"]
         for each in (*callers.values(), bus):
             await each.close()
@@ -77,7 +79,7 @@ def test_the_calls_of_a_caller_that_is_away_for_a_while_are_ended(nats: Embedded
 
 
 async def asked_for(node: Node, gateway: Bus, revision: Revision) -> tuple[FakeWorker, frames.Run, PendingCall]:
-    """A call of another gateway's, which runs."""
+    """Start a call of another gateway."""
     caller = Caller(gateway, name="another", clock=SystemClock())
     caller.start()
     worker = await node.worker(revision)
@@ -94,12 +96,12 @@ def test_a_call_that_was_given_up_as_the_bus_was_lost_is_ended_and_the_others_go
         back = asyncio.Event()
         gateway.on_reconnect(back.set)
         call.cancel()
-        gateway._live().lose("a cable is pulled")  # and takes along what was said last
+        gateway._live().lose("a cable is pulled")  # and loses the last message
         goes_on = node.invoke(revision)
         another, _ = await worker.run()
         await back.wait()
         await gateway.flush()
-        await node.serving._departed.look()
+        await node.serving._abandoned_calls.check()
         assert (await worker.next())[0] == frames.Cancel(run.attempt)
         worker.answer(another, b"7")
         assert (await goes_on.future)[1] == b"7"
@@ -121,7 +123,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
         await has_left(node.bus, "another")
         waited_for = node.invoke(revision)
         for each in kept:
-            each.nak()  # who had them died: a runner, say, that had called both itself
+            each.nak()  # their caller died: for example a runner that had made both calls
         worker = await node.worker(revision)
         run, _ = await worker.run()
         assert run.invocation == waited_for.id
@@ -134,7 +136,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
 
 
 def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, tmp_path: Path) -> None:
-    """Each of them held a slot until it was known once more that nobody waits."""
+    """Each of them held a slot until the next check showed that no caller waits."""
 
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")
@@ -149,10 +151,10 @@ def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, 
         waited_for = node.invoke(revision)
         await gateway.close()
         await has_left(node.bus, "another")
-        departed = node.serving._departed
-        await departed.look()
+        abandoned_calls = node.serving._abandoned_calls
+        await abandoned_calls.check()
         node.clock.skipped_s += departed_._GONE_AFTER_S
-        await departed.look()
+        await abandoned_calls.check()
         assert (await worker.next())[0] == frames.Cancel(run.attempt)
         worker.send(frames.Result(run.attempt, OutcomeKind.CANCELLED, None, "", 0.0))
         run, _ = await worker.run()

@@ -1,4 +1,4 @@
-"""What workers still run, or have ended, for a runner that is gone: the next one adopts it."""
+"""Adoption of calls that workers still run, or have ended, for a previous runner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.queue import call_records
-from gpufn_runtime.runner.recovery.adoption import place_of
+from gpufn_runtime.runner.recovery.adoption import queue_position_of
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
@@ -30,7 +30,7 @@ PLACE = ("GPUFN_ASYNC", QueueKind(Priority.NORMAL, is_sync=False), 7)
 
 
 async def orphan(node: Node, url: str, revision: Revision) -> frames.Run:
-    """The call that waits, as a worker has it whose runner is gone."""
+    """Return the waiting call as an unfinished attempt of a worker whose runner is gone."""
     await node.stop()
     bus = await Bus.connect(url, name="runner that dies")
     await node.start(bus)
@@ -41,7 +41,7 @@ async def orphan(node: Node, url: str, revision: Revision) -> frames.Run:
 
 
 async def come_back(node: Node, *runs: frames.Run) -> FakeWorker:
-    """A worker of the next runner, that still has these runs of the one before."""
+    """Connect a worker to the next runner, with unfinished attempts of the previous one."""
     await node.start()
     unfinished = tuple(frames.Unfinished(run.attempt, run.invocation, run.delivery, 0.5) for run in runs)
     worker = await node.connect("w-1", frames.Hello(PROTOCOL, "w-1", was_ready=True, unfinished=unfinished))
@@ -54,7 +54,7 @@ async def ended(node: Node, invocation: str) -> CallRecord:
 
 
 async def cancelled(worker: FakeWorker, run: frames.Run) -> None:
-    """It is told to stop it, and does."""
+    """Wait for the order to stop the attempt, and stop it."""
     assert (await worker.next())[0] == frames.Cancel(run.attempt)
     worker.send(frames.Result(run.attempt, OutcomeKind.CANCELLED, None, "", 0.1))
 
@@ -65,7 +65,7 @@ def test_a_submitted_call_has_one_attempt_though_its_runner_died(url: str, tmp_p
         call = await node.submit(revision, b"1")
         run = await orphan(node, url, revision)
         worker = await come_back(node, run)
-        worker.answer(run, b"2")  # before anybody can know whose it is
+        worker.answer(run, b"2")  # before its owner is known
         record = await ended(node, call.id)
         assert (record.state, record.worker) == (InvocationState.SUCCEEDED, "w-1")
         assert [(each.number, each.outcome) for each in record.attempts] == [(1, OutcomeKind.SUCCEEDED)]
@@ -174,7 +174,7 @@ def test_an_adopted_call_that_is_given_out_once_more_does_not_run_twice(url: str
         worker = await come_back(node, run)
         while await call_records.where(node.bus, call.id) is None:
             pass
-        node.bus.publish(run.delivery, b"-NAK")  # as if `ack_wait` were over
+        node.bus.publish(run.delivery, b"-NAK")  # as if `ack_wait` had expired
         other = await node.submit(revision, b"2")
         run_of_other, body = await worker.run()
         assert (run_of_other.invocation, body) == (other.id, b"2")
@@ -294,4 +294,4 @@ def test_a_call_that_somebody_waits_for_does_not_run_twice_while_another_runner_
 def test_a_worker_can_name_deliveries_of_its_own_revision_only(
     settled_at: str, place: tuple[str, QueueKind, int] | None
 ) -> None:
-    assert place_of(REVISION, settled_at) == place
+    assert queue_position_of(REVISION, settled_at) == place

@@ -1,4 +1,4 @@
-"""Calls that functions make of each other, and what they inherit: the deadline, the end."""
+"""Nested calls, and the deadline and end that they inherit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call_of(parent: frames.Run, number: int = 1, timeout_s: float | None = None)
 
 
 async def queued(node: Node) -> InvocationMessage:
-    """The child's invocation, from its queue."""
+    """Return the child's invocation from its queue."""
     while True:
         message = await streams.next_message(node.bus, subjects.SYNC, subjects.sync_queue("child", 1), 1)
         if message is not None:
@@ -64,7 +64,7 @@ def test_a_call_has_no_more_time_than_its_parent(url: str, tmp_path: Path) -> No
 def test_pickled_arguments_are_for_a_function_that_takes_them(
     url: str, tmp_path: Path, verb: str, *, may_pickle: bool
 ) -> None:
-    """Its own runner refuses them: a worker that calls has no key."""
+    """The runner refuses them, because a worker has no API key."""
 
     async def test(node: Node) -> None:
         await node.deploy("child", pickle=may_pickle)
@@ -179,7 +179,7 @@ def test_a_call_of_a_function_that_cannot_start_fails_with_its_error(url: str, t
             start_error=ErrorInfo("function_start_failed", "No module named 'torch'"),
         )
         node.bus.publish(subjects.CONTROLLER_REPORT, encode(ControllerReport("c", 1, 0.0, (status,))))
-        for number in (1, 2):  # the one that waits, and the next at once
+        for number in (1, 2):  # the waiting one, and the next one at once
             answer, _ = await worker.next()
             assert isinstance(answer, frames.Answer)
             assert (answer.call, answer.kind, answer.error and answer.error.code) == (
@@ -293,7 +293,7 @@ def test_a_call_that_is_closed_before_it_has_begun_is_answered_all_the_same(url:
         worker = await node.worker(revision)
         node.invoke(revision)
         run, _ = await worker.run()
-        for number in range(1, 1101):  # more than a worker may have open
+        for number in range(1, 1101):  # more calls than a worker may have open
             worker.send_raw(frames.encode(call_of(run, number), b"{}") + frames.encode(frames.CloseCall(number)))
             answer, _ = await worker.next()
             assert isinstance(answer, frames.Answer)
@@ -321,7 +321,7 @@ def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_p
 @pytest.mark.parametrize("verb", ["status", "result", "cancel"])
 @pytest.mark.parametrize("target", ["*", ">", "", "01k9xq3zr7c8m2v5t0w4y6b1d3.>"])
 def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, verb: str, target: str) -> None:
-    """A pattern found the calls of others: their results, and to cancel them."""
+    """A wildcard gave access to other callers' calls: their results and cancellation."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("curious")
@@ -338,7 +338,7 @@ def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, ver
 
 
 def test_a_function_gets_a_kept_result_of_any_size(url: str, tmp_path: Path) -> None:
-    """What did not fit one frame was refused."""
+    """Bodies that did not fit in one frame were refused."""
 
     async def test(node: Node) -> None:
         await large_bodies.ensure_buckets(node.bus)
@@ -431,12 +431,12 @@ async def stored_arguments(node: Node) -> dict[str, int]:
 def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an hour it was told that its own timeout was over, of which it had none."""
-    wait, waits = call_records.wait, list[float]()
+    """After an hour it received a timeout error although it had no timeout."""
+    wait, turn_waits = call_records.wait, list[float]()
 
     async def away_at_first(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
-        waits.append(timeout_s)
-        if len(waits) < 3:
+        turn_waits.append(timeout_s)
+        if len(turn_waits) < 3:
             raise BusUnavailable("away")
         return await wait(bus, invocation, timeout_s)
 
@@ -451,14 +451,14 @@ def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
         answer, body = await worker.next()
         assert isinstance(answer, frames.Answer)
         assert (answer.kind, answer.content_type, body) == (OutcomeKind.SUCCEEDED, "x/kept", b"at last")
-        assert (round(waits[0]), len(waits)) == (LONGEST_TIMEOUT_S, 3)
+        assert (round(turn_waits[0]), len(turn_waits)) == (LONGEST_TIMEOUT_S, 3)
 
     on_node(url, tmp_path, test)
 
 
 @pytest.fixture
 def bus_is_away(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As many calls of `child` as its number says fail as they do while the bus is away."""
+    """Make the first calls of `child` fail, as if the bus were away: as many as the returned number."""
     times = [0]
     make = Caller._publish
 

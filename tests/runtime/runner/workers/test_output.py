@@ -1,4 +1,4 @@
-"""What a worker prints is passed on within bounds, whatever it says of itself."""
+"""Rate limit of workers' output, even if a worker does not limit itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpufn_runtime.runner.workers.output import Output
 
 
 def test_lines_without_text_are_bounded_as_well() -> None:
-    """A worker that limits itself as it should counts them, too: each is a message of the log."""
+    """A well-behaved worker counts short lines, too: each one is a log message."""
     sent: list[bytes] = []
     bus = SimpleNamespace(publish=lambda subject, payload: sent.append(payload))
     clock = SimpleNamespace(monotonic=lambda: 1.0, time=lambda: 1.0)

@@ -1,4 +1,4 @@
-"""Large bodies on their way between a caller and a worker of one host (runner/parcels.py)."""
+"""Shared bodies between a caller and a worker on one host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.queue import large_bodies
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
-from gpufn_runtime.runner.workers.shared_bodies import NodeParcels
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from tests.runtime.runner.node import FakeWorker, Node, on_node, read
 
 
@@ -32,7 +32,7 @@ def caller_with_parcels(node: Node) -> tuple[Caller, Parcels, list[str]]:
     caller = Caller(node.bus, name="gw-large", clock=node.clock)
     caller.start(parcels="gw-large", drop=dropped.append)
     parcels = Parcels(node.home.parcels / "gw-large")
-    parcels.remove(parcels.write([]))  # the folder is there
+    parcels.remove(parcels.write([]))  # the folder exists
     return caller, parcels, dropped
 
 
@@ -108,14 +108,14 @@ def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_pat
 @pytest.mark.parametrize("folder", ["", "gw-far"])
 @pytest.mark.parametrize("size", [LEAST_BYTES, MESSAGE_BYTES + 1])
 def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, folder: str, size: int) -> None:
-    """In the reply, or, of more than fits there, by reference. Such a result was refused."""
+    """In the reply or, if too large for it, by reference. Such a result was refused."""
 
     async def test(node: Node) -> None:
         await large_bodies.ensure_buckets(node.bus)
         revision = await node.deploy("far")
         worker = await node.worker(revision)
         caller = Caller(node.bus, name="gw-far", clock=node.clock)
-        caller.start(parcels=folder, drop=lambda name: None)  # a folder that is on its own host
+        caller.start(parcels=folder, drop=lambda name: None)  # a folder on the caller's own host
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
         result = bytes(range(251)) * (size // 251) + b"." * (size % 251)
@@ -154,7 +154,7 @@ def test_a_result_for_a_call_that_had_ended_is_dropped(url: str, tmp_path: Path)
         caller, parcels, dropped = caller_with_parcels(node)
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
-        caller._pending.clear()  # as if it had ended another way; its runner does not know
+        caller._pending.clear()  # as if it had ended in another way; its runner does not know
         answer(worker, run, worker_parcels(node, worker).write([b"late"]))
         again = invoke(caller, node, revision)
         run, _ = await worker.run()
@@ -181,7 +181,7 @@ def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_served(url: str, tmp_path: Path) -> None:
-    """Its revision could not be read before it had died."""
+    """Its revision could not be read before the worker died."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("unread")
@@ -199,9 +199,11 @@ def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_serve
 def test_what_a_worker_left_is_removed_beside_the_loop(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a million files that would take four seconds, in which no call of the node begins or ends."""
+    """With a million files, the removal would block all calls of the node for four seconds."""
     removed_in: list[str] = []
-    monkeypatch.setattr(NodeParcels, "forget", lambda self, worker: removed_in.append(threading.current_thread().name))
+    monkeypatch.setattr(
+        NodeSharedBodies, "forget", lambda self, worker: removed_in.append(threading.current_thread().name)
+    )
 
     async def test(node: Node) -> None:
         revision = await node.deploy("forgotten")

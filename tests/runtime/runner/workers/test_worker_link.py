@@ -1,4 +1,4 @@
-"""Whose connection to a worker's socket is taken for the worker's, and what it says then."""
+"""Which connection to a worker's socket is accepted, and the validation of its frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_runtime.runner.dispatch.pull_credits import ACK_WAIT_S
+from gpufn_runtime.runner.core.machine import ACK_WAIT_S
 from gpufn_runtime.runner.workers import worker_socket
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
@@ -23,7 +23,7 @@ SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=1.0)
 CONTAINER_UID = 1_900_000_001
 SUCCEEDED = OutcomeKind.SUCCEEDED
-ITEM = bytes(4 << 20)  # more than a socket takes
+ITEM = bytes(4 << 20)  # more than fits in a socket buffer
 
 
 def new_link(folder: Path, owner: Mock | None = None) -> WorkerLink:
@@ -31,7 +31,7 @@ def new_link(folder: Path, owner: Mock | None = None) -> WorkerLink:
 
 
 async def ended_for(link: WorkerLink, owner: Mock, said: bytes) -> str:
-    """Why the worker that says so is given up."""
+    """Return the reason for which the worker is given up."""
     await link.listen(1.0)
     lost = asyncio.get_running_loop().create_future()
     owner.on_lost.side_effect = lambda _, why, *, runs_on: lost.set_result(why)
@@ -47,7 +47,7 @@ async def ended_for(link: WorkerLink, owner: Mock, said: bytes) -> str:
 
 
 async def connected(folder: Path, owner: int, running: int = 0) -> WorkerLink:
-    """After a connection of ours, of a worker that was ready, to the socket in a folder that belongs to `owner`."""
+    """Connect as a worker that was ready to the socket in a folder that belongs to `owner`; return the link."""
     link = new_link(folder)
     await link.listen(1.0)
     os.chown(folder, owner, owner)
@@ -90,7 +90,9 @@ def test_a_worker_that_claims_attempts_that_nobody_can_have_given_it_is_ended(
     owner = Mock()
     unfinished = tuple(frames.Unfinished(number, "i", "", 0.0) for number in numbers)
     hello = frames.encode(frames.Hello(PROTOCOL, "w-1", was_ready=True, unfinished=unfinished))
-    assert "it broke the protocol: it says" in asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, hello))
+    assert "it broke the protocol: it reports" in asyncio.run(
+        ended_for(new_link(tmp_path / "w-1", owner), owner, hello)
+    )
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -125,11 +127,11 @@ def test_a_folder_that_is_somebody_elses_too_stays_without_the_socket(tmp_path: 
 
 
 def test_a_worker_is_ready_once(tmp_path: Path) -> None:
-    """Each time the whole node is reported: a worker that said nothing else held up its neighbours' calls."""
+    """Each Ready causes a report of the whole node: a worker that sent nothing else slowed down other calls."""
     owner = Mock()
     ready = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1)) * 3
     why = asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, ready))
-    assert why == "it broke the protocol: it says that it is ready, and nobody has asked"
+    assert why == "it broke the protocol: it reports that it is ready without being asked"
     owner.on_ready.assert_called_once()
 
 
@@ -143,22 +145,22 @@ def test_a_worker_that_says_again_and_again_that_it_drains_is_heard_once(tmp_pat
 
 
 def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has asked for would fill its runner's memory."""
-    monkeypatch.setattr(worker_socket, "_MOST_UNREAD_BYTES", 1 << 20)
+    """The replies that it does not read would fill the runner's memory."""
+    monkeypatch.setattr(worker_socket, "_MAX_UNREAD_BYTES", 1 << 20)
     owner = Mock()
     link = new_link(tmp_path / "w-1", owner)
 
     def answer(_: WorkerLink) -> None:
         link.send(frames.Answer(1, SUCCEEDED, None, ""), ITEM)
-        asyncio.get_running_loop().call_soon(answer, link)  # what is sent goes out before
+        asyncio.get_running_loop().call_soon(answer, link)  # after the write
 
     owner.on_ready.side_effect = answer
     greeted = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1))
-    assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB unread")
+    assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB")
 
 
 def test_nobody_connects_after_the_worker(tmp_path: Path) -> None:
-    """Each try was a line in the runner's log, and the socket that waited for it one of its open files."""
+    """Each attempt cost a line in the runner's log and an open file descriptor."""
 
     async def connect_twice() -> None:
         owner = Mock()

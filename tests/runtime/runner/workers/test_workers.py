@@ -1,4 +1,4 @@
-"""Workers that start, drain, die, come back and lie; all of them played by the test."""
+"""Fake workers that start, drain, die, reconnect and lie."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
 
 
 def test_a_worker_that_never_came_leaves_no_folder(url: str, tmp_path: Path) -> None:
-    """Its launch failed, and the agent had buried it before the runner began to listen."""
+    """Its launch failed, and the agent had cleaned up before the runner began to listen."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("never")
@@ -137,7 +137,7 @@ def test_a_runner_that_is_stopped_leaves_calls_of_workers_that_died_in_the_queue
 def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
     url: str, tmp_path: Path, unassigned: bool
 ) -> None:
-    """That the assignment is gone proves nothing: the controller deletes the assignments of a node that is silent."""
+    """A deleted assignment proves nothing: the controller deletes the assignments of a silent node."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("untold")
@@ -159,7 +159,7 @@ def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
 
 
 def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(url: str, tmp_path: Path) -> None:
-    """The controller deletes the assignments of a node that was silent; the worker's process may run on."""
+    """The controller deletes the assignments of a silent node; the worker's process may still run."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("given-up", retries=RETRY_AT_ONCE)
@@ -204,7 +204,7 @@ def test_a_call_whose_assignment_goes_ends_when_its_worker_must_have_ended_itsel
         record, _ = await call_records.wait(node.bus, call.id, 30.0)
         assert [each.outcome for each in record.attempts] == [OutcomeKind.LOST]
         async with asyncio.timeout(30):
-            while (await node.reports.get()).traffic:  # the queue of a revision that has nothing here is closed
+            while (await node.reports.get()).traffic:  # the queue of a revision without workers here is closed
                 pass
 
     on_node(url, tmp_path, test)
@@ -232,7 +232,7 @@ def test_a_lost_attempt_is_retried_within_the_policy_and_counted(url: str, tmp_p
 def test_a_call_of_a_worker_that_the_runner_hung_up_on_waits_for_the_death_of_its_process(
     url: str, tmp_path: Path
 ) -> None:
-    """Its agent does not answer."""
+    """The agent does not answer."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("babbles", retries=RETRY_AT_ONCE)
@@ -329,7 +329,7 @@ def test_a_worker_has_its_startup_timeout_and_one_of_an_earlier_runner_time_to_c
     url: str, tmp_path: Path, inherited: bool
 ) -> None:
     async def test(node: Node) -> None:
-        revision = await node.deploy("slow", startup_timeout_s=3.0)  # a test takes less
+        revision = await node.deploy("slow", startup_timeout_s=3.0)  # longer than the test
         if inherited:
             await node.stop()
         await node.assign(revision, "w-1")
@@ -347,7 +347,7 @@ def test_a_worker_has_its_startup_timeout_and_one_of_an_earlier_runner_time_to_c
 
 
 def test_a_cancelled_call_that_does_not_stop_is_no_call_that_runs(url: str, tmp_path: Path) -> None:
-    """Who waits behind it needs a worker: for the controller the slot is in use by nobody's call."""
+    """A waiting call needs a new worker: to the controller, the slot is used by no queued call."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("stubborn")
@@ -363,7 +363,7 @@ def test_a_cancelled_call_that_does_not_stop_is_no_call_that_runs(url: str, tmp_
 
 
 def test_a_worker_whose_socket_cannot_be_made_yet_has_all_of_its_time_to_start(url: str, tmp_path: Path) -> None:
-    """Its runner took it to have listened since the machine started, and had it killed."""
+    """The runner assumed that it had been listening since the machine's start, and killed it."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy(startup_timeout_s=600.0)
@@ -402,7 +402,7 @@ def test_a_worker_that_is_unassigned_before_its_socket_could_not_be_made_is_forg
         await node.unassign("w-1")
         may_go_on.set()
         told = [(await node.reports.get()).traffic for _ in range(5)]
-        assert told[-1] == ()  # its queue is not there, or not any more
+        assert told[-1] == ()  # its queue does not exist (any longer)
 
     on_node(url, tmp_path, test)
 
@@ -451,7 +451,7 @@ def test_a_worker_that_comes_back_says_what_still_runs_there(url: str, tmp_path:
 
 
 def test_a_worker_that_is_to_drain_while_it_starts_ends_at_once(url: str, tmp_path: Path) -> None:
-    """It had its GPU until it had loaded, and nothing of a call to finish."""
+    """It held its GPU until it had loaded, and had no call to finish."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("unwanted")
@@ -459,7 +459,7 @@ def test_a_worker_that_is_to_drain_while_it_starts_ends_at_once(url: str, tmp_pa
         await node.connect("w-1")
         await node.assign(revision, "w-1", Desired.DRAIN)
         order = await node.kills.get()
-        assert (order.worker, order.reason) == ("w-1", "it is not wanted any more, and has not started yet")
+        assert (order.worker, order.reason) == ("w-1", "it is no longer wanted, and has not started yet")
         assert (await node.report_of("w-1", WorkerState.STOPPED)).in_use == 0
 
     on_node(url, tmp_path, test)
@@ -485,7 +485,7 @@ def test_one_that_an_earlier_runner_may_have_had_at_work_ends_when_it_is_ready(u
 
 
 def test_a_call_waits_for_the_successor_of_a_worker_with_many_slots(url: str, tmp_path: Path) -> None:
-    """The credits of a dead worker's slots once brought the call back and forth until it counted as lost."""
+    """The credits of a dead worker's slots caused redeliveries until the call was considered lost."""
 
     async def test(node: Node) -> None:
         revision = await node.deploy("many", concurrency=64)

@@ -51,13 +51,13 @@ def test_bytes_of_a_bool_that_are_neither_0_nor_1_are_refused(shape: tuple[int, 
         rules.fit({"mask": bad})
     assert (refused.value.field, refused.value.message) == (
         "mask",
-        "mask: an element of a BOOL tensor is the byte 0 or 1, and there is 255",
+        "mask: an element of a BOOL tensor must be the byte 0 or 1, not 255",
     )
 
 
 def test_the_inputs_of_a_call_have_as_many_rows() -> None:
     rules = Batching(manifest(_TEXT_AND_MASK))
-    with pytest.raises(InvalidInput, match="mask: 2 rows, and text has 1"):
+    with pytest.raises(InvalidInput, match="mask: 2 rows, but text has 1"):
         rules.fit({"mask": np.zeros((2, 3), np.bool_), "text": np.zeros((1, 3), np.int64)})
 
 
@@ -103,7 +103,7 @@ def test_shapes_that_no_one_profile_accepts_together_are_refused() -> None:
                                                  profile(a=([2], [2], [2]), b=([2], [2], [2]))])
     )  # fmt: skip
     assert rules.fit({"a": _f32(2), "b": _f32(2)})
-    with pytest.raises(InvalidInput, match=r"a: .*, not \[1\] beside the shapes of the other inputs"):
+    with pytest.raises(InvalidInput, match=r"a: .*, not \[1\] with the shapes of the other inputs"):
         rules.fit({"a": _f32(1), "b": _f32(2)})
 
 
@@ -178,7 +178,7 @@ def test_rows_without_elements_are_no_more_than_a_run_takes(profiles: list[Shape
     with pytest.raises(InvalidInput) as refused:
         rules.fit({"x": np.empty((1_000_000_000, 0), np.float32)})
     assert (refused.value.field, refused.value.message) == (
-        "x", "x: 1000000000 rows without elements, and a run takes 8",
+        "x", "x: 1000000000 rows without elements, but a run takes 8",
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def _broken(folder: Path, how: str) -> Path:
         ("golden gone", "No such file"),
         ("damaged", "model.onnx is damaged: its digest is"),
         ("not loadable", "NoSuchOperator"),
-        ("wrong output", "y is not what it was when built: rel_l2 is 1.5, and 1e-05 is allowed"),
+        ("wrong output", "y differs from the build: rel_l2 is 1.5, but 1e-05 is allowed"),
         ("other backend", "No module named 'tensorrt'"),
     ],
 )
@@ -73,7 +73,7 @@ def test_one_that_fails_is_told_and_the_next_is_taken(how: str, reason: str, tmp
     told = capsys.readouterr().err
     assert told.startswith("net: engine bad: ")
     assert reason in told
-    assert told.endswith("; the next one is tried\n")
+    assert told.endswith("; trying the next one\n")
     with pytest.raises(NoEngine, match=r"net: no engine works on this machine\. bad: "):
         _load(bad)
 

@@ -48,8 +48,8 @@ def test_a_session_tells_what_it_is() -> None:
         ([rows(1), rows(1)], {}, "2 arrays for 1 inputs: x"),
         ([rows(1)], {"x": rows(1)}, "x: given twice"),
         ([], {"y": rows(1)}, "y: the model has no such input"),
-        ([np.zeros((1, 2))], {}, r"x: the model takes float32, and this array is float64: use .astype"),
-        ([[["a", "b"]]], {}, "x: this cannot be read as FP32"),
+        ([np.zeros((1, 2))], {}, r"x: the model takes float32, but this array is float64: use .astype"),
+        ([[["a", "b"]]], {}, "x: cannot be converted to FP32"),
     ],
 )
 def test_a_wrong_call_is_the_callers_mistake(args: list[Any], kwargs: dict[str, Any], message: str) -> None:

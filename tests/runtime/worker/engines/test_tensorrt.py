@@ -290,9 +290,9 @@ def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -
     ("change", "message"),
     [
         ({"cannot_load": True}, "TensorRT cannot load the engine: the engine plan file is of another version"),
-        ({"names": ["x", "z"]}, "the engine has the tensors x, z, and its manifest names others"),
+        ({"names": ["x", "z"]}, "the engine has the tensors x, z, but its manifest names others"),
         ({"location": "host"}, "x is a shape tensor"),
-        ({"unknown_output": True}, r"the shape of y is known only after a run: \[-1, 2\]"),
+        ({"unknown_output": True}, r"the shape of y is only known after a run: \[-1, 2\]"),
     ],
 )
 def test_what_we_would_not_run_right_is_refused_and_leaves_no_memory_behind(

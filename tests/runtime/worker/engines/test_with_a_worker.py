@@ -153,10 +153,10 @@ def test_without_batch_it_answers_as_well(start: Start, engine: str) -> None:
     [
         (media.JSON, b'{"x": [[1, 2, 3]]}', "invalid_input", "x: the model takes x FP32[-1,2], not [1, 3]"),
         (media.JSON, b'{"z": 1}', "invalid_input", "z: the model has no such input; it takes x FP32[-1,2]"),
-        (media.JSON, b"[1]", "invalid_input", "the body is a map from the model's inputs to arrays"),
+        (media.JSON, b"[1]", "invalid_input", "the body must be a map from the model's inputs to arrays"),
         (media.JSON, b"{", "invalid_input", "the body is not valid application/json: Input data was truncated"),
-        (media.JSON, b"[" * 100_000, "invalid_input", "the input could not be read: RecursionError: "),
-        (media.TENSORS, b"{}", "invalid_input", "this is no inference request: "),
+        (media.JSON, b"[" * 100_000, "invalid_input", "cannot read the input: RecursionError: "),
+        (media.TENSORS, b"{}", "invalid_input", "this is not an inference request: "),
         ("image/png", b"png", "unsupported_media_type", "'image/png' is not accepted: send application/json, "),
     ],
 )

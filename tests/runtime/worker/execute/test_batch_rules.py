@@ -172,7 +172,7 @@ def test_when_a_batch_raises_its_calls_run_one_by_one(start: Start) -> None:
     worker = start(_HELD, batch=Batch(max_size=8))
     found = _gather(worker, b'{"x": 1}', b'{"x": 13}', b'{"x": 2}')
     assert found == {0: b"[1,1]", 1: ("raised", "thirteen"), 2: b"[2,1]"}
-    told = "a batch of 3 calls failed, each is run on its own: ValueError: thirteen"
+    told = "a batch of 3 calls failed, running each call alone: ValueError: thirteen"
     assert worker.logs[1:] == [
         (0, "stdout", "3"), (0, "stderr", told), (2, "stdout", "1"), (3, "stdout", "1"), (4, "stdout", "1"),
     ]  # fmt: skip
@@ -227,7 +227,7 @@ def test_a_result_of_another_length_fails_every_call(start: Start) -> None:
 def test_a_result_that_is_no_list_says_so(start: Start) -> None:
     worker = start("def f(x): return 'text'", batch=Batch(max_size=8))
     assert worker.failure(b'{"x": 1}')[1].message == (
-        "a function with batch=... returns a list with one result per call, not str"
+        "a function with batch=... must return a list with one result per call, not str"
     )
 
 

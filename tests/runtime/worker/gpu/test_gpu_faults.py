@@ -37,7 +37,7 @@ def test_a_gpu_that_fails_loses_the_call_and_has_the_worker_replaced(start: Make
     assert "MPS client has been terminated (CUDA error 810, MPS_CLIENT_TERMINATED)" in result.error.message
     worker.send(Drain())
     assert worker.wait() == 0
-    assert "this worker is replaced" in worker.printed()
+    assert "replacing this worker" in worker.printed()
 
 
 def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakePeer) -> None:

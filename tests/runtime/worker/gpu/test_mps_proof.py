@@ -35,13 +35,15 @@ def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
 
 
 def test_one_that_does_not_reach_its_daemon_is_not() -> None:
-    assert _told(FakeCuda(CLIENT, reaches=False)) == ("it is no client of the MPS daemon: it would have the whole GPU")
+    assert _told(FakeCuda(CLIENT, reaches=False)) == (
+        "it is not a client of the MPS daemon: it would use the whole GPU"
+    )
 
 
 def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
     prove(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
     assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False)) == (
-        "it sees 108 of the GPU's 108 multiprocessors, and its share has 27"
+        "it sees 108 of the GPU's 108 multiprocessors, but its share has 27"
     )
     unlimited = MpsLimits(6 << 30, 100, 108)
     assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited) == (
@@ -61,7 +63,7 @@ def test_a_limit_that_is_only_shown_is_noticed() -> None:
         def cuMemAlloc_v2(self, address: object, size: object) -> int:
             return 0
 
-    assert _told(Shown(CLIENT)) == "it can have more GPU memory than its share's 6,442,450,944 bytes"
+    assert _told(Shown(CLIENT)) == "it can allocate more GPU memory than its share's 6,442,450,944 bytes"
 
 
 def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
@@ -74,5 +76,5 @@ def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
 @pytest.mark.parametrize("code", [805, 808, 100])
 def test_what_the_driver_refuses_is_told(code: int) -> None:
     cuda = FakeCuda(CLIENT, fails=code)
-    assert _told(cuda) == f"its share of the GPU cannot be had: cuInit: CUDA error {code}"
+    assert _told(cuda) == f"cannot use its share of the GPU: cuInit: CUDA error {code}"
     assert cuda.tries == 1

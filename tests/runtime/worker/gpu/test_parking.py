@@ -102,7 +102,7 @@ def test_a_plain_function_without_anything_on_a_gpu_is_not_parked_and_goes_on(st
     worker.send(Park(ROOM))
     answer, _ = worker.next()
     assert isinstance(answer, NotParked)
-    assert "nothing of it is known to be on a GPU: give its class @park and @resume" in answer.error.message
+    assert "it has no known GPU memory: give its class @park and @resume" in answer.error.message
     assert worker.call() == b"1"
 
 
@@ -131,7 +131,7 @@ def test_hooks_that_take_more_of_the_host_than_there_is_are_told_so_when_they_ha
     worker.send(Park(1 << 20))
     answer, _ = worker.next()
     assert isinstance(answer, NotParked)
-    assert "and 1 MiB are left for parked workers" in answer.error.message
+    assert "only 1 MiB remain for parked workers" in answer.error.message
     assert answer.needs_bytes >= 20 << 20
 
 
@@ -191,8 +191,8 @@ def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("host_bytes", "memory_bytes", "needs_bytes", "message"),
     [
-        (1 << 20, None, 3 << 20, "takes 3 MiB of the host's memory, and 1 MiB are left for parked workers"),
-        (ROOM, 12 << 20, 0, r"takes 3 MiB of the host's memory, and 2 MiB of its own are left: memory=\.\.\."),
+        (1 << 20, None, 3 << 20, "takes 3 MiB of host memory, but only 1 MiB remain for parked workers"),
+        (ROOM, 12 << 20, 0, r"takes 3 MiB of host memory, but only 2 MiB of its limit remain: increase memory=\.\.\."),
     ],
 )
 def test_what_does_not_fit_the_hosts_memory_is_not_begun(

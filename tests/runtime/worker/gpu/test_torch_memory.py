@@ -18,7 +18,7 @@ def test_tensors_wherever_they_are_kept_go_to_pinned_memory_and_come_back_as_the
     memory = TorchMemory(torch)
     assert memory.find() == 2 * 512
     memory.park()
-    assert (torch.allocated(), torch.cached, memory.left_bytes(), len(torch.pinned)) == (0, 0, 0, 1)
+    assert (torch.allocated(), torch.cached, memory.remaining_bytes(), len(torch.pinned)) == (0, 0, 0, 1)
     memory.resume()
     assert [kept["model"][0].content, kept["view"].content, kept["other"].content] == [b"weights", b"igh", b"bias"]
     assert (torch.allocated(), torch.pinned) == (11, set())
@@ -50,7 +50,7 @@ def test_it_is_parked_as_often_as_wanted() -> None:
 def test_memory_that_python_does_not_see_is_not_left_behind_in_silence() -> None:
     torch = FakeTorch()
     torch.stray = 300 << 20
-    with pytest.raises(NotMovable, match="torch has 300 MiB on the GPU that are no tensor of Python's"):
+    with pytest.raises(NotMovable, match="torch has 300 MiB on the GPU that belong to no Python tensor"):
         TorchMemory(torch).find()
 
 

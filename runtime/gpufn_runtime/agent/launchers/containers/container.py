@@ -1,8 +1,8 @@
-"""One container that has no worker yet: made, kept still if it is to wait, and given to a worker or removed.
+"""A container that has no worker yet: created, frozen if it is a standby, and then assigned to a worker or removed.
 
-start     a folder and a user of its own, the container, its process, which imports what its worker will need
-freeze    nothing of it runs, until it becomes a worker's
-become    the worker's files go into its folder, the folder takes the place of the worker's, and the process is told
+start     create the folder, the uid and the container; its process imports the modules that the worker will need
+freeze    stop the container's processes until a worker needs it
+assign    put the worker's files into the folder, move the folder to the worker's path, and send the ForkRequest
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gpufn_runtime.agent.decide.template_choice import READY_TIMEOUT_S, ModuleSe
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers import container_folder
 from gpufn_runtime.agent.launchers.containers.freezer import Freezer
-from gpufn_runtime.agent.launchers.containers.sandbox import WORKER, Limits, Sandbox, inside, sandbox
+from gpufn_runtime.agent.launchers.containers.sandbox import WORKER, Limits, Sandbox, config_in_container, sandbox
 from gpufn_runtime.agent.launchers.fork_channel import Control
 from gpufn_runtime.agent.workers import processes
 
-_CREATED_WITHIN_S = 5.0
-_UIDS = range(1_900_000_000, 2_000_000_000)  # that no system gives out; so many that two are never the same
+_CREATE_TIMEOUT_S = 5.0
+_UIDS = range(1_900_000_000, 2_000_000_000)  # unused by any system; so many that a collision is unlikely
 
 
 class ContainerDaemon(Protocol):
-    """What a container asks of `docker.Docker`."""
+    """The part of the Docker client that a container needs."""
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str: ...
     async def start(self, container: str) -> int: ...
@@ -48,14 +48,14 @@ class ContainerDaemon(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """What a container is made with and cannot change."""
+    """The properties of a container that are fixed at creation."""
 
     image: str
     limits: Limits
 
 
 def folders(home: Home) -> Path:
-    """Where those are that have no worker yet."""
+    """Return the folder that holds the folders of containers without a worker."""
     return home.run / "c"
 
 
@@ -76,26 +76,26 @@ class Container:
 
     @property
     def is_open(self) -> bool:
-        """Whether its process is there, as far as it has said."""
+        """Whether the container's process is still connected."""
         return self._control.is_open
 
     @property
     def resident_bytes(self) -> int:
         return sum(map(processes.resident_bytes, [self.pid, *processes.children(self.pid)])) if self.pid else 0
 
-    def when_gone(self, call: Callable[[], None]) -> None:
+    def set_on_gone(self, call: Callable[[], None]) -> None:
         self._control.on_gone = call
 
     async def start(self, owner: Mapping[str, str], packages: Sequence[str]) -> None:
-        """Until its process waits for a request. `owner` are its labels. Raises PlatformError, ContainerGone when there
-        is no such image; what there is of it is to be removed then."""
+        """Start the container and wait until its process is ready for a request. `owner` are the container's labels.
+        Raises PlatformError, or ContainerGone if the image does not exist. The caller must then `remove` it."""
         try:
             container_folder.make(self._folder, self._uid)
             container_folder.make(self._parcels, self._uid)
             await self._control.listen()
         except OSError as error:
-            raise PlatformError(f"Cannot make the folder of a container: {error}.") from error
-        confined = sandbox(
+            raise PlatformError(f"Cannot create the folder of a container: {error}.") from error
+        box = sandbox(
             self.kind.limits,
             uid=self._uid,
             folder=self._folder,
@@ -103,18 +103,18 @@ class Container:
             packages=packages,
             modules=self.modules,
         )
-        await self._create(confined, owner)
+        await self._create(box, owner)
         self.pid = await self._daemon.start(self.id)
         await self._ready()
 
-    async def _create(self, confined: Sandbox, owner: Mapping[str, str]) -> None:
-        """The daemon makes it also for who waits no more: then it is waited for all the same, to be removed."""
-        creating = asyncio.ensure_future(self._daemon.create(f"gpufn-{self.name}", self.kind.image, confined, owner))
+    async def _create(self, box: Sandbox, owner: Mapping[str, str]) -> None:
+        """Create the container. If cancelled, wait for Docker to finish anyway: the container must be removed later."""
+        creating = asyncio.ensure_future(self._daemon.create(f"gpufn-{self.name}", self.kind.image, box, owner))
         try:
             self.id = await asyncio.shield(creating)
         except asyncio.CancelledError:
             with contextlib.suppress(GpufnError, TimeoutError):
-                async with asyncio.timeout(_CREATED_WITHIN_S):
+                async with asyncio.timeout(_CREATE_TIMEOUT_S):
                     self.id = await creating
             raise
 
@@ -127,7 +127,7 @@ class Container:
             if ready.done() and ready.exception() is None:
                 return ready.result()
             output = await self._daemon.output_of(self.id)
-            raise PlatformError(f"A container of {self.kind.image} ended at once: {output or 'it said nothing'}")
+            raise PlatformError(f"A container of {self.kind.image} ended at once: {output or 'no output'}")
         except TimeoutError:
             raise PlatformError(f"A container of {self.kind.image} was not ready in {READY_TIMEOUT_S:g} s.") from None
         finally:
@@ -135,45 +135,45 @@ class Container:
                 task.cancel()
 
     async def freeze(self) -> None:
-        """Raises PlatformError."""
+        """Freeze the container's processes. Raises PlatformError."""
         self._freezer = Freezer.of(self.pid)
         if self._freezer is not None:
-            with contextlib.suppress(OSError):  # that it is gone, its control tells
+            with contextlib.suppress(OSError):  # the container is gone; its connection reports that
                 self._freezer.freeze()
         else:
             await self._daemon.pause(self.id)
             self._is_paused = True
 
-    async def become(self, order: LaunchOrder) -> None:
-        """Raises PlatformError."""
+    async def assign(self, order: LaunchOrder) -> None:
+        """Assign the container to a worker, which then starts. Raises PlatformError."""
         self._thaw()
         if self._is_paused:
-            await asyncio.gather(self._daemon.unpause(self.id), self._furnish(order))
+            await asyncio.gather(self._daemon.unpause(self.id), self._add_files(order))
         else:
-            await self._furnish(order)
+            await self._add_files(order)
         request = ForkRequest(f"{WORKER}/{order.config.name}", f"{WORKER}/{order.output.name}", order.environment)
         self._control.send(request)
         self._control.close()
 
     def _thaw(self) -> None:
         if self._freezer is not None:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the container is gone
                 self._freezer.thaw()
 
-    async def _furnish(self, order: LaunchOrder) -> None:
-        def furnish() -> None:
-            told = order.told
-            order.config.write_bytes(msgspec.json.encode(inside(told)))
-            container_folder.furnish(self._folder, self._uid, told.bundle_dir, told.engines)
-            container_folder.take_place(self._folder, order.folder, self._uid)
-            container_folder.take_place(self._parcels, Path(told.parcels), self._uid)
+    async def _add_files(self, order: LaunchOrder) -> None:
+        def add_files() -> None:
+            config = order.worker_config
+            order.config.write_bytes(msgspec.json.encode(config_in_container(config)))
+            container_folder.add_files(self._folder, self._uid, config.bundle_dir, config.engines)
+            container_folder.replace_worker_folder(self._folder, order.folder, self._uid)
+            container_folder.replace_worker_folder(self._parcels, Path(config.parcels), self._uid)
 
-        await asyncio.to_thread(furnish)
+        await asyncio.to_thread(add_files)
 
     async def remove(self) -> None:
-        """All of it; what cannot be removed now is nobody's, and removed later."""
+        """Remove the container and its folders. `OrphanedContainers` removes later what cannot be removed now."""
         self._control.close()
-        self._thaw()  # older runc cannot end what is frozen
+        self._thaw()  # older runc versions cannot kill a frozen container
         try:
             if self.id:
                 with contextlib.suppress(GpufnError):
@@ -184,14 +184,14 @@ class Container:
 
 
 def _uid_for(limits: Limits) -> int:
-    """One of its own, unless it is a client of MPS: a daemon's clients are one user's."""
+    """Return a uid for one container. A client of MPS gets its daemon's: all clients of a daemon have the same user."""
     if limits.mps is not None:
         return limits.mps.uid
     return random.choice(_UIDS) if os.geteuid() == 0 else os.getuid()  # noqa: S311
 
 
 async def _end_of(pid: int) -> None:
-    """Return when the process is gone."""
+    """Wait until the process is gone."""
     process = processes.identify(pid)
     pidfd = processes.open_pidfd(process) if process else None
     if pidfd is None:

@@ -1,9 +1,9 @@
-"""The folders that a container sees as its worker's, made before anybody knows whose they will be.
+"""Folder of a worker in a container.
 
-A container's mounts are fixed when it is made, and a standby is made before its worker. So its folder begins as a
-stranger and, once there is a worker, takes the place of that worker's: renamed, it stays mounted, while agent and
-runner find it where they always look. The worker owns it, which is how the runner knows whom to expect, and cannot
-write to it, for the mount is read-only.
+A container's mounts are fixed at creation, and a standby is created before its worker is known. So the container's
+folder starts under a temporary name and is later renamed to the worker's folder. A renamed folder stays mounted, and
+agent and runner find it at the usual path. The worker's uid owns the folder, so the runner knows which user to accept;
+the worker cannot write to the folder, because its mount is read-only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from gpufn_core.errors import PlatformError
 
-_TRIES = 100  # the runner makes one socket in it
+_MAX_TRIES = 100  # the runner creates one socket in the folder
 
 
 def make(path: Path, uid: int) -> None:
     path.mkdir(parents=True, mode=0o700)
-    _give(path, uid)
+    _chown(path, uid)
 
 
-def furnish(path: Path, uid: int, bundle: str, engines: dict[str, tuple[str, ...]]) -> None:
-    """What its worker reads. Raises PlatformError."""
+def add_files(path: Path, uid: int, bundle: str, engines: dict[str, tuple[str, ...]]) -> None:
+    """Add the files that the worker reads. Raises PlatformError."""
     try:
         if bundle:
             _link_all(Path(bundle), path / "bundle")
@@ -34,38 +34,38 @@ def furnish(path: Path, uid: int, bundle: str, engines: dict[str, tuple[str, ...
         for folder in sorted({folder for folders in engines.values() for folder in folders}):
             _link_all(Path(folder), path / "engines" / os.path.basename(folder))
     except OSError as error:
-        raise PlatformError(f"Cannot give {path.name} its files: {error.strerror}.") from error
+        raise PlatformError(f"Cannot add the files of {path.name}: {error.strerror}.") from error
 
 
-def take_place(path: Path, worker: Path, uid: int) -> None:
-    """Put `path` where `worker` is, with all that is there: our files, and the socket that the runner may make there at
-    any moment. Raises PlatformError."""
-    for _ in range(_TRIES):
+def replace_worker_folder(path: Path, worker: Path, uid: int) -> None:
+    """Rename `path` to `worker`, after moving the content of `worker` into `path`: the agent's files, and the socket
+    that the runner may create there at any moment. Raises PlatformError."""
+    for _ in range(_MAX_TRIES):
         try:
             for name in os.listdir(worker) if worker.exists() else ():
-                if (path / name).is_dir():  # of a container that died as it was given this worker
+                if (path / name).is_dir():  # left by a container that died while this worker was assigned to it
                     shutil.rmtree(worker / name)
                     continue
                 os.rename(worker / name, path / name)
-                _give(path / name, uid)
-            os.rename(path, worker)  # which succeeds when nothing is in the way
+                _chown(path / name, uid)
+            os.rename(path, worker)  # succeeds only if `worker` is empty
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
-            raise PlatformError(f"Cannot give {worker.name} its folder: {error.strerror}.") from error
+            raise PlatformError(f"Cannot create the folder of {worker.name}: {error.strerror}.") from error
         return
-    raise PlatformError(f"Cannot give {worker.name} its folder: something keeps writing to it.")
+    raise PlatformError(f"Cannot create the folder of {worker.name}: another process keeps writing to it.")
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """The same files under another name, so they are in memory once; across file systems, copies. Ours, and for
-    everybody to read, for the folder above is closed."""
+    """Link a tree, so its files are in memory once; copy across file systems. The new folders are ours and readable by
+    all users, because the folder above is closed."""
     for folder, _, names in os.walk(source, onerror=_raise):
-        into = target / os.path.relpath(folder, source)
-        into.mkdir(parents=True, exist_ok=True)
-        into.chmod(0o755)
+        target_folder = target / os.path.relpath(folder, source)
+        target_folder.mkdir(parents=True, exist_ok=True)
+        target_folder.chmod(0o755)
         for name in names:
-            _link(Path(folder) / name, into / name)
+            _link(Path(folder) / name, target_folder / name)
 
 
 def _raise(error: OSError) -> None:
@@ -82,6 +82,6 @@ def _link(source: Path, target: Path) -> None:
         target.chmod(0o444)
 
 
-def _give(path: Path, uid: int) -> None:
+def _chown(path: Path, uid: int) -> None:
     if os.geteuid() == 0:
         os.chown(path, uid, uid, follow_symlinks=False)

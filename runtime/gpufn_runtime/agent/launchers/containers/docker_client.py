@@ -1,7 +1,7 @@
-"""The Docker daemon of this node, in coroutines. The one module that speaks to it.
+"""Asyncio client of this node's Docker daemon. Only this module talks to Docker.
 
-docker-py blocks, so each request has a thread for as long as it lasts; one that still runs does not hold up the end of
-our process. What goes wrong is a PlatformError that says what was asked and what the daemon answered.
+docker-py blocks, so each request runs in its own thread. Threads that still run do not delay the end of the process.
+Errors are raised as PlatformError, with the action and the daemon's explanation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpufn.call.threads import in_thread
 from gpufn_core.errors import PlatformError
 from gpufn_runtime.agent.cache.image_build_output import BuildOutput
 from gpufn_runtime.agent.cache.image_recipe import Recipe
-from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway
+from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonUnavailable
 from gpufn_runtime.agent.launchers.containers.sandbox import Sandbox
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 _TIMEOUT_S = 60.0
-_WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen; whoever asks waits a little longer
+_WAIT_TIMEOUT_S = 5.0  # until the daemon reports an end that we have seen; our caller's own timeout is a little longer
 _TAIL_LINES = 40
 _NO_GPU_RUNTIME = "could not select device driver"
 
@@ -37,65 +37,65 @@ _T = TypeVar("_T")
 
 
 class Docker:
-    """`host` as in DOCKER_HOST. Nothing is asked of the daemon before the first use."""
+    """`host` as in DOCKER_HOST. Connects on first use."""
 
     def __init__(self, host: str = DEFAULT_HOST, *, build_network: str = "") -> None:
         self._host = host
         self._build_network = build_network
         self._client: docker.APIClient | None = None
-        self._connecting = threading.Lock()
+        self._connect_lock = threading.Lock()
 
     # --- containers ---------------------------------------------------------------------------------------------------
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
-        """The id of a container that does not run yet. Raises PlatformError."""
+        """Create a container without starting it and return its id. Raises PlatformError."""
 
         def create(api: docker.APIClient) -> str:
             host_config = api.create_host_config(**sandbox.host_config)
-            made = api.create_container(
+            response = api.create_container(
                 image, name=name, host_config=host_config, labels=dict(labels), **sandbox.container_config
             )
-            return str(made["Id"])
+            return str(response["Id"])
 
-        return await self._ask(f"make a container of {image}", create)
+        return await self._request(f"create a container of {image}", create)
 
     async def start(self, container: str) -> int:
-        """The pid, as this host sees it, of its first process. Raises PlatformError."""
+        """Start a container and return the host pid of its first process. Raises PlatformError."""
 
         def start(api: docker.APIClient) -> int:
             api.start(container)
             return int(api.inspect_container(container)["State"]["Pid"])
 
-        return await self._ask(f"start container {container[:12]}", start)
+        return await self._request(f"start container {container[:12]}", start)
 
     async def pause(self, container: str) -> None:
-        await self._ask(f"pause container {container[:12]}", lambda api: api.pause(container))
+        await self._request(f"pause container {container[:12]}", lambda api: api.pause(container))
 
     async def unpause(self, container: str) -> None:
-        await self._ask(f"go on with container {container[:12]}", lambda api: api.unpause(container))
+        await self._request(f"unpause container {container[:12]}", lambda api: api.unpause(container))
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """How a container ended whose first process is gone. Raises PlatformError."""
+        """Return how a container ended whose first process is gone. Raises PlatformError."""
 
         def inspect(api: docker.APIClient) -> ContainerEnd:
             api.wait(container, timeout=_WAIT_TIMEOUT_S)
-            found = api.inspect_container(container)
-            exceeded = int(found["HostConfig"]["Memory"]) if found["State"]["OOMKilled"] else None
-            return ContainerEnd.of(int(found["State"]["ExitCode"]), exceeded_bytes=exceeded)
+            info = api.inspect_container(container)
+            exceeded_bytes = int(info["HostConfig"]["Memory"]) if info["State"]["OOMKilled"] else None
+            return ContainerEnd.of(int(info["State"]["ExitCode"]), exceeded_bytes=exceeded_bytes)
 
-        return await self._ask(f"learn how container {container[:12]} ended", inspect)
+        return await self._request(f"read the exit status of container {container[:12]}", inspect)
 
     async def output_of(self, container: str) -> str:
-        """The last lines that it wrote before it had a worker. Raises PlatformError."""
+        """Return the last lines that the container wrote before it had a worker. Raises PlatformError."""
 
         def read(api: docker.APIClient) -> str:
             text: bytes = api.logs(container, tail=_TAIL_LINES)
             return text.decode("utf-8", "replace").strip()
 
-        return await self._ask(f"read the output of container {container[:12]}", read)
+        return await self._request(f"read the output of container {container[:12]}", read)
 
     async def remove(self, container: str) -> None:
-        """End it and all that is its. Absent is fine. Raises PlatformError."""
+        """Kill the container and remove it with its volumes. An absent container is fine. Raises PlatformError."""
 
         def remove(api: docker.APIClient) -> None:
             try:
@@ -103,31 +103,31 @@ class Docker:
             except docker.errors.NotFound:
                 pass
             except docker.errors.APIError as error:
-                if error.status_code != HTTPStatus.CONFLICT:  # somebody else is removing it
+                if error.status_code != HTTPStatus.CONFLICT:  # a removal is already in progress
                     raise
 
-        await self._ask(f"remove container {container[:12]}", remove)
+        await self._request(f"remove container {container[:12]}", remove)
 
     async def containers(self, labels: Mapping[str, str]) -> set[str]:
-        """Ids of all that have these labels, in whatever state. Raises PlatformError."""
+        """Return the ids of all containers that have these labels, in any state. Raises PlatformError."""
         wanted = [f"{name}={value}" for name, value in labels.items()]
 
         def find(api: docker.APIClient) -> set[str]:
-            return {str(found["Id"]) for found in api.containers(all=True, filters={"label": wanted})}
+            return {str(info["Id"]) for info in api.containers(all=True, filters={"label": wanted})}
 
-        return await self._ask("list containers", find)
+        return await self._request("list containers", find)
 
     # --- images -------------------------------------------------------------------------------------------------------
 
     async def has_image(self, tag: str) -> bool:
-        def look(api: docker.APIClient) -> bool:
+        def inspect(api: docker.APIClient) -> bool:
             try:
                 api.inspect_image(tag)
             except docker.errors.ImageNotFound:
                 return False
             return True
 
-        return await self._ask(f"look for image {tag}", look)
+        return await self._request(f"look for image {tag}", inspect)
 
     async def build(
         self,
@@ -135,9 +135,9 @@ class Docker:
         files: Mapping[str, bytes],
         tag: str,
         labels: Mapping[str, str],
-        say: Callable[[str], None],
+        on_line: Callable[[str], None],
     ) -> None:
-        """Make an image; `say` hears each line of what it prints. Raises BuildFailed with the line that fails."""
+        """Build an image. `on_line` receives each line of output. Raises BuildFailed with the reason."""
         loop = asyncio.get_running_loop()
         context = _context(recipe, files)
 
@@ -154,22 +154,23 @@ class Docker:
                 network_mode=self._build_network or None,
             ):
                 for line in output.lines(part):
-                    loop.call_soon_threadsafe(say, line)
+                    loop.call_soon_threadsafe(on_line, line)
                 if "error" in part:
                     raise output.failure(str(part["error"]))
 
-        await self._ask(f"build image {tag}", build)
+        await self._request(f"build image {tag}", build)
 
     async def images(self, label: str) -> set[str]:
-        """Tags of the images that have this label. Raises PlatformError."""
+        """Return the tags of the images that have this label. Raises PlatformError."""
 
         def find(api: docker.APIClient) -> set[str]:
-            return {tag for found in api.images(filters={"label": label}) for tag in found.get("RepoTags") or ()}
+            return {tag for info in api.images(filters={"label": label}) for tag in info.get("RepoTags") or ()}
 
-        return await self._ask("list images", find)
+        return await self._request("list images", find)
 
     async def remove_image(self, tag: str) -> bool:
-        """False when a container still uses it. Absent is fine. Raises PlatformError."""
+        """Remove an image. Returns False if a container still uses it. An absent image is fine. Raises
+        PlatformError."""
 
         def remove(api: docker.APIClient) -> bool:
             try:
@@ -182,41 +183,41 @@ class Docker:
                 raise
             return True
 
-        return await self._ask(f"remove image {tag}", remove)
+        return await self._request(f"remove image {tag}", remove)
 
-    async def _ask(self, what: str, request: Callable[[docker.APIClient], _T]) -> _T:
+    async def _request(self, action: str, request: Callable[[docker.APIClient], _T]) -> _T:
         try:
             return await in_thread(self._run, request)
         except docker.errors.NotFound as error:
-            raise ContainerGone(f"Docker cannot {what}: {_said(error)}") from error
+            raise ContainerGone(f"Docker cannot {action}: {_explanation(error)}") from error
         except docker.errors.APIError as error:
-            if _NO_GPU_RUNTIME in _said(error):
+            if _NO_GPU_RUNTIME in _explanation(error):
                 raise PlatformError(
-                    f"Docker at {self._host} has no runtime for GPUs: install nvidia-container-toolkit there."
+                    f"Docker at {self._host} has no GPU runtime. Install nvidia-container-toolkit there."
                 ) from error
-            raise PlatformError(f"Docker cannot {what}: {_said(error)}") from error
+            raise PlatformError(f"Docker cannot {action}: {_explanation(error)}") from error
         except (
             docker.errors.DockerException,
             requests.RequestException,
             urllib3.exceptions.HTTPError,
             OSError,
         ) as error:
-            raise DaemonAway(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error
+            raise DaemonUnavailable(f"Docker at {self._host} does not answer, so this node cannot {action}.") from error
 
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
-        with self._connecting:
+        with self._connect_lock:
             if self._client is None:
-                # Not from the environment of whoever started us, nor from the context of its command line.
+                # Use neither DOCKER_HOST of our environment nor the Docker CLI's context.
                 self._client = docker.APIClient(self._host, version="auto", timeout=_TIMEOUT_S)
         return request(self._client)
 
 
-def _said(error: docker.errors.APIError) -> str:
+def _explanation(error: docker.errors.APIError) -> str:
     return str(error.explanation or error).strip().rstrip(".") + "."
 
 
 def _context(recipe: Recipe, files: Mapping[str, bytes]) -> io.BytesIO:
-    """The build file and what it copies; times are zero, so that the same files are found in the builder's cache."""
+    """Return the build context as a tar file. File times are zero, so that Docker's build cache finds equal files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in _members(recipe, files):

@@ -1,7 +1,7 @@
-"""To hold a container's processes still, and let them go on, by the kernel's own switch: in 0.1 ms.
+"""Cgroup freezer of a container: stops and resumes its processes in 0.1 ms.
 
-Docker's pause and unpause do the same by a process of their own, which takes 15 ms of every start from a standby. It is
-not told, so to Docker the container runs; it ends such a one all the same.
+Docker's pause and unpause start a process for that, which adds 15 ms to every start from a standby. Docker does not
+know that the container is frozen, but can still kill it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Freezer:
-    """`file` is the switch of one container's cgroup: v1's ``freezer.state``, or v2's ``cgroup.freeze``."""
+    """Freezer of one container. `file` is the control file of its cgroup: ``freezer.state`` in v1, ``cgroup.freeze`` in
+    v2."""
 
     file: Path
 
     @classmethod
     def of(cls, pid: int, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> Freezer | None:
-        """That of the group that the process is in; None where it cannot be used: nor shall it be, were it ours too."""
-        theirs, ours = _groups(proc / str(pid)), _groups(proc / "self")
+        """Return the freezer of the process's cgroup, or None if it is not writable or is also the agent's cgroup."""
+        container_groups, own_groups = _groups(proc / str(pid)), _groups(proc / "self")
         for controller, folder, name in (("freezer", "freezer", "freezer.state"), ("", ".", "cgroup.freeze")):
-            group = theirs.get(controller)
-            if group is None or group in ("/", ours.get(controller)) or ".." in Path(group).parts:
+            group = container_groups.get(controller)
+            if group is None or group in ("/", own_groups.get(controller)) or ".." in Path(group).parts:
                 continue
             file = cgroups / folder / group.lstrip("/") / name
             if os.access(file, os.W_OK):
@@ -35,22 +36,22 @@ class Freezer:
         return None
 
     def freeze(self) -> None:
-        """Raises OSError when the container is gone."""
+        """Freeze the processes. Raises OSError if the container is gone."""
         self._set("FROZEN", "1")
 
     def thaw(self) -> None:
-        """Raises OSError when the container is gone."""
+        """Resume the processes. Raises OSError if the container is gone."""
         self._set("THAWED", "0")
 
-    def _set(self, in_v1: str, in_v2: str) -> None:
-        self.file.write_text(in_v1 if self.file.name == "freezer.state" else in_v2)
+    def _set(self, v1_value: str, v2_value: str) -> None:
+        self.file.write_text(v1_value if self.file.name == "freezer.state" else v2_value)
 
 
 def _groups(process: Path) -> dict[str, str]:
-    """Controller → path; that of v2 is named "". Empty when the process is gone."""
-    found: dict[str, str] = {}
+    """Return the cgroup path of each controller; v2's key is "". Empty if the process is gone."""
+    paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            found |= dict.fromkeys(controllers.split(","), path)
-    return found
+            paths |= dict.fromkeys(controllers.split(","), path)
+    return paths

@@ -1,10 +1,10 @@
-"""Workers in containers: each in one of its own, which waits for it if possible.
+"""Workers in containers: one container per worker, created in advance if possible.
 
-1. `run` keeps standbys, each for a use that is worth it, as long as their memory is nobody's by a lease
-2. `launch` takes one with the same image and limits, or makes a container now, and gives it to the worker
-3. containers that are nobody's are removed (strays.py), and so are their folders
+1. `run` keeps standby containers for the uses that were last in demand, within the memory that no lease needs.
+2. `launch` assigns a standby with the same image and limits, or creates a container, and hands it to the worker.
+3. Orphaned containers and their folders are removed (orphaned_containers.py).
 
-The daemon's word is taken for what exists, never an event: `run` compares, at each poke and each _SWEEP_S.
+Docker events are not used. `run` lists the containers at each wakeup and every _SWEEP_S.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.decide import template_choice as standbys
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, ModuleSet
-from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway, Launched, LaunchOrder
+from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonUnavailable, Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.containers.container import Container, ContainerDaemon, Kind, folders
-from gpufn_runtime.agent.launchers.containers.orphaned_containers import Strays
+from gpufn_runtime.agent.launchers.containers.orphaned_containers import OrphanedContainers
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import import_environment
@@ -35,25 +35,26 @@ from gpufn_runtime.agent.workers.environment import import_environment
 log = logging.getLogger(__name__)
 
 _SWEEP_S = 10.0
-_AFTER_LAUNCH_S = 1.0  # the worker that has just been launched has a start to get through
+_AFTER_LAUNCH_S = 1.0  # do not slow down the start of the worker that was just launched
 _END_TIMEOUT_S = 10.0
 
-# (function, revision, line): a line of what making an image says, for the function's log.
-Say = Callable[[str, int, str], None]
+# Called with (function, revision, line) for each line that an image build prints, for the function's log.
+LogImageLine = Callable[[str, int, str], None]
 
 
 class Daemon(ContainerDaemon, Protocol):
-    """What is asked of `docker.Docker`."""
+    """The part of the Docker client that the launcher needs."""
 
     async def end_of(self, container: str) -> ContainerEnd: ...
     async def containers(self, labels: Mapping[str, str]) -> set[str]: ...
 
 
-Which = tuple[Kind, ModuleSet]  # what standbys are told apart by
+StandbyKey = tuple[Kind, ModuleSet]  # standbys with the same key are interchangeable
 
 
 class ContainerLauncher:
-    """`limit` standbys at most. `owner` labels our containers; `packages` are the folders of our packages here."""
+    """Launches workers in containers. `limit` is the maximum number of standbys. `owner` are the labels of our
+    containers, `packages` the folders of our packages."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ContainerLauncher:
         owner: Mapping[str, str],
         limit: int,
         packages: Sequence[str],
-        say: Say,
+        log_line: LogImageLine,
     ) -> None:
         self._daemon = daemon
         self._images = images
@@ -72,26 +73,26 @@ class ContainerLauncher:
         self._owner = owner
         self._limit = limit
         self._packages = packages
-        self._say = say
+        self._log_image_line = log_line
         self._standbys: list[Container] = []
-        self._making: set[str] = set()  # folders' names
-        self._strays = Strays(daemon)
+        self._in_progress: set[str] = set()  # folder names of containers being created, assigned or removed
+        self._orphans = OrphanedContainers(daemon)
         self._uses: tuple[ContainerUse, ...] = ()
-        self._failures: dict[Which, int] = {}
-        self._sizes: dict[Which, int] = {}  # bytes, as they were seen last
-        self._room_bytes = math.inf
-        self._prepared: dict[ImageSpec, asyncio.Task[None]] = {}  # being built, or could not be
-        self._may_sweep = False
+        self._failures: dict[StandbyKey, int] = {}
+        self._sizes: dict[StandbyKey, int] = {}  # bytes, as last measured
+        self._standby_memory_bytes = math.inf
+        self._prepared: dict[ImageSpec, asyncio.Task[None]] = {}  # builds that run or have failed
+        self._has_taken_over = False
         self._launches = 0
-        self._poke = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._settled = asyncio.Event()
-        self.trouble = ""  # why the daemon makes no containers now, as far as is known
+        self.trouble = ""  # why Docker cannot create containers, if known
 
     @property
     def standbys(self) -> tuple[str, ...]:
-        return tuple(f"{each.kind.image} {','.join(sorted(each.modules))}".strip() for each in self._standbys)
+        return tuple(f"{standby.kind.image} {','.join(sorted(standby.modules))}".strip() for standby in self._standbys)
 
-    def want(self, uses: Iterable[ContainerUse]) -> None:
+    def set_uses(self, uses: Iterable[ContainerUse]) -> None:
         wanted = tuple(uses)
         if wanted != self._uses:
             self._uses = wanted
@@ -100,10 +101,10 @@ class ContainerLauncher:
                 del self._prepared[image]
             self._review()
 
-    def leave_room(self, room_bytes: int) -> None:
-        """Standbys go that take more than these bytes, which no worker has a lease on; those used last stay."""
-        self._room_bytes = room_bytes
-        if sum(standby.resident_bytes for standby in self._standbys) > room_bytes:
+    def set_standby_memory(self, limit_bytes: int) -> None:
+        """Let standbys use `limit_bytes` at most: the memory that no worker leases. Recently used standbys stay."""
+        self._standby_memory_bytes = limit_bytes
+        if sum(standby.resident_bytes for standby in self._standbys) > limit_bytes:
             self._review()
 
     def keep_images(self, images: Iterable[ImageSpec]) -> None:
@@ -111,46 +112,46 @@ class ContainerLauncher:
         self._review()
 
     def take_over(self, containers: Iterable[str]) -> None:
-        """Those that have workers of ours. From now on all others are removed."""
-        self._strays.in_use.update(containers)
-        self._may_sweep = True
+        """Keep the containers of adopted workers. From now on all other containers are removed."""
+        self._orphans.in_use.update(containers)
+        self._has_taken_over = True
         self._review()
 
-    def let_go(self, container: str) -> None:
-        """Its worker is gone."""
-        self._strays.let_go(container)
+    def release(self, container: str) -> None:
+        """Release the container of a worker that is gone."""
+        self._orphans.release(container)
         self._review()
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """Raises PlatformError when the daemon cannot tell."""
+        """Return how the container ended. Raises PlatformError if Docker cannot report it."""
         return await self._daemon.end_of(container)
 
     async def settled(self) -> None:
-        """Return once every standby that is worth having is there, or given up, and nothing is left to remove."""
+        """Wait until every wanted standby is ready or abandoned, and nothing is left to remove."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Make standbys and remove what is nobody's, until cancelled; then remove all that has no worker."""
-        has_warned_of = ""
+        """Create standbys and remove orphans until cancelled; then remove all containers without a worker."""
+        last_warning = ""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_SWEEP_S):
-                        await self._poke.wait()
-                self._poke.clear()
+                        await self._wakeup.wait()
+                self._wakeup.clear()
                 try:
                     await self._step()
                 except PlatformError as error:
                     self._note(error)
-                    # A node may have no Docker, and need none.
-                    if error.message != has_warned_of and (self._uses or self._strays.in_use):
-                        log.warning("containers are not looked after: %s", error.message)
-                        has_warned_of = error.message
+                    # A node may have no Docker and not need it.
+                    if error.message != last_warning and (self._uses or self._orphans.in_use):
+                        log.warning("cannot manage containers: %s", error.message)
+                        last_warning = error.message
                 except Exception:
-                    log.exception("containers are not looked after, again in %g s", _SWEEP_S)
+                    log.exception("container review failed; next try in %g s", _SWEEP_S)
                 else:
-                    has_warned_of = ""
-                    if not self._poke.is_set():
+                    last_warning = ""
+                    if not self._wakeup.is_set():
                         self._settled.set()
         finally:
             for task in self._prepared.values():
@@ -160,31 +161,31 @@ class ContainerLauncher:
                     await self._clear()
 
     async def _clear(self) -> None:
-        """Leave nothing but what workers live in. What cannot be removed now, the next agent removes."""
+        """Remove all containers without a worker. The next agent removes those that cannot be removed now."""
         removing = [self._discard(standby) for standby in list(self._standbys)]
-        await asyncio.gather(*removing, self._strays.remove_ended(), return_exceptions=True)
+        await asyncio.gather(*removing, self._orphans.remove_ended(), return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises BuildFailed, PlatformError."""
+        """Launch the worker in a standby or a new container. Raises BuildFailed, PlatformError."""
         assert order.image is not None
-        told = order.told
+        config = order.worker_config
         limits = limits_of(order)
         self._launches += 1
         try:
-            if (standby := self._take(Kind(self._images.tag(order.image), limits), order.modules)) is not None:
+            if (standby := self._take_standby(Kind(self._images.tag(order.image), limits), order.modules)) is not None:
                 try:
-                    return await self._give(standby, order, is_standby=True)
+                    return await self._assign(standby, order, is_standby=True)
                 except PlatformError as error:
-                    log.warning("%s starts from nothing: its standby is gone: %s", order.worker, error.message)
-            its_log = _LogOf(self._say, told.function, told.revision)
-            image = await self._images.get(order.image, told.bundle_dir, its_log)
+                    log.warning("worker %s gets a new container, its standby is gone: %s", order.worker, error.message)
+            build_log = _BuildLog(self._log_image_line, config.function, config.revision)
+            image = await self._images.get(order.image, config.bundle_dir, build_log)
             try:
-                made = await self._make(Kind(image, limits), order.modules)
-            except ContainerGone:  # somebody has removed its image
+                container = await self._make(Kind(image, limits), order.modules)
+            except ContainerGone:  # somebody removed the image
                 self._images.forget(image)
-                image = await self._images.get(order.image, told.bundle_dir, its_log)
-                made = await self._make(Kind(image, limits), order.modules)
-            return await self._give(made, order, is_standby=False)
+                image = await self._images.get(order.image, config.bundle_dir, build_log)
+                container = await self._make(Kind(image, limits), order.modules)
+            return await self._assign(container, order, is_standby=False)
         except PlatformError as error:
             self._note(error)
             raise
@@ -193,36 +194,36 @@ class ContainerLauncher:
 
     # --- launching ----------------------------------------------------------------------------------------------------
 
-    def _take(self, kind: Kind, modules: ModuleSet) -> Container | None:
-        """One that has nothing in memory that the worker does not need, for that counts as the worker's."""
-        fitting = [each for each in self._standbys if each.kind == kind and each.is_open]
-        covers = standbys.closest((each.modules for each in fitting), modules)
-        found = next((each for each in fitting if each.modules == covers), None)
-        if found is not None:
-            self._standbys.remove(found)
-            self._making.add(found.name)
-        return found
+    def _take_standby(self, kind: Kind, modules: ModuleSet) -> Container | None:
+        """Take the standby with the closest module set. The memory of other modules would count as the worker's."""
+        candidates = [standby for standby in self._standbys if standby.kind == kind and standby.is_open]
+        modules_of_standby = standbys.closest((standby.modules for standby in candidates), modules)
+        match = next((standby for standby in candidates if standby.modules == modules_of_standby), None)
+        if match is not None:
+            self._standbys.remove(match)
+            self._in_progress.add(match.name)
+        return match
 
-    async def _give(self, container: Container, order: LaunchOrder, *, is_standby: bool) -> Launched:
+    async def _assign(self, container: Container, order: LaunchOrder, *, is_standby: bool) -> Launched:
         handle: processes.Handle | None = None
         try:
             handle = processes.open_handle(container.pid)  # before the request: a worker may end within milliseconds
             if handle is None:
                 raise PlatformError(f"The process of container {container.name} has ended.")
-            await container.become(order)
+            await container.assign(order)
         except BaseException:
             if handle is not None:
                 os.close(handle.pidfd)
             await self._abandon(container)
             raise
-        self._strays.in_use.add(container.id)
-        self._making.discard(container.name)
+        self._orphans.in_use.add(container.id)
+        self._in_progress.discard(container.name)
         return Launched(container.pid, is_standby, container.id, handle)
 
     async def _make(self, kind: Kind, modules: ModuleSet) -> Container:
-        """One whose process waits for a request. Raises PlatformError."""
+        """Create a container whose process waits for a request. Raises PlatformError."""
         container = Container(self._daemon, self._home, kind, modules)
-        self._making.add(container.name)
+        self._in_progress.add(container.name)
         try:
             await container.start(self._owner, self._packages)
         except BaseException:
@@ -234,22 +235,22 @@ class ContainerLauncher:
         try:
             await container.remove()
         finally:
-            self._making.discard(container.name)
+            self._in_progress.discard(container.name)
             self._review()
 
-    # --- looking after ------------------------------------------------------------------------------------------------
+    # --- review -------------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
         for standby in list(self._standbys):
             if not standby.is_open:
                 log.warning("a standby of %s is gone", standby.kind.image)
                 await self._discard(standby)
-        if self._may_sweep:
+        if self._has_taken_over:
             await self._sweep()
         await self._images.collect()
         if self._launches:
             return
-        wanted = self._that_fit(await self._wanted())
+        wanted = self._within_memory(await self._wanted())
         for standby in list(self._standbys):
             if (standby.kind, standby.modules) not in wanted:
                 await self._discard(standby)
@@ -258,40 +259,40 @@ class ContainerLauncher:
             if (kind, modules) not in have and not self._launches:
                 await self._add(kind, modules)
 
-    def _that_fit(self, wanted: Sequence[Which]) -> list[Which]:
-        """As many as there is room for. One that was never there is made, to know how large it is."""
+    def _within_memory(self, wanted: Sequence[StandbyKey]) -> list[StandbyKey]:
+        """Return the standbys that fit in memory. A standby of unknown size is created to measure it."""
         self._sizes |= {(standby.kind, standby.modules): standby.resident_bytes for standby in self._standbys}
-        fitting: list[Which] = []
-        taken_bytes = 0
-        for which in wanted:
-            size_bytes = self._sizes.get(which, 0)
-            if taken_bytes + size_bytes <= self._room_bytes:
-                taken_bytes += size_bytes
-                fitting.append(which)
-        return fitting
+        selected: list[StandbyKey] = []
+        used_bytes = 0
+        for standby_key in wanted:
+            size_bytes = self._sizes.get(standby_key, 0)
+            if used_bytes + size_bytes <= self._standby_memory_bytes:
+                used_bytes += size_bytes
+                selected.append(standby_key)
+        return selected
 
-    async def _wanted(self) -> list[Which]:
-        """At most `limit`, those used last first. An image that is not there yet is built meanwhile."""
-        wanted: dict[Which, None] = {}
+    async def _wanted(self) -> list[StandbyKey]:
+        """Return at most `limit` standbys, last used first. Missing images are built in the background."""
+        wanted: dict[StandbyKey, None] = {}
         for use in sorted(self._uses, key=lambda use: -use.last_used_at):
             tag = await self._images.find(use.image)
             if tag is None:
                 self._prepare(use)
             elif use.limits is not None:
                 wanted[Kind(tag, use.limits), use.modules] = None
-        given_up = {which for which, count in self._failures.items() if count >= standbys.MOST_FAILURES}
-        return [which for which in wanted if which not in given_up][: self._limit]
+        abandoned = {key for key, count in self._failures.items() if count >= standbys.MAX_FAILURES}
+        return [key for key in wanted if key not in abandoned][: self._limit]
 
     def _prepare(self, use: ContainerUse) -> None:
-        """Build the image of what is deployed, once: after a failure its launch tries again, and tells who waits."""
+        """Build a deployed function's image, once. After a failure, the launch tries again and reports the error."""
         if use.image not in self._prepared:
             self._prepared[use.image] = asyncio.create_task(self._build(use), name=f"image-of-{use.function}")
 
     async def _build(self, use: ContainerUse) -> None:
         try:
-            await self._images.get(use.image, use.bundle, _LogOf(self._say, use.function, use.revision))
+            await self._images.get(use.image, use.bundle, _BuildLog(self._log_image_line, use.function, use.revision))
         except GpufnError as error:
-            self._say(use.function, use.revision, f"image: {error.message}")
+            self._log_image_line(use.function, use.revision, f"image: {error.message}")
         else:
             self._prepared.pop(use.image, None)
             self._review()
@@ -306,12 +307,12 @@ class ContainerLauncher:
                 raise
         except PlatformError as error:
             count = self._failures[kind, modules] = self._failures.get((kind, modules), 0) + 1
-            log.warning("no standby of %s (%d of %d): %s", kind.image, count, standbys.MOST_FAILURES, error.message)
+            log.warning("no standby of %s (%d of %d): %s", kind.image, count, standbys.MAX_FAILURES, error.message)
             return
-        standby.when_gone(self._review)
+        standby.set_on_gone(self._review)
         self._standbys.append(standby)
-        self._making.discard(standby.name)
-        self._review()  # it may be larger than there is room for
+        self._in_progress.discard(standby.name)
+        self._review()  # the new standby may not fit in memory
         log.info("a standby of %s [%s] is ready", kind.image, ",".join(sorted(modules)))
 
     async def _discard(self, standby: Container) -> None:
@@ -320,20 +321,20 @@ class ContainerLauncher:
             await self._abandon(standby)
 
     async def _sweep(self) -> None:
-        """Remove containers and folders that are nobody's: what a crash, or a daemon that went away, has left."""
-        found = await self._daemon.containers(self._owner)
+        """Remove orphaned containers and folders, left by a crash or by an outage of Docker."""
+        existing = await self._daemon.containers(self._owner)
         self.trouble = ""
-        if self._making:
-            return  # one of them may be among those found, and is not known by its id yet
-        await self._strays.remove(found, spared={standby.id for standby in self._standbys})
-        names = {standby.name for standby in self._standbys} | self._making
+        if self._in_progress:
+            return  # a container that is being created may be listed, but its id is not known yet
+        await self._orphans.remove(existing, kept={standby.id for standby in self._standbys})
+        names = {standby.name for standby in self._standbys} | self._in_progress
         for folder in (folders(self._home), self._home.parcels):
             for path in folder.glob("c-*"):
                 if path.name not in names:
                     remove_tree(path)
 
     def _note(self, error: PlatformError) -> None:
-        if isinstance(error, DaemonAway):
+        if isinstance(error, DaemonUnavailable):
             self.trouble = error.message.rstrip(".")
 
     def _launched(self) -> None:
@@ -342,24 +343,24 @@ class ContainerLauncher:
 
     def _review(self) -> None:
         self._settled.clear()
-        self._poke.set()
+        self._wakeup.set()
 
 
 @dataclass(frozen=True)
-class _LogOf:
-    """A revision's log: one listener, however often it listens."""
+class _BuildLog:
+    """A revision's log. Equal logs are one listener, so a line is logged once."""
 
-    say: Say
+    log_line: LogImageLine
     function: str
     revision: int
 
     def __call__(self, line: str) -> None:
-        self.say(self.function, self.revision, line)
+        self.log_line(self.function, self.revision, line)
 
 
 def limits_of(order: LaunchOrder) -> Limits:
-    memory = order.told.memory_limit_bytes
-    assert memory is not None, "a container holds its worker to its memory"
-    spec = order.told.spec
+    memory = order.worker_config.memory_limit_bytes
+    assert memory is not None, "a container limits its worker's memory"
+    spec = order.worker_config.spec
     env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
     return Limits(memory, spec.resources.cpu, spec.egress, order.gpus, order.mps, env)

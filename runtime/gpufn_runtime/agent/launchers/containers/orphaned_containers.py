@@ -1,5 +1,4 @@
-"""Containers that are nobody's are removed, whatever made them: those of an earlier agent, of workers that have ended,
-and what a failure left."""
+"""Removal of orphaned containers: left by an earlier agent, by a worker that ended, or by a failure."""
 
 from __future__ import annotations
 
@@ -9,53 +8,53 @@ from collections.abc import Set
 from typing import Protocol
 
 from gpufn_core.errors import PlatformError
-from gpufn_runtime.agent.launchers.base import DaemonAway
+from gpufn_runtime.agent.launchers.base import DaemonUnavailable
 
 log = logging.getLogger(__name__)
 
 
 class Remover(Protocol):
-    """What is asked of `docker.Docker`."""
+    """The part of the Docker client that is needed here."""
 
     async def remove(self, container: str) -> None: ...
 
 
-class Strays:
-    """`in_use` are the containers that have workers, by id, as all here are."""
+class OrphanedContainers:
+    """Removes orphaned containers, by id. `in_use` are the containers that have workers."""
 
     def __init__(self, daemon: Remover) -> None:
         self._daemon = daemon
         self.in_use: set[str] = set()
-        self._ended: set[str] = set()  # and not removed yet
-        self._not_removed: set[str] = set()  # though it was tried
+        self._ended: set[str] = set()  # not removed yet
+        self._failed_removals: set[str] = set()
 
-    def let_go(self, container: str) -> None:
-        """Its worker is gone."""
+    def release(self, container: str) -> None:
+        """Release the container of a worker that is gone."""
         self.in_use.discard(container)
         self._ended.add(container)
 
-    async def remove(self, found: Set[str], spared: Set[str]) -> None:
-        """Of those that the daemon has `found`, all but the `spared` ones and those in use. Raises DaemonAway."""
-        nobodys = found - self.in_use - spared
-        for container in sorted(nobodys, key=self._not_removed.__contains__):
-            if container not in self._ended | self._not_removed:
-                log.info("container %s is nobody's and is removed", container[:12])
+    async def remove(self, existing: Set[str], kept: Set[str]) -> None:
+        """Remove the `existing` containers that are neither `kept` nor in use. Raises DaemonUnavailable."""
+        orphans = existing - self.in_use - kept
+        for container in sorted(orphans, key=self._failed_removals.__contains__):
+            if container not in self._ended | self._failed_removals:
+                log.info("removing orphaned container %s", container[:12])
             await self._remove(container)
-        self._ended &= found
-        self._not_removed &= found
+        self._ended &= existing
+        self._failed_removals &= existing
 
     async def remove_ended(self) -> None:
-        """As far as that goes: what stays is another agent's to remove."""
+        """Remove the containers of ended workers, ignoring errors: a later agent removes the rest."""
         await asyncio.gather(*map(self._daemon.remove, self._ended), return_exceptions=True)
 
     async def _remove(self, container: str) -> None:
-        """One that is stuck is tried again the next time, after the others. Raises DaemonAway."""
+        """Remove one container. A failed removal is retried later, after the other ones. Raises DaemonUnavailable."""
         try:
             await self._daemon.remove(container)
-        except DaemonAway:
-            self._not_removed.add(container)
+        except DaemonUnavailable:
+            self._failed_removals.add(container)
             raise
         except PlatformError as error:
-            if container not in self._not_removed:
-                log.warning("container %s is not removed: %s", container[:12], error.message)
-                self._not_removed.add(container)
+            if container not in self._failed_removals:
+                log.warning("cannot remove container %s: %s", container[:12], error.message)
+                self._failed_removals.add(container)

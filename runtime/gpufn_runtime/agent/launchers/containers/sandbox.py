@@ -1,10 +1,10 @@
-"""What a worker's container may do, and what it sees. Pure: the one place that says how workers are confined.
+"""Docker settings that confine a worker's container: limits, mounts and environment. Pure.
 
-/gpufn/worker     its folder, read-only: config, the runner's socket, its output, `bundle/` and `engines/<key>/`
-/gpufn/parcels    large bodies of its calls, to read and to write
-/gpufn/lib        our package, read-only
-/gpufn/mps        of a worker that shares its GPU by MPS: where its daemon is found; /dev/shm may be the daemon's
-/tmp              its home and scratch space, in memory, which counts as its own
+/gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/` and `engines/<key>/`
+/gpufn/parcels    large bodies of the worker's calls, in shared memory, writable
+/gpufn/lib        our packages, read-only
+/gpufn/mps        if the worker shares its GPU by MPS: the MPS daemon's pipes; /dev/shm may be the daemon's too
+/tmp              home and scratch space, in memory that counts as the worker's
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
-_PIDS = 1024  # threads count as well
-_LEAST_TMP_BYTES = 64 << 20
-_LOG = {"type": "json-file", "config": {"max-size": "64k", "max-file": "1"}}  # what is said before there is a worker
-# One that asks for a tenth of a core weighs as much as a process that asks for nothing, which is 1,024 to the kernel:
-# less, and on a busy machine its imports take ten times as long as those of a worker that is a process.
+_MAX_PIDS = 1024  # processes and threads
+_MIN_TMP_BYTES = 64 << 20
+_LOG_CONFIG = {"type": "json-file", "config": {"max-size": "64k", "max-file": "1"}}  # for output before a worker starts
+# A worker that requests a tenth of a core gets the kernel's default weight of a process, 1,024. With less weight, its
+# imports took ten times as long on a busy machine as those of a worker process.
 _SHARES_PER_CORE = 10_240
-_MOST_SHARES = 262_144
+_MAX_SHARES = 262_144
 
 LIB = f"{IN_CONTAINER}/lib"
 WORKER = f"{IN_CONTAINER}/worker"
 PARCELS = f"{IN_CONTAINER}/parcels"
-SCRATCH = "/tmp"  # noqa: S108  (of the container's own)
+SCRATCH = "/tmp"  # noqa: S108  (inside the container)
 
-# Of a function's variables those that say where Python is, or what NVIDIA's runtime gives: not before it is a worker.
-_NOT_TO_START_WITH = ("PATH", "PYTHONHOME", "PYTHONPATH")
-_OF_NVIDIA = "NVIDIA_"
+# Variables of a function's `env` that are not set before the container has a worker: they locate Python or select GPUs.
+_EXCLUDED_VARIABLES = ("PATH", "PYTHONHOME", "PYTHONPATH")
+_NVIDIA_PREFIX = "NVIDIA_"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is fixed when a container is made: a standby serves workers that have the same. `gpus` are uuids, `env` is
-    what modules read as they are imported, which is before there is a worker."""
+    """Properties that are fixed when a container is created: a standby serves only workers with equal limits. `gpus`
+    are uuids. `env` holds the variables that modules may read on import, which happens before there is a worker."""
 
     memory_bytes: int
     cpu: float
@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """In docker-py's words: `container_config` for `create_container`, `host_config` for `create_host_config`."""
+    """Arguments for docker-py's `create_container` (`container_config`) and `create_host_config` (`host_config`)."""
 
     container_config: Mapping[str, Any]
     host_config: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Sandbox:
 def sandbox(
     limits: Limits, *, uid: int, folder: Path, parcels: Path, packages: Iterable[str], modules: Iterable[str]
 ) -> Sandbox:
-    """`packages` are the folders of our packages on this host; `modules` are imported before there is a worker."""
+    """Return a container's settings. `packages` are our package folders on this host; `modules` are imported early."""
     mounts = [
         _mount(folder, WORKER),
         _mount(parcels, PARCELS, writable=True),
@@ -73,7 +73,7 @@ def sandbox(
         mounts.append(_mount(limits.mps.pipe, PIPE_IN_CONTAINER, writable=True))
         if limits.mps.memory:
             mounts.append(_mount(limits.mps.memory, "/dev/shm", writable=True))  # noqa: S108
-    tmp_bytes = max(limits.memory_bytes // 2, _LEAST_TMP_BYTES)
+    tmp_bytes = max(limits.memory_bytes // 2, _MIN_TMP_BYTES)
     return Sandbox(
         container_config={
             "entrypoint": ["python3", "-P", "-m", "gpufn_runtime.worker", CONTAINED, *sorted(modules)],
@@ -85,10 +85,10 @@ def sandbox(
                 "PYTHONUNBUFFERED": "1",
                 "HOME": SCRATCH,
                 "TMPDIR": SCRATCH,
-                "USER": "worker",  # there is no entry of its uid to look it up in
+                "USER": "worker",  # the uid has no passwd entry
                 "LOGNAME": "worker",
                 "LANG": "C.UTF-8",
-                **_to_import_with(limits.env),
+                **_import_environment(limits.env),
                 "PYTHONPATH": LIB,
                 **_gpu_environment(limits.gpus),
             },
@@ -101,21 +101,21 @@ def sandbox(
             "tmpfs": {SCRATCH: f"rw,nosuid,nodev,size={tmp_bytes},mode=1777"},
             "shm_size": tmp_bytes,
             "mounts": mounts,
-            "pids_limit": _PIDS,
+            "pids_limit": _MAX_PIDS,
             "mem_limit": limits.memory_bytes,
-            "memswap_limit": limits.memory_bytes,  # together: no swap
-            # A share of time, not cores of its own.
-            "cpu_shares": min(max(2, int(limits.cpu * _SHARES_PER_CORE)), _MOST_SHARES),
+            "memswap_limit": limits.memory_bytes,  # memory and swap together: no swap
+            # A CPU weight, not reserved cores.
+            "cpu_shares": min(max(2, int(limits.cpu * _SHARES_PER_CORE)), _MAX_SHARES),
             "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             "ipc_mode": "private",
-            "log_config": _LOG,
+            "log_config": _LOG_CONFIG,
             "device_requests": _gpu_requests(limits.gpus),
         },
     )
 
 
-def inside(config: WorkerConfig) -> WorkerConfig:
-    """The same as its worker sees it; the container holds it to its limits."""
+def config_in_container(config: WorkerConfig) -> WorkerConfig:
+    """Return the config with the paths inside the container, and without limits, which the container enforces."""
     return msgspec.structs.replace(
         config,
         socket=f"{WORKER}/s",
@@ -132,9 +132,11 @@ def inside(config: WorkerConfig) -> WorkerConfig:
     )
 
 
-def _to_import_with(env: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _import_environment(env: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {
-        name: value for name, value in sorted(env) if name not in _NOT_TO_START_WITH and not name.startswith(_OF_NVIDIA)
+        name: value
+        for name, value in sorted(env)
+        if name not in _EXCLUDED_VARIABLES and not name.startswith(_NVIDIA_PREFIX)
     }
 
 
@@ -142,7 +144,7 @@ def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[s
     return {"Type": "bind", "Source": os.fspath(source), "Target": target, "ReadOnly": not writable}
 
 
-# NVIDIA's container runtime, as data. The tests run a stand-in for its hook: the real one takes a GPU.
+# Requests to NVIDIA's container runtime. The tests replace its hook by a fake, because the real hook needs a GPU.
 
 
 def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
@@ -152,5 +154,5 @@ def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
 
 
 def _gpu_environment(gpus: tuple[str, ...]) -> dict[str, str]:
-    """An image made for GPUs asks its runtime for all of them unless it is told otherwise."""
+    """Select the GPUs. Without this, an image made for GPUs requests all of them."""
     return {"NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}

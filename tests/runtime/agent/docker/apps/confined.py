@@ -1,4 +1,4 @@
-"""What a function in a container finds, and what it may not do."""
+"""Functions that explore the limits of their container."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def look() -> dict[str, Any]:
 
 
 def _options(target: str) -> list[str]:
-    """Those of a mount that restrict what is in it."""
+    """Return the mount options that restrict its content."""
     mounts = map(str.split, Path("/proc/mounts").read_text().splitlines())
     options = next(mount[3] for mount in mounts if mount[1] == target)
     return sorted({"nosuid", "nodev", "noexec"} & set(options.split(",")))

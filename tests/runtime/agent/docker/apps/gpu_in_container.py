@@ -1,4 +1,4 @@
-"""In an image: libcuda.so.1 is a stand-in, a client where it finds what a real one needs of its daemon."""
+"""In an image: a fake libcuda.so.1, which is an MPS client if it finds what a real client needs of its daemon."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ def _library(name: Any, *arguments: Any, **options: Any) -> Any:
         return _load(name, *arguments, **options)
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/nowhere")
     reaches = os.path.exists(f"{pipe}/control") and os.path.exists("/dev/shm/of-the-daemon")
-    with open(f"/dev/shm/of-{os.environ['WHO']}", "w"):  # as libcuda's shared memory, which its server opens
+    with open(f"/dev/shm/of-{os.environ['WHO']}", "w"):  # like libcuda's shared memory, which the server opens
         return FakeCuda(os.environ, reaches=reaches, multiprocessors=58, memory_bytes=24 << 30)
 
 

@@ -1,4 +1,4 @@
-"""Images of a function's own."""
+"""Functions with images of their own."""
 
 from gpufn import Image, gpu_function
 

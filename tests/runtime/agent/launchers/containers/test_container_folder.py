@@ -1,4 +1,4 @@
-"""A folder that was mounted before its worker was known takes the place of the worker's."""
+"""A folder that was mounted before its worker was known replaces the worker's folder."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def test_it_takes_what_is_there_and_the_place(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as runner:
         runner.bind(os.fspath(worker / "s"))
         runner.listen()
-        container_folder.take_place(mounted, worker, UID)
+        container_folder.replace_worker_folder(mounted, worker, UID)
         assert sorted(os.listdir(seen_by_the_container)) == sorted(os.listdir(worker)) == ["config.json", "s"]
         with socket.socket(socket.AF_UNIX) as inside:
-            inside.connect(os.fspath(worker / "s"))  # it listens still
+            inside.connect(os.fspath(worker / "s"))  # it still listens
     os.close(seen_by_the_container)
     assert not mounted.exists()
 
 
 def test_the_worker_s_folder_need_not_be_there(tmp_path: Path) -> None:
     container_folder.make(tmp_path / "c-1", UID)
-    container_folder.take_place(tmp_path / "c-1", tmp_path / "w-1", UID)
+    container_folder.replace_worker_folder(tmp_path / "c-1", tmp_path / "w-1", UID)
     assert (tmp_path / "w-1").is_dir()
 
 
@@ -49,7 +49,7 @@ def test_what_comes_while_it_moves_is_moved_as_well(tmp_path: Path, monkeypatch:
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_after_the_runner)
-    container_folder.take_place(mounted, worker, UID)
+    container_folder.replace_worker_folder(mounted, worker, UID)
     assert os.listdir(worker) == ["s"]
 
 
@@ -62,8 +62,8 @@ def test_what_a_container_that_died_was_given_is_given_to_the_next_one(tmp_path:
     for name in ("c-1", "c-2"):
         mounted = tmp_path / name
         container_folder.make(mounted, UID)
-        container_folder.furnish(mounted, UID, os.fspath(bundle), {"net": (os.fspath(bundle),)})
-        container_folder.take_place(mounted, worker, UID)
+        container_folder.add_files(mounted, UID, os.fspath(bundle), {"net": (os.fspath(bundle),)})
+        container_folder.replace_worker_folder(mounted, worker, UID)
         assert sorted(os.listdir(worker)) == ["bundle", "config.json", "engines"]
         assert os.listdir(worker / "bundle") == ["app.py"]
 
@@ -80,8 +80,8 @@ def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: p
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_after_the_runner)
-    with pytest.raises(PlatformError, match="something keeps writing to it"):
-        container_folder.take_place(mounted, worker, UID)
+    with pytest.raises(PlatformError, match="another process keeps writing to it"):
+        container_folder.replace_worker_folder(mounted, worker, UID)
 
 
 def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) ->
     (engine / "plan").write_bytes(b"plan")
     mounted = tmp_path / "c-1"
     container_folder.make(mounted, UID)
-    container_folder.furnish(mounted, UID, os.fspath(bundle), {"net": (os.fspath(engine),)})
+    container_folder.add_files(mounted, UID, os.fspath(bundle), {"net": (os.fspath(engine),)})
     assert (mounted / "bundle" / "package" / "app.py").samefile(bundle / "package" / "app.py")
     assert (mounted / "engines" / "k1" / "plan").samefile(engine / "plan")
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in mounted.rglob("*") if path.is_dir()}
@@ -102,5 +102,5 @@ def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) ->
 
 def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
     container_folder.make(tmp_path / "c-1", UID)
-    with pytest.raises(PlatformError, match="Cannot give c-1 its files"):
-        container_folder.furnish(tmp_path / "c-1", UID, "", {"net": (os.fspath(tmp_path / "k1" / "x"),)})
+    with pytest.raises(PlatformError, match="Cannot add the files of c-1"):
+        container_folder.add_files(tmp_path / "c-1", UID, "", {"net": (os.fspath(tmp_path / "k1" / "x"),)})

@@ -1,4 +1,4 @@
-"""What is made of the Docker daemon's answers; the daemon is played. A real one: docker/."""
+"""Docker client with a fake daemon. For tests with a real one, see docker/."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from gpufn_runtime.agent.cache.image_recipe import Recipe
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonUnavailable
 from gpufn_runtime.agent.launchers.containers.docker_client import Docker
 
 
 class _Played(socketserver.StreamRequestHandler):
-    """Answers as the daemon does; in the middle of a build it goes away."""
+    """Fake Docker daemon, which disappears in the middle of a build."""
 
     def handle(self) -> None:
         while head := self.rfile.readline():
@@ -42,12 +42,12 @@ class _Played(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True  # one may be waiting for another request
+    daemon_threads = True  # a connection may wait for another request
 
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    # A short path, for a socket's.
+    # A short path, because a socket's path has a length limit.
     with tempfile.TemporaryDirectory(prefix="gpufn-") as folder, _Server(f"{folder}/s", _Played) as server:
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
@@ -62,7 +62,7 @@ def test_a_daemon_that_goes_away_in_the_middle_of_a_build_is_away(host: str) -> 
     async def build() -> None:
         await Docker(host).build(Recipe("FROM base\n", ()), {}, "image:1", {}, heard.append)
 
-    with pytest.raises(DaemonAway, match="cannot build image image:1"):
+    with pytest.raises(DaemonUnavailable, match="cannot build image image:1"):
         asyncio.run(build())
     assert heard == ["Step 1/5 : FROM base"]
 
@@ -73,7 +73,7 @@ def test_a_daemon_that_goes_away_in_the_middle_of_a_build_is_away(host: str) -> 
         (0, ContainerEnd(code=0)),
         (7, ContainerEnd(code=7)),
         (137, ContainerEnd(code=137, signal=9)),
-        (255, ContainerEnd(code=255)),  # of `sys.exit(-1)`: no signal has the number 127
+        (255, ContainerEnd(code=255)),  # `sys.exit(-1)`: there is no signal 127
     ],
 )
 def test_an_exit_code_above_128_may_be_a_signal_s_where_there_is_one(code: int, end: ContainerEnd) -> None:

@@ -1,4 +1,4 @@
-"""The kernel's switch for a container, found for v1 and v2, and never our own. Containers of Docker: docker/."""
+"""Freezers of cgroup v1 and v2, and never the agent's own. For tests with Docker, see docker/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher of containers, with a daemon that is played: what stands by, and why not. A real one: docker/."""
+"""Container launcher with a fake daemon: which standbys it keeps. For tests with a real daemon, see docker/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.decide.template_choice import ContainerUse
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway, LaunchOrder
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonUnavailable, LaunchOrder
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.launchers.fork_channel import Control
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """Its containers' processes say that they are ready, and sleep. Each is as large as its function's module says."""
+    """Fake daemon. Its containers' processes report ready and sleep. Their size depends on the function's module."""
 
     def __init__(self) -> None:
         self.folders: dict[str, tuple[Path, int]] = {}
@@ -41,11 +41,11 @@ class Daemon:
         self.asked_for_one = asyncio.Event()
         self.is_slow = False
         self.is_away = False
-        self.goes_away = False  # when it is to remove one
-        self.left: set[str] = set()  # containers of nobody
-        self.stuck: set[str] = set()  # those of them that cannot be removed
+        self.goes_away = False  # on the next removal
+        self.left: set[str] = set()  # orphaned containers
+        self.stuck: set[str] = set()  # orphans that cannot be removed
         self.cannot_pause = False
-        self.killed: set[str] = set()  # while they were paused: they end as they go on
+        self.killed: set[str] = set()  # killed while paused: they end when they continue
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ class Daemon:
         (module,) = sandbox.container_config["entrypoint"][5:]
         self.folders[name] = folder, int(module.removeprefix("mib"))
         self.asked_for_one.set()
-        await asyncio.shield(self._make(name))  # whether or not somebody waits for it
+        await asyncio.shield(self._make(name))  # even if the caller was cancelled
         return name
 
     def _make(self, name: str) -> asyncio.Task[None]:
@@ -82,7 +82,7 @@ class Daemon:
     async def unpause(self, container: str) -> None:
         if container in self.killed:
             self._open[container].close()
-            for _ in range(9):  # until it is known
+            for _ in range(9):  # until its id is known
                 await asyncio.sleep(0)
 
     async def end_of(self, container: str) -> ContainerEnd:
@@ -94,7 +94,7 @@ class Daemon:
     async def remove(self, container: str) -> None:
         if self.goes_away:
             self.is_away = True
-            raise DaemonAway("Docker does not answer.")
+            raise DaemonUnavailable("Docker does not answer.")
         if container in self.stuck:
             raise PlatformError(f"Docker cannot remove container {container}: device or resource busy.")
         if container in self.left:
@@ -112,7 +112,7 @@ class Daemon:
 
     async def containers(self, labels: Mapping[str, str]) -> set[str]:
         if self.is_away:
-            raise DaemonAway("Docker does not answer.")
+            raise DaemonUnavailable("Docker does not answer.")
         return self.processes.keys() | self.left
 
     async def has_image(self, tag: str) -> bool:
@@ -144,7 +144,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
                 owner={"owner": "test"},
                 limit=9,
                 packages=["/gpufn"],
-                say=lambda *_: None,
+                log_line=lambda *_: None,
             )
             running = asyncio.create_task(launcher.run())
             try:
@@ -163,7 +163,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 def _uses(*sizes: int) -> list[ContainerUse]:
-    """The first was used last."""
+    """Return uses; the first was used last."""
     image = ImageSpec(base="base")
     limits = Limits(999 * MIB, 0.1, env=frozenset(import_environment(0.1, {}).items()))
     return [
@@ -173,7 +173,7 @@ def _uses(*sizes: int) -> list[ContainerUse]:
 
 
 def _order(home: Path) -> LaunchOrder:
-    """Of a worker that fits what `_uses(100)` keeps."""
+    """Return the order of a worker that matches the standby of `_uses(100)`."""
     folder, bundle = home / "run" / "w" / "w-1", home / "bundle"
     folder.mkdir(parents=True)
     bundle.mkdir()
@@ -199,14 +199,14 @@ def _standing(launcher: ContainerLauncher) -> list[str]:
 
 def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.leave_room(1000 * MIB)
-        launcher.want(_uses(300, 200, 100))
+        launcher.set_standby_memory(1000 * MIB)
+        launcher.set_uses(_uses(300, 200, 100))
         await launcher.settled()
         assert _standing(launcher) == ["mib300", "mib200", "mib100"]
-        launcher.leave_room(450 * MIB)
+        launcher.set_standby_memory(450 * MIB)
         await launcher.settled()
         assert _standing(launcher) == ["mib300", "mib100"]
-        launcher.leave_room(0)
+        launcher.set_standby_memory(0)
         await launcher.settled()
         assert (_standing(launcher), len(daemon.processes)) == ([], 0)
 
@@ -238,11 +238,11 @@ def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
 
 def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.leave_room(150 * MIB)
-        launcher.want(_uses(300, 100))
+        launcher.set_standby_memory(150 * MIB)
+        launcher.set_uses(_uses(300, 100))
         await launcher.settled()
         assert (_standing(launcher), daemon.made) == (["mib100"], 2)
-        launcher.want(_uses(300, 100, 10))
+        launcher.set_uses(_uses(300, 100, 10))
         await launcher.settled()
         assert (sorted(_standing(launcher)), daemon.made) == (["mib10", "mib100"], 3)
 
@@ -254,7 +254,7 @@ def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: A
         daemon.left = {"old-1", "old-2", "old-3"}
         daemon.stuck = {"old-2"}
         launcher.take_over([])
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         assert (daemon.left, _standing(launcher)) == ({"old-2"}, ["mib100"])
         daemon.stuck = set()
@@ -271,7 +271,7 @@ def test_a_container_that_is_being_made_when_the_agent_ends_is_removed(on_launch
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemons.append(daemon)
         daemon.is_slow = True
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await daemon.asked_for_one.wait()
 
     on_launcher(test)
@@ -283,7 +283,7 @@ def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any)
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.cannot_pause = True
         launcher.take_over([])
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         assert (_standing(launcher), daemon.made, len(daemon.processes)) == ([], 3, 0)
 
@@ -292,7 +292,7 @@ def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any)
 
 def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, tmp_path: Path) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
-        launcher.want(_uses(100))
+        launcher.set_uses(_uses(100))
         await launcher.settled()
         daemon.killed = set(daemon.processes)
         launched = await launcher.launch(_order(tmp_path))
@@ -300,7 +300,7 @@ def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, t
         assert launched.container not in daemon.killed
         assert launched.handle is not None
         os.close(launched.handle.pidfd)
-        left = set(os.listdir(tmp_path / "run" / "w" / "w-1")) - {CONTROL_NAME}  # which newer Pythons remove
+        left = set(os.listdir(tmp_path / "run" / "w" / "w-1")) - {CONTROL_NAME}  # newer Python versions remove it
         assert left == {"bundle", "config.json"}
         await daemon.remove(launched.container)
 

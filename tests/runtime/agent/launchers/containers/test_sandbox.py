@@ -1,4 +1,4 @@
-"""What a container is made with, without one."""
+"""Settings of a container, without Docker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, inside, sandbox
+from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, config_in_container, sandbox
 from gpufn_runtime.agent.mps.base import Mounts
 
 
@@ -124,7 +124,7 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         memory_limit_bytes=1 << 30,
         open_files=1024,
     )
-    told = inside(config)
+    told = config_in_container(config)
     assert (told.bundle_dir, told.socket, told.parcels) == ("/gpufn/worker/bundle", "/gpufn/worker/s", "/gpufn/parcels")
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)

@@ -1,9 +1,9 @@
-"""Which number the next start of user code gets for an Invocation, and why it is started. Pure.
+"""Attempt number of the next start of an Invocation, and the reason for that start. Pure.
 
-A message carries the number of its first start. The bus counts how often it handed the message over, and each start
-needs a hand-over of its own. So a number that grows with that count is never used twice. A gap is possible: a runner
-that died may have received the message and started nothing. Gaps are few: hand-overs that this runner returned unused
-are not counted, and the count goes on from the note of the last start (`gpufn_platform.queue.start_notes`).
+A message holds the number of its first start. NATS counts the deliveries of a message, and each start needs a delivery
+of its own. A number that grows with that count is therefore never used twice. Gaps are possible: a runner that died may
+have received a message without starting it. They are rare: deliveries that this runner returned unused do not count,
+and the count continues from the note of the last start (`gpufn_platform.queue.start_notes`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _AFTER = {
     OutcomeKind.LOST: StartReason.WORKER_LOST,
 }
 _CODES = {StartReason.DEVICE_FAILED: DeviceFailed.code, StartReason.STOPPED: PlatformStopping.code}
-_UNEXPLAINED = "its runner or its node ended before this attempt did"
+_LOST_MESSAGE = "its runner or its node ended before this attempt"
 
 
 def first_reason(message: InvocationMessage) -> StartReason:
-    """Why the first start of this message happens."""
+    """Return the reason for the first start of this message."""
     if message.attempt == 1:
         return StartReason.FIRST
-    before = message.attempts[-1].outcome if message.attempts else OutcomeKind.RAISED
-    return _AFTER.get(before, StartReason.RAISED)
+    last_outcome = message.attempts[-1].outcome if message.attempts else OutcomeKind.RAISED
+    return _AFTER.get(last_outcome, StartReason.RAISED)
 
 
 def next_start(
     message: InvocationMessage, note: StartNote | None, unknown: int, now: float
 ) -> tuple[InvocationMessage, StartReason]:
-    """The message with the number of its next start and the attempts before it, and the reason for the start.
+    """Return the message, with the number of its next start and the attempts before it, and the reason for the start.
 
-    `note` is of the last known start of this message. After it, `unknown` hand-overs may have started the call as well.
+    `note` describes the last known start of this message. Up to `unknown` later deliveries may have started it too.
     """
     unknown += message.may_have_begun and note is None
     if note is None:
@@ -50,16 +50,16 @@ def next_start(
 
 
 def interrupted(note: StartNote, now: float) -> AttemptRecord:
-    """The record of the attempt that the note is of: it was interrupted, or has no end that anybody knows at `now`."""
-    why = note.interrupted or StartReason.RUNNER_LOST
+    """Return the record of the noted attempt: it was interrupted, or its end is unknown at `now`."""
+    reason = note.interrupted or StartReason.RUNNER_LOST
     return AttemptRecord(
         number=note.attempt,
         outcome=OutcomeKind.LOST,
         ended_at=note.ended_at or now,
         started_at=note.started_at,
         worker=note.worker,
-        code=_CODES.get(why, WorkerLost.code),
-        message=note.message or _UNEXPLAINED,
+        code=_CODES.get(reason, WorkerLost.code),
+        message=note.message or _LOST_MESSAGE,
         node=note.node,
         reason=note.reason,
     )
@@ -68,10 +68,10 @@ def interrupted(note: StartNote, now: float) -> AttemptRecord:
 def adopted(
     message: InvocationMessage, note: StartNote | None, number: int, delivered: int
 ) -> tuple[InvocationMessage, StartReason]:
-    """The same of an attempt that has begun: its worker says under which `number`, which the count of hand-overs
-    bounds."""
-    most = message.attempt + delivered - 1 + message.may_have_begun
-    number = min(max(number, message.attempt), most)
+    """Like `next_start`, for an attempt that has already begun. Its worker reports `number`; the delivery count limits
+    it."""
+    highest = message.attempt + delivered - 1 + message.may_have_begun
+    number = min(max(number, message.attempt), highest)
     reason = first_reason(message) if number == message.attempt else StartReason.RUNNER_LOST
     attempts = message.attempts
     if note is not None and note.attempt == number:

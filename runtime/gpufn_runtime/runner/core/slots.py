@@ -1,13 +1,13 @@
-"""The places in a Worker where an Attempt can run: FREE ⇄ IN_USE → POISONED.
+"""Slots of a Worker, in which Attempts run: FREE ⇄ IN_USE → POISONED.
 
-A slot whose attempt cannot be shown to have ended is poisoned and never comes back.
+A slot is poisoned for good if its attempt cannot be proven to have ended.
 """
 
 from __future__ import annotations
 
 
 class SlotPool:
-    """Counts, since a runner need not tell one slot from another.
+    """Counts the slots, because a runner need not distinguish them.
 
     >>> pool = SlotPool(2)
     >>> pool.take(); pool.poison(); pool

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_runtime.runner.workers.slots import SlotPool
+from gpufn_runtime.runner.core.slots import SlotPool
 
 
 def test_a_slot_is_free_then_in_use_then_free_again() -> None:

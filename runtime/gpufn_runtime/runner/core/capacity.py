@@ -1,0 +1,90 @@
+"""Capacity for one Revision's calls on this node: the slots of its workers, and the local backlog. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.backlog import Backlog
+from gpufn_runtime.runner.core.views import WorkerView
+
+W = TypeVar("W", bound=WorkerView)
+
+
+class Capacity(Generic[W]):
+    """`links` are the Revision's workers here, by id. Only `free` decides whether a slot may take a call."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.links: dict[str, W] = {}
+        self.backlog = Backlog()
+        self._warm_since = math.inf  # since then some worker has always been ready; unix seconds
+        self._runs_per_worker = spec.concurrency
+        self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # maximum; they share the run's time
+
+    @property
+    def free(self) -> int:
+        """Number of slots that may take a call now."""
+        return sum(link.free for link in self.links.values())
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of the workers that take calls, free or not."""
+        return sum(link.slots.total for link in self.links.values() if link.accepts_calls)
+
+    def became_ready(self, link: WorkerView, since: float) -> None:
+        """Record a READY worker. `since` is in unix seconds."""
+        if not any(other.accepts_calls for other in self.links.values() if other is not link):
+            self._warm_since = since
+        else:
+            self._warm_since = min(self._warm_since, since)
+
+    def is_cold(self, submitted_at: float) -> bool:
+        """Return whether a call submitted at that time had to wait for a worker to start, not just for a slot."""
+        return submitted_at < self._warm_since
+
+    def least_busy(self) -> W | None:
+        """Return the worker with the most free slots, preferring workers that need no GPU turn; None if no slot is
+        free."""
+        best = None
+        for link in self.links.values():
+            if link.free and (best is None or (not link.needs_turn, link.free) > (not best.needs_turn, best.free)):
+                best = link
+        return best
+
+    @property
+    def must_take_turns(self) -> bool:
+        """Whether turns are required on a GPU that the workers share by time; then calls are not ordered here."""
+        return any(link.must_take_turns for link in self.links.values())
+
+    def total(self) -> int:
+        """Return the number of calls that may be here at once."""
+        return self.slots + self._max_backlog()
+
+    def room(self) -> int:
+        """Return the number of calls that may arrive now: for free slots, and for the backlog."""
+        return self.free + self._max_backlog() - len(self.backlog)
+
+    def has_room(self) -> bool:
+        """Return whether a call may arrive now."""
+        return self.free > len(self.backlog) or self.room() > 0
+
+    def fast_path_room(self) -> int:
+        """Return the number of calls that gateways may bring by the fast path at once."""
+        return self.total() if self.backlog.is_short and not self.must_take_turns else 0
+
+    def attempts(self) -> Iterator[Attempt]:
+        for link in self.links.values():
+            yield from link.attempts.values()
+
+    def ended(self, run_s: float, body_bytes: int) -> None:
+        """Record a run's duration, for as many calls as a batch may have."""
+        self.backlog.ended(run_s / self._calls_per_run, body_bytes)
+
+    def _max_backlog(self) -> int:
+        if self.must_take_turns:
+            return 0
+        workers = sum(link.accepts_calls for link in self.links.values())
+        return self.backlog.max_length(workers * self._runs_per_worker)

@@ -1,0 +1,53 @@
+"""End rules: what happens to a call when an attempt of it has ended. The one table that decides every retry. Pure."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Final
+
+from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, Settlement, StartReason, settlement_for
+from gpufn_core.errors import DeviceFailed, PlatformStopping
+from gpufn_runtime.runner.core.attempt import Attempt
+
+
+class Ending(enum.Enum):
+    """How a call goes on. HAND_BACK: the platform interrupted it; it runs again and uses up no retry. RETRY: its policy
+    repeats it. END: the outcome is final."""
+
+    HAND_BACK = "hand back"
+    RETRY = "retry"
+    END = "end"
+
+
+HAND_BACK_REASONS: Final = {DeviceFailed.code: StartReason.DEVICE_FAILED, PlatformStopping.code: StartReason.STOPPED}
+SETTLEMENTS: Final = {Ending.RETRY: Settlement.RETRY, Ending.END: Settlement.ACK}
+
+
+def ending_of(attempt: Attempt, outcome: Outcome, now: float) -> Ending:
+    """Decide how a call goes on. `now` is in unix seconds.
+
+    | items sent | outcome                                        | ending    |
+    |------------|------------------------------------------------|-----------|
+    | none       | its GPU failed, fewer than 3 deliveries so far | HAND_BACK |
+    | none       | its node stops                                 | HAND_BACK |
+    | none       | worth a retry, by `settlement_for`             | RETRY     |
+    | some       | any: a reader has seen items                   | END       |
+    |            | any other                                      | END       |
+    """
+    if attempt.run.items:
+        return Ending.END
+    reason = hand_back_reason(outcome)
+    if reason is StartReason.STOPPED:
+        return Ending.HAND_BACK
+    if reason is StartReason.DEVICE_FAILED and attempt.delivery.delivered < DELIVERIES_ON_FAILED_GPUS:
+        return Ending.HAND_BACK
+    message = attempt.message
+    remaining_s = message.deadline - now if message.deadline else math.inf
+    settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.retries_used, left_s=remaining_s)
+    return Ending.RETRY if settlement is Settlement.RETRY else Ending.END
+
+
+def hand_back_reason(outcome: Outcome) -> StartReason | None:
+    """Return why the platform interrupted the attempt; None if it did not."""
+    return HAND_BACK_REASONS.get(outcome.error.code) if outcome.error is not None else None

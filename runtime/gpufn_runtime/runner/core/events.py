@@ -1,0 +1,172 @@
+"""Events of the state machine: what happened to calls and workers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from gpufn_core.domain.invocation import Outcome
+from gpufn_core.domain.worker import Exit
+from gpufn_core.errors import ErrorInfo
+from gpufn_core.protocol.frames import Result, Unfinished
+from gpufn_core.protocol.messages import InvocationMessage
+from gpufn_core.protocol.records import CallRecord, StartNote
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
+
+
+class Now(NamedTuple):
+    """The time of an event, in seconds."""
+
+    monotonic: float
+    unix: float
+
+
+class Event(msgspec.Struct, eq=False, gc=False):
+    pass
+
+
+class Arrived(Event):
+    """A call was handed over. `caller_was_away`: the bus had no sign of its caller for a while."""
+
+    delivery: DeliveryView
+    message: InvocationMessage
+    body: bytes
+    caller_was_away: bool = False
+
+
+class ArgumentsReady(Event):
+    """The arguments are in the worker's folder under `parcel`."""
+
+    attempt: Attempt
+    parcel: str
+
+
+class ArgumentsFailed(Event):
+    """The arguments are lost, or cannot be fetched now."""
+
+    attempt: Attempt
+    error: ErrorInfo
+    is_lost: bool
+
+
+class TurnGranted(Event):
+    """It is the worker's turn on the GPU."""
+
+    attempt: Attempt
+
+
+class TurnsRevoked(Event):
+    """The worker leaves its GPU, and these attempts waited for its turn."""
+
+    attempts: Sequence[Attempt]
+
+
+class RecordChecked(Event):
+    """The record of a submitted call, whether another runner has the call, and the note of its last start."""
+
+    attempt: Attempt
+    record: CallRecord | None = None
+    is_elsewhere: bool = False
+    note: StartNote | None = None
+
+
+class CallerChecked(Event):
+    """Whether the caller waits for the call (None: unknown), and whether another runner has the call."""
+
+    attempt: Attempt
+    is_waited_for: bool | None = None
+    is_elsewhere: bool = False
+
+
+class ResultReceived(Event):
+    """The worker sent the result of an attempt."""
+
+    attempt: Attempt
+    result: Result
+    body: bytes
+
+
+class ResultCollected(Event):
+    """A large result was taken from the worker's folder.
+
+    `parcel` is its name for a caller on this host, `runner_file` its name in the runner's folder. `outcome` is RAISED
+    if it could not be taken.
+    """
+
+    attempt: Attempt
+    result: Result
+    outcome: Outcome
+    parcel: str = ""
+    runner_file: str = ""
+
+
+class SlotFreed(Event):
+    """A slot that an attempt of an earlier runner had used is free."""
+
+    link: WorkerView
+    parcel: str = ""
+
+
+class UnfinishedFound(Event):
+    """A worker came back with an attempt of an earlier runner. `delivery` is None if this runner cannot have it."""
+
+    link: WorkerView
+    unfinished: Unfinished
+    delivery: DeliveryView | None = None
+    message: InvocationMessage | None = None
+    note: StartNote | None = None
+    counted: int = 0  # NATS's own count of the delivery
+
+
+class Cancelled(Event):
+    """The caller does not want the attempt any longer."""
+
+    attempt: Attempt
+
+
+class Withdrawn(Event):
+    """The gateway of a fast-path call is gone, or has queued the call."""
+
+    delivery: DeliveryView
+
+
+class WorkerReady(Event):
+    """A worker takes calls. `since` in unix seconds."""
+
+    link: WorkerView
+    since: float
+
+
+class MoreRoom(Event):
+    """A worker takes calls again."""
+
+
+class LessRoom(Event):
+    """A worker takes no more calls."""
+
+
+class WorkerLost(Event):
+    """The worker's socket closed. Its exit is reported within `explained_within_s`, or the process is dead by then."""
+
+    link: WorkerView
+    explained_within_s: float
+
+
+class WorkerExited(Event):
+    """The worker's process is dead; `exit` says how, if the agent reported it."""
+
+    worker: str
+    exit: Exit | None
+
+
+class Ticked(Event):
+    """A tenth of a second has passed. Frames that arrived before `cutoff` (monotonic) have been handled."""
+
+    cutoff: float
+
+
+class Closed(Event):
+    """The queue is closed: nothing new begins."""

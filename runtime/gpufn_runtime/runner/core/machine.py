@@ -1,0 +1,689 @@
+"""The state machine of one Revision's calls on a node: `handle(event, now) -> actions`. Pure.
+
+1. Arrived: the call gets a slot of the least busy worker, waits in the backlog, or returns to its queue.
+2. Before it begins: its arguments are fetched, its worker gets a turn on a shared GPU, and a call that was handed over
+   before is looked up.
+3. ResultReceived, the runner's decision (a timeout, a cancel), or the loss of the worker ends it. `end_rules` decides
+   whether it runs again.
+4. Ticked: ack deadlines are extended, and attempts that are overdue end.
+
+The lookups, the sockets and the bus are the edge's: an action requests something, and an event answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Final, Generic
+
+import msgspec
+
+from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, waited_too_long
+from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.worker import Exit, WorkerState
+from gpufn_core.errors import (
+    DeviceFailed,
+    ErrorInfo,
+    GpufnError,
+    InvalidInput,
+    InvocationCancelled,
+    InvocationTimedOut,
+    PlatformStopping,
+    WorkerLost,
+)
+from gpufn_core.protocol import frames
+from gpufn_core.protocol.messages import InvocationMessage
+from gpufn_core.protocol.records import StartNote
+from gpufn_core.spec.function_spec import CallKind
+from gpufn_runtime.runner.core import actions, events, start_numbers
+from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Run, Stop, may_run_s
+from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S, Waiting
+from gpufn_runtime.runner.core.capacity import Capacity, W
+from gpufn_runtime.runner.core.end_rules import SETTLEMENTS, Ending, ending_of, hand_back_reason
+from gpufn_runtime.runner.core.events import Now
+from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
+
+ACK_WAIT_S: Final = 8.0  # NATS redelivers a call whose ack deadline was not extended for this long
+TOUCH_EVERY_S: Final = 2.0
+NOTED_AFTER_S: Final = 0.25  # a start is noted when it lasts: most calls end sooner and need no write to the bus
+_MAX_DELIVERIES = 100  # each one is a hand-back, or a runner that died with the call
+_CALLER_RECONNECT_S = 1.0  # a caller that lost the bus has reconnected by then
+_FETCH_RETRY_S = 1.0  # until the bus is back or memory is free
+_CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
+_HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # since it got its slot
+
+# How long a worker may take to stop a call. A sync function cannot be interrupted, so its worker is killed at once
+# after a timeout. A cancelled call may be about to end by itself, which would keep the worker warm.
+_STOP_TIMEOUT_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
+
+
+class _Loss(msgspec.Struct):
+    """Attempts of a lost worker, until the report of its exit or `until` (monotonic)."""
+
+    link: WorkerView
+    attempts: list[Attempt]
+    until: float
+
+
+class RevisionMachine(Generic[W]):
+    """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters."""
+
+    def __init__(self, revision: Revision) -> None:
+        self.revision = revision
+        self.capacity: Capacity[W] = Capacity(revision.spec)
+        self.started = self.ended = self.failed = 0
+        self.run_seconds = self.gpu_seconds = 0.0
+        self._spec = revision.spec
+        self._methods = {method.name: method for method in revision.spec.methods}
+        self._unbegun: dict[Attempt, None] = {}  # attempts that have a slot and have not begun, in order
+        self._losses: dict[str, _Loss] = {}
+        self._actions: list[actions.Action] = []
+        self._now = Now(0.0, 0.0)
+
+    def handle(self, event: events.Event, now: Now) -> list[actions.Action]:
+        """Return the actions that follow from the event, in order."""
+        self._now = now
+        result: list[actions.Action] = []
+        self._actions = result
+        self._HANDLERS[type(event)](self, event)
+        return result
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether attempts depend on the time: Ticked has to come."""
+        return bool(self._unbegun or self._losses) or any(link.attempts for link in self.capacity.links.values())
+
+    @property
+    def awaits_exits(self) -> bool:
+        """Whether attempts wait for the death of their process."""
+        return bool(self._losses)
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Attempts that have begun: in workers, and of lost workers."""
+        yield from self.capacity.attempts()
+        for loss in self._losses.values():
+            yield from loss.attempts
+
+    # --- arrival ------------------------------------------------------------------------------------------------------
+
+    def _on_arrived(self, event: events.Arrived) -> None:
+        delivery, message, now = event.delivery, event.message, self._now.unix
+        if message.not_before > now:
+            self._emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
+            self._emit(actions.OfferCredits())
+        elif now >= message.expires_at(self._spec.queue_timeout_s, delivery.delivered):
+            expired = waited_too_long(now - message.submitted_at).info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
+        elif (link := self.capacity.least_busy()) is None:
+            self._add_to_backlog(Waiting(delivery, message, event.body, event.caller_was_away))
+        elif delivery.delivered > _MAX_DELIVERIES:
+            lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.LOST, lost))
+        elif (method := self._methods.get(message.method)) is None:
+            unknown = InvalidInput(f"{self.revision} has no method {message.method!r}").info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown))
+        else:
+            attempt = Attempt(
+                link.next_attempt_number(),
+                delivery,
+                message,
+                method,
+                link,
+                touched_at=self._now.monotonic,
+                body=event.body,
+                caller_was_away=event.caller_was_away,
+            )
+            if message.attempt > 1:
+                attempt.reason = start_numbers.first_reason(message)
+            link.slots.take()
+            link.idle_since = None
+            self._unbegun[attempt] = None
+            if message.parcel or message.reference is not None:
+                self._emit(actions.GetArguments(attempt))
+            else:
+                self._proceed(attempt)
+
+    def _add_to_backlog(self, call: Waiting) -> None:
+        backlog = self.capacity.backlog
+        if backlog.is_short and self.capacity.slots:
+            backlog.append(call)
+        else:
+            self._return_waiting(call)
+
+    def _return_waiting(self, call: Waiting) -> None:
+        self._emit(actions.Nak(call.delivery))
+        if not call.delivery.is_direct:
+            self._emit(actions.CountReturned(call.message))
+
+    def _return_backlog(self) -> None:
+        while self.capacity.backlog:
+            self._return_waiting(self.capacity.backlog.next())
+
+    def _serve_backlog(self) -> None:
+        """Start waiting calls in free slots. Return the rest if there are no slots, or calls are not short."""
+        backlog = self.capacity.backlog
+        while backlog and self.capacity.free:
+            call = backlog.next()
+            if call.delivery.is_withdrawn:
+                self._emit(actions.Term(call.delivery))
+            else:
+                self._on_arrived(events.Arrived(*call))
+        if backlog and not (self.capacity.slots and backlog.is_short):
+            self._return_backlog()
+
+    def _max_delay_s(self, message: InvocationMessage) -> float:
+        """Return the maximum delay of a retry. The clock may have been set back since its time was written."""
+        retries = self._spec.retries
+        return 0.0 if retries is None else retries.delay_before(message.retries_used + 1)
+
+    # --- before it begins ---------------------------------------------------------------------------------------------
+
+    def _on_arguments_ready(self, event: events.ArgumentsReady) -> None:
+        attempt = event.attempt
+        attempt.parcel = event.parcel
+        if not self._has_worker(attempt):
+            self._return(attempt)
+        elif attempt.is_unwanted:
+            self._end_unbegun(attempt, _CANCELLED)
+        else:
+            self._proceed(attempt)
+
+    def _on_arguments_failed(self, event: events.ArgumentsFailed) -> None:
+        if event.is_lost:
+            self._end_unbegun(event.attempt, Outcome(OutcomeKind.LOST, event.error))
+        else:
+            self._return(event.attempt, _FETCH_RETRY_S)
+
+    def _proceed(self, attempt: Attempt) -> None:
+        """Request a turn on the GPU if its worker shares it by time."""
+        if not attempt.link.shares_by_time:
+            self._check_or_run(attempt)
+            return
+        expires_at = attempt.message.expires_at(self._spec.queue_timeout_s, attempt.delivery.delivered)
+        attempt.expires_at = self._now.monotonic + expires_at - self._now.unix
+        attempt.move(AttemptState.WAITING)
+        self._emit(actions.RequestTurn(attempt))
+
+    def _on_turn_granted(self, event: events.TurnGranted) -> None:
+        if event.attempt.state is AttemptState.WAITING:  # it may have ended since the turn was granted
+            self._check_or_run(event.attempt)
+
+    def _on_turns_revoked(self, event: events.TurnsRevoked) -> None:
+        self._return_waiting_for_turn(event.attempts)
+
+    def _return_waiting_for_turn(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
+            if attempt.state is AttemptState.WAITING:
+                self._free_unbegun(attempt)  # nothing new begins in the slot: the worker is about to end
+                self._emit(actions.Nak(attempt.delivery))
+
+    def _check_or_run(self, attempt: Attempt) -> None:
+        """Look up a call that may have been started before, or whose caller may be gone."""
+        is_repeated = attempt.delivery.delivered > 1
+        if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
+            attempt.move(AttemptState.CHECKING)
+            self._emit(actions.CheckRecord(attempt, is_repeated))
+        elif is_repeated or (not attempt.is_direct and attempt.caller_was_away):
+            attempt.move(AttemptState.CHECKING)
+            self._emit(actions.CheckCaller(attempt, is_repeated))
+        else:
+            if attempt.message.may_have_begun:
+                self._number(attempt, None)
+            self._run(attempt)
+
+    def _on_record_checked(self, event: events.RecordChecked) -> None:
+        """Run a submitted call unless its record shows that it has ended.
+
+        An earlier delivery may have ended the call, or queued its next attempt, without an ack. A cancel may have ended
+        the call between two attempts, or during the lookup. Or another runner has it: after a stall NATS redelivers a
+        running call before it reads our in-progress acks.
+        """
+        attempt, record, is_repeated = event.attempt, event.record, event.attempt.delivery.delivered > 1
+        if not self._has_worker(attempt):
+            self._return(attempt)
+        elif record is not None and record.state.ended:
+            self._free_unbegun(attempt)
+            self._emit(actions.Confirm(attempt.delivery, record))
+            self._after_end_unless_gone(attempt.link)
+        elif record is not None and record.attempt > attempt.message.attempt:
+            self._free_unbegun(attempt)
+            self._emit(actions.AckSuperseded(attempt.delivery))
+            self._after_end_unless_gone(attempt.link)
+        elif attempt.is_unwanted:
+            self._end_unbegun(attempt, _CANCELLED)
+        elif event.is_elsewhere:
+            self._return(attempt, ACK_WAIT_S)
+        else:
+            if is_repeated:
+                self._number(attempt, event.note)
+            self._run(attempt)
+            if is_repeated:
+                self._note(attempt)
+
+    def _on_caller_checked(self, event: events.CallerChecked) -> None:
+        """Run a call whose caller still waits.
+
+        The caller may have died with an earlier runner, or while the call was queued.
+        """
+        attempt = event.attempt
+        if not self._has_worker(attempt):
+            self._return(attempt)
+        elif event.is_elsewhere:
+            self._return(attempt, ACK_WAIT_S)
+        elif event.is_waited_for is None:
+            self._return(attempt, _CALLER_RECONNECT_S)
+        elif attempt.is_unwanted or not event.is_waited_for:
+            self._end_unbegun(attempt, _CANCELLED)
+        else:
+            self._number(attempt, None)
+            self._run(attempt)
+
+    def _has_worker(self, attempt: Attempt) -> bool:
+        return attempt.link.state in _HAS_WORKER
+
+    def _number(self, attempt: Attempt, note: StartNote | None) -> None:
+        """Number an attempt whose call may have been started before."""
+        unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
+        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, self._now.unix)
+
+    def _free_unbegun(self, attempt: Attempt) -> None:
+        """Free the slot of an attempt that does not begin."""
+        attempt.move(AttemptState.ENDED)
+        del self._unbegun[attempt]
+        if attempt.parcel:
+            self._emit(actions.DropBody(attempt.link, attempt.parcel))
+        attempt.link.slots.release()
+        self._emit(actions.Release(attempt))
+
+    def _return(self, attempt: Attempt, delay_s: float = 0.0) -> None:
+        self._free_unbegun(attempt)
+        self._emit(actions.Nak(attempt.delivery, delay_s))
+        self._after_end_unless_gone(attempt.link)
+
+    def _end_unbegun(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._free_unbegun(attempt)
+        self._refuse(attempt.delivery, attempt.message, outcome)
+        self._after_end_unless_gone(attempt.link)
+
+    def _after_end_unless_gone(self, link: WorkerView) -> None:
+        if link.state.live:
+            self._after_end(link)
+
+    def _refuse(self, delivery: DeliveryView, message: InvocationMessage, outcome: Outcome) -> None:
+        self._emit(actions.Refuse(delivery, message, outcome))
+        self._emit(actions.OfferCredits())
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    def _run(self, attempt: Attempt) -> None:
+        message, link, now = attempt.message, attempt.link, self._now
+        timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
+        granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
+        attempt.begun = Run(
+            started_at=now.unix,
+            began=now.monotonic,
+            must_end_at=now.monotonic + timeout_s,
+            is_cold=link.cold_start is not None and self.capacity.is_cold(message.submitted_at),
+            busy_from=link.busy.begin(now.monotonic),
+            granted=granted,
+        )
+        attempt.move(AttemptState.RUNNING)
+        del self._unbegun[attempt]
+        link.attempts[attempt.number] = attempt
+        takes_parcel = not message.stream
+        run = frames.Run(
+            attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
+            granted > 0, granted, attempt.parcel, takes_parcel, now.unix + timeout_s, message.trace,
+            attempt.delivery.settled_at,
+        )  # fmt: skip
+        body, attempt.body = attempt.body, b""
+        self._emit(actions.SendRun(attempt, run, b"" if attempt.parcel else body))
+        self._has_begun(attempt)
+
+    def _has_begun(self, attempt: Attempt) -> None:
+        """Here, or under the previous runner."""
+        self.started += 1
+        if attempt.is_submitted or (self._spec.queue_timeout_s is not None and not attempt.is_direct):
+            self._emit(actions.AnnounceStart(attempt))
+
+    def _note(self, attempt: Attempt) -> None:
+        if not attempt.run.is_noted:
+            attempt.run.is_noted = True
+            self._emit(actions.NoteStart(attempt))
+
+    def _on_unfinished_found(self, event: events.UnfinishedFound) -> None:
+        """Adopt an attempt of an earlier runner. Its deadline stays; its GPU time is counted from now on."""
+        link, unfinished, delivery, message = event.link, event.unfinished, event.delivery, event.message
+        if not link.state.live:
+            return
+        if delivery is None or message is None or message.method not in self._methods:
+            self._emit(actions.StopUnfinished(link, unfinished.attempt))
+            return
+        message, reason = start_numbers.adopted(message, event.note, unfinished.number, event.counted)
+        now = self._now
+        ran_s = min(max(0.0, unfinished.ran_s), max(0.0, now.unix - message.submitted_at))
+        began, started_at = now.monotonic - ran_s, now.unix - ran_s
+        attempt = Attempt(
+            unfinished.attempt,
+            delivery,
+            message,
+            self._methods[message.method],
+            link,
+            touched_at=now.monotonic - TOUCH_EVERY_S,  # at once: it may be due
+            reason=reason,
+            state=AttemptState.RUNNING,
+            begun=Run(
+                started_at=started_at,
+                began=began,
+                must_end_at=began + may_run_s(message, self._spec.timeout_s, started_at),
+                is_cold=False,
+                busy_from=link.busy.begin(now.monotonic),
+            ),
+        )
+        link.attempts[attempt.number] = attempt
+        self._emit(actions.Adopt(attempt))
+        self._has_begun(attempt)
+
+    def _on_cancelled(self, event: events.Cancelled) -> None:
+        attempt = event.attempt
+        match attempt.state:
+            case AttemptState.PREPARING | AttemptState.CHECKING:
+                attempt.is_unwanted = True
+            case AttemptState.WAITING:
+                self._end_unbegun(attempt, _CANCELLED)
+            case AttemptState.RUNNING | AttemptState.STOPPING | AttemptState.LOST:
+                self._stop(attempt, OutcomeKind.CANCELLED, self._now.monotonic)
+            case AttemptState.ENDED:
+                pass
+
+    def _on_withdrawn(self, event: events.Withdrawn) -> None:
+        for attempt in [
+            each for each in (*self._unbegun, *self.capacity.attempts()) if each.delivery is event.delivery
+        ]:
+            self._on_cancelled(events.Cancelled(attempt))
+
+    def _stop(self, attempt: Attempt, kind: Decided, now: float) -> None:
+        """Have the worker stop the attempt, with a deadline. `now` is monotonic."""
+        if attempt.run.ending is not None:
+            return
+        is_uninterruptible = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
+        attempt.run.ending = Stop(kind, now if is_uninterruptible else now + _STOP_TIMEOUT_S[kind])
+        if attempt.state is AttemptState.RUNNING:
+            attempt.move(AttemptState.STOPPING)
+            self._emit(actions.SendStop(attempt))
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def _on_result_received(self, event: events.ResultReceived) -> None:
+        attempt, result = event.attempt, event.result
+        self._free(attempt)
+        elapsed_s = self._now.monotonic - attempt.run.began
+        attempt.run.busy_s = min(attempt.run.busy_s, _within(result.run_s, elapsed_s, elapsed_s))
+        outcome = self._as_decided(attempt, Outcome(result.kind, result.error))
+        if result.parcel and outcome.kind is OutcomeKind.SUCCEEDED:
+            self._emit(actions.CollectResult(attempt, result))
+        else:
+            if result.parcel:
+                self._emit(actions.DropBody(attempt.link, result.parcel))
+            self._end_by_result(attempt, result, outcome, body=b"" if result.parcel else event.body)
+        run_s = _within(result.run_s, elapsed_s, elapsed_s)
+        self.capacity.ended(run_s, len(event.body))
+        self._after_end(attempt.link)
+
+    def _on_result_collected(self, event: events.ResultCollected) -> None:
+        self._end_by_result(
+            event.attempt, event.result, event.outcome, parcel=event.parcel, runner_file=event.runner_file
+        )
+
+    def _end_by_result(
+        self,
+        attempt: Attempt,
+        result: frames.Result,
+        outcome: Outcome,
+        *,
+        body: bytes = b"",
+        parcel: str = "",
+        runner_file: str = "",
+    ) -> None:
+        elapsed_s = self._now.monotonic - attempt.run.began
+        run_s = _within(result.run_s, elapsed_s, elapsed_s)
+        charged_s = run_s if result.charged_s is None else _within(result.charged_s, elapsed_s, run_s)
+        self.ended += 1
+        self.run_seconds += run_s
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            self.failed += 1
+            body = b""
+            self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
+        ending = ending_of(attempt, outcome, self._now.unix)
+        if ending is Ending.HAND_BACK:
+            self._hand_back(attempt, outcome)
+            return
+        self._charge(attempt, outcome, charged_s)
+        self._emit(
+            actions.Settle(
+                attempt,
+                outcome,
+                SETTLEMENTS[ending],
+                content_type=result.content_type,
+                body=body,
+                parcel=parcel,
+                runner_file=runner_file,
+                run_s=run_s,
+                gather_s=elapsed_s - run_s if self._spec.batch is not None else 0.0,
+            )
+        )
+
+    def _end_as_lost(self, attempt: Attempt, error: ErrorInfo | None) -> None:
+        """End an attempt that cannot be proven to have stopped: its slot is poisoned."""
+        attempt.link.slots.poison()
+        self._leave_worker(attempt)
+        self.ended += 1
+        self.failed += 1
+        outcome = self._as_decided(attempt, Outcome(OutcomeKind.LOST, error))
+        ending = ending_of(attempt, outcome, self._now.unix)
+        if ending is Ending.HAND_BACK:
+            self._hand_back(attempt, outcome)
+            return
+        self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
+        run_s = min(self._now.monotonic, attempt.run.lost_at) - attempt.run.began
+        # For a batch, only the worker knew which calls ran together.
+        self._charge(attempt, outcome, min(run_s, attempt.run.busy_s) if self._spec.batch is not None else run_s)
+        self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], run_s=run_s))
+
+    def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
+        reason = hand_back_reason(outcome)
+        assert reason is not None
+        assert outcome.error is not None
+        self._emit(actions.HandBack(attempt, reason, outcome.error.summary))
+
+    def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
+        self.gpu_seconds += attempt.gpu_s
+        self._emit(actions.Charge(attempt, outcome.kind is not OutcomeKind.SUCCEEDED, run_s))
+
+    def _as_decided(self, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """Return the outcome, unless the runner has decided another one."""
+        ending = attempt.run.ending
+        if ending is None:
+            return outcome
+        if ending.kind is OutcomeKind.CANCELLED:
+            return _CANCELLED
+        if attempt.run.must_end_at >= attempt.run.began + self._spec.timeout_s:
+            why = f"it ran for longer than its timeout of {self._spec.timeout_s:g} s"
+        else:
+            why = "it ran when its caller's deadline came"
+        return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(why).info())
+
+    def _free(self, attempt: Attempt) -> None:
+        attempt.link.slots.release()
+        self._leave_worker(attempt)
+
+    def _leave_worker(self, attempt: Attempt) -> None:
+        attempt.move(AttemptState.ENDED)
+        attempt.link.attempts.pop(attempt.number, None)
+        self._stop_counting(attempt)
+        self._emit(actions.Release(attempt))
+
+    def _stop_counting(self, attempt: Attempt) -> None:
+        """Stop counting the worker's time for this attempt."""
+        if attempt.run.busy_from is not None:
+            attempt.run.busy_s = attempt.link.busy.end(attempt.run.busy_from, self._now.monotonic)
+            attempt.run.busy_from = None
+
+    def _after_end(self, link: WorkerView) -> None:
+        """A slot is free again, or poisoned."""
+        self._emit(actions.SlotChanged(link))
+        self._serve_backlog()
+        self._emit(actions.OfferCredits())
+
+    def _on_slot_freed(self, event: events.SlotFreed) -> None:
+        if event.parcel:
+            self._emit(actions.DropBody(event.link, event.parcel))
+        self._after_end(event.link)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _on_worker_ready(self, event: events.WorkerReady) -> None:
+        self.capacity.became_ready(event.link, event.since)
+
+    def _on_more_room(self, _: events.MoreRoom) -> None:
+        self._emit(actions.ReportRoom())
+        self._emit(actions.OfferCredits())
+
+    def _on_less_room(self, _: events.LessRoom) -> None:
+        self._emit(actions.ShrinkCredits())
+        self._emit(actions.ReportRoom())
+        self._serve_backlog()
+
+    def _on_worker_lost(self, event: events.WorkerLost) -> None:
+        """Keep its attempts until its process is known to be dead: a call must not start again before that."""
+        link, now = event.link, self._now.monotonic
+        lost = list(link.attempts.values())
+        if not lost:
+            return
+        link.attempts.clear()
+        for attempt in lost:
+            attempt.move(AttemptState.LOST)
+            attempt.run.lost_at = now
+            self._stop_counting(attempt)
+        self._losses[link.worker] = _Loss(link, lost, now + event.explained_within_s)
+        self._emit(actions.AwaitExit(link.worker))
+
+    def _on_worker_exited(self, event: events.WorkerExited) -> None:
+        if (loss := self._losses.pop(event.worker, None)) is not None:
+            self._emit(actions.StopAwaiting(event.worker))
+            self._end_with_worker(loss.link, loss.attempts, event.exit)
+
+    def _end_with_worker(self, link: WorkerView, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
+        reason = exit_.describe() if exit_ is not None else "closed its connection"
+        tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
+        error = _error_type(exit_)(f"worker {link.worker} {reason} while it ran this call{tail}").info()
+        for attempt in attempts:
+            self._end_as_lost(attempt, error)
+
+    def _on_closed(self, _: events.Closed) -> None:
+        """NATS redelivers the calls of lost workers: this runner will not know whether their processes are dead."""
+        for worker in self._losses:
+            self._emit(actions.StopAwaiting(worker))
+        self._losses.clear()
+        self._return_backlog()
+        self._emit(actions.ReportRoom())
+
+    # --- the time -----------------------------------------------------------------------------------------------------
+
+    def _on_ticked(self, event: events.Ticked) -> None:
+        cutoff, now = event.cutoff, self._now.monotonic
+        has_long_running = False
+        for link in list(self.capacity.links.values()):
+            for attempt in list(link.attempts.values()):
+                has_long_running |= now - attempt.run.began > LONG_RUNNING_S
+                self._tick_running(attempt, cutoff)
+        for attempt in list(self._unbegun):
+            if attempt.state is AttemptState.WAITING and cutoff >= attempt.expires_at:
+                expired = waited_too_long(self._now.unix - attempt.message.submitted_at).info()
+                self._end_unbegun(attempt, Outcome(OutcomeKind.EXPIRED, expired))
+            elif attempt.state is not AttemptState.ENDED:
+                self._touch(attempt)
+        for worker, loss in list(self._losses.items()):
+            self._tick_loss(worker, loss, cutoff)
+        self._set_long_running(has_long_running)
+
+    def _tick_running(self, attempt: Attempt, cutoff: float) -> None:
+        run = attempt.run
+        if cutoff >= run.must_end_at:
+            self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
+        if run.ending is not None and cutoff >= run.ending.until:
+            self._emit(actions.RevokeTurns(attempt.link))
+            # Not when the answer comes: SlotChanged ends a worker only if no slot is in use by then.
+            self._return_waiting_for_turn([each for each in self._unbegun if each.link is attempt.link])
+            self._end_as_lost(attempt, None)
+            self._emit(actions.ShrinkCredits())
+            self._after_end(attempt.link)
+            return
+        self._touch(attempt)
+        if attempt.is_submitted and self._now.monotonic - run.began >= NOTED_AFTER_S:
+            self._note(attempt)
+
+    def _tick_loss(self, worker: str, loss: _Loss, cutoff: float) -> None:
+        over = [each for each in loss.attempts if self._need_not_wait(each, cutoff)]
+        loss.attempts = [each for each in loss.attempts if each not in over]
+        self._end_with_worker(loss.link, over, None)
+        for attempt in loss.attempts:
+            self._touch(attempt)
+        if cutoff >= loss.until or not loss.attempts:
+            self._on_worker_exited(events.WorkerExited(worker, None))
+
+    def _need_not_wait(self, attempt: Attempt, cutoff: float) -> bool:
+        """No caller waits for it any longer, and it does not start again."""
+        is_late = attempt.run.ending is not None or cutoff >= attempt.run.must_end_at
+        return attempt.is_cancelled or (is_late and self._spec.retries is None)
+
+    def _touch(self, attempt: Attempt) -> None:
+        if self._now.monotonic - attempt.touched_at >= TOUCH_EVERY_S:
+            attempt.touched_at = self._now.monotonic
+            self._emit(actions.Touch(attempt.delivery))
+
+    def _set_long_running(self, is_long_running: bool) -> None:
+        """Close the backlog while a call runs for long, and return the calls that wait in it."""
+        backlog = self.capacity.backlog
+        if is_long_running is not backlog.is_closed:
+            backlog.is_closed = is_long_running
+            self._emit(actions.ReportRoom())
+        if is_long_running:
+            self._return_backlog()
+            self._emit(actions.ShrinkCredits())
+
+    def _emit(self, action: actions.Action) -> None:
+        self._actions.append(action)
+
+    _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Any, Any], None]]] = {
+        events.Arrived: _on_arrived,
+        events.ArgumentsReady: _on_arguments_ready,
+        events.ArgumentsFailed: _on_arguments_failed,
+        events.TurnGranted: _on_turn_granted,
+        events.TurnsRevoked: _on_turns_revoked,
+        events.RecordChecked: _on_record_checked,
+        events.CallerChecked: _on_caller_checked,
+        events.ResultReceived: _on_result_received,
+        events.ResultCollected: _on_result_collected,
+        events.SlotFreed: _on_slot_freed,
+        events.UnfinishedFound: _on_unfinished_found,
+        events.Cancelled: _on_cancelled,
+        events.Withdrawn: _on_withdrawn,
+        events.WorkerReady: _on_worker_ready,
+        events.MoreRoom: _on_more_room,
+        events.LessRoom: _on_less_room,
+        events.WorkerLost: _on_worker_lost,
+        events.WorkerExited: _on_worker_exited,
+        events.Ticked: _on_ticked,
+        events.Closed: _on_closed,
+    }
+
+
+def _within(value: float, limit: float, default: float) -> float:
+    """A duration that a worker claims, if it is possible."""
+    return value if 0 <= value <= limit else default
+
+
+def _error_type(exit_: Exit | None) -> type[GpufnError]:
+    if exit_ is not None and exit_.stopping:
+        return PlatformStopping
+    return DeviceFailed if exit_ is not None and exit_.device_fault else WorkerLost
