@@ -1,4 +1,4 @@
-"""Memory that is there goes into huge pages, as far as it is used, and as far as the machine's operator lets it."""
+"""Used memory moves into huge pages, unless the machine's operator has disabled them."""
 
 from __future__ import annotations
 

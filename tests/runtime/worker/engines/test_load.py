@@ -99,7 +99,7 @@ def _off_by(part: float) -> Any:
     [
         (Precision.FP32, 0.0, _off_by(5e-6), True),
         (Precision.FP32, 0.0, _off_by(5e-5), False),
-        (Precision.FP32, 4e-5, _off_by(5e-5), True),  # its function tolerates more, and the builder measured it
+        (Precision.FP32, 4e-5, _off_by(5e-5), True),  # its function tolerates more, and the builder measured more
         (Precision.FP16, 0.0, _off_by(4e-3), True),
         (Precision.FP16, 0.0, _off_by(6e-3), False),
         (Precision.INT8, 0.0, _off_by(1e-2), True),
@@ -154,7 +154,7 @@ def test_a_golden_sample_keeps_bf16_and_texts(tmp_path: Path) -> None:
 
 
 def test_what_an_engine_on_the_cpu_takes_goes_into_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The golden sample has run by then: what a run needs of memory is there."""
+    """The golden sample has run by then: memory for a run is allocated."""
     has_run, has_moved = threading.Event(), threading.Event()
     run = OrtSession.run
 
