@@ -1,4 +1,4 @@
-"""A real nats-server for every module, and `async def` tests: each runs in a loop of its own, with a time limit."""
+"""A real nats-server per module, and `async def` tests: each runs in its own event loop, with a time limit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def crash(tmp_path: Path) -> Iterator[Crash]:
-    """A server of the test's own, to be killed and started again."""
+    """A server for one test, to be killed and restarted."""
     crash = Crash(tmp_path)
     yield crash
     crash.server.stop()
@@ -68,7 +68,7 @@ class Crash:
         self.server = EmbeddedServer.start(directory)
 
     async def restart(self, *buses: Bus, kill: bool = True) -> None:
-        """Take the server away under its clients, start it again, and return once they are back."""
+        """Kill the server under its clients, restart it, and return once they are connected again."""
         if kill:
             self.server.kill()
         else:
@@ -88,7 +88,7 @@ def connect() -> Connect:
 
 
 def lead_astray(bus: Bus, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
-    """Direct reads go somewhere else: to nobody, or to one that has nothing of it."""
+    """Misdirect direct reads to a subject without subscribers, or to a node without the data."""
     publish = bus.publish
 
     def astray(subject: str, payload: bytes, **more: Any) -> None:
@@ -105,7 +105,7 @@ async def polls() -> AsyncIterator[None]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], object]:
-    """`await until(condition)`; the test's time limit ends a condition that never holds."""
+    """`await until(condition)`; the test's time limit ends the wait."""
 
     async def wait(condition: Callable[[], object]) -> None:
         async for _ in polls():

@@ -1,4 +1,4 @@
-"""Records whose writes are stored at once, and answered once that is allowed."""
+"""Records whose writes are stored at once, but acknowledged only when the test allows it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TTL_S: Final = 5.0  # how long the system is without a leader after the holder 
 
 
 class Fence:
-    """Filter for a leader's reports: accepts those of the newest term seen recently.
+    """Filter for a leader's reports: accepts reports of the newest term seen recently.
 
     An older term is accepted again after `ttl_s`, because the bus may start afresh and count revisions from one. By
     then a former leader knows that it no longer leads.

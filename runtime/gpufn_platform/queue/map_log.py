@@ -48,7 +48,7 @@ class Logged(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What the items of a chunk call."""
+    """The revision and method that a chunk's items call."""
 
     revision: Revision
     method: str
@@ -86,7 +86,7 @@ async def last(bus: Bus, map_id: str) -> Logged | None:
 async def append(
     bus: Bus, before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
 ) -> Logged:
-    """Accept the items after those of `before`. Raises Conflict if that is no longer the last entry; QueueFull,
+    """Append a chunk of items after the entry `before`. Raises Conflict if that is no longer the last entry; QueueFull,
     BusUnavailable."""
     revision, method = target
     entry = _entry_after(before, map_id, target, items, now=now, closes=closes)

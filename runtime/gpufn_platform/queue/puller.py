@@ -107,7 +107,7 @@ class Pull:
             self._renew()
 
     def withdraw(self) -> None:
-        """Take no more deliveries. Those in flight are handed back."""
+        """Stop pulling. Deliveries in flight are handed back."""
         self._is_withdrawn = True
         self._credits = self._owed = self._polling = self._polls_due = 0
         self._unregister_reconnect()
@@ -233,7 +233,7 @@ class Pull:
         return True
 
     def _hand_back(self, message: Message) -> None:
-        """Return a message for which there is no credit to the queue, unless it is a repeat of one that runs here."""
+        """Return a message without a credit to the queue, unless it repeats a message that runs here."""
         if not message.reply or message.status:
             return
         delivery = Delivery(self._bus, message, self._ledger)

@@ -45,7 +45,7 @@ def address(function: str, revision: int, kind: QueueKind) -> Address:
 
 
 async def place(bus: Bus, record: CallRecord) -> int | None:
-    """Return the call's position among the waiting submitted calls of its revision, from 1, after those of higher
+    """Return the call's position among the waiting submitted calls of its revision, from 1, after calls of higher
     priority. None if a runner has taken it, even if it was handed back.
 
     Exact for the first few hundred. Further back it is estimated if other calls lie in between, because the server

@@ -128,7 +128,7 @@ def _free_bytes(folder: str) -> int:
 def _claim(path: str) -> int | None:
     """Open a file for writing, or return None if another process has it. Raises FileNotFoundError, _NoLeases."""
     try:
-        # O_NONBLOCK: do not wait, for up to a minute, for a process that has leased the file.
+        # O_NONBLOCK: otherwise this would wait up to a minute while another process has a lease.
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise

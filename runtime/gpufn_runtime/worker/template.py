@@ -245,7 +245,7 @@ def _send(fd: int, message: msgspec.Struct) -> None:
 
 
 def _lines(fd: int, when_idle: Callable[[], None]) -> Iterator[bytes]:
-    """Yield lines until the other end is closed. Nothing stays in a buffer that a child would inherit."""
+    """Yield lines until the other end is closed, without a read-ahead buffer that a child would inherit."""
     pending = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)

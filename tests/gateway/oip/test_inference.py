@@ -147,7 +147,7 @@ async def test_a_large_packed_request_is_unpacked_beside_the_loop(models: Any, m
 
 async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -> None:
     assert error(await models.post(INFER, b"{")) == (
-        422, "this is no inference request: Input data was truncated",
+        422, "this is not an inference request: Input data was truncated",
     )  # fmt: skip
     assert error(await models.post("/v2/models/none/infer", REQUEST)) == (404, "There is no model 'none'.")
     assert error(await models.post("/v2/models/embed/infer", REQUEST)) == (

@@ -52,7 +52,7 @@ async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_
 
 
 async def test_who_is_not_told_that_something_is_stored_thinks_of_the_disk(connect: Any, nats: Any) -> None:
-    """A stream whose server found the disk full once does not say a word more."""
+    """A stream whose server once found the disk full no longer acknowledges."""
     bus = await connect(nats)
     bus.subscribe("t.full", lambda message: None)
     why = r"t\.full did not answer within 0\.05 s: the disk of the message bus may be full"
@@ -126,7 +126,7 @@ async def test_an_outage_fails_fast_then_everything_works_again(connect: Any, cr
     with pytest.raises(BusUnavailable, match="Not connected"):
         bus.publish("t", b"")
     late: list[Message] = []
-    bus.subscribe("t.late", late.append)  # while there is no server
+    bus.subscribe("t.late", late.append)  # without a server
     await crash.restart(bus)
     bus.publish("t.late", b"")
     assert (await bus.request("t.echo", b"again")).payload == b"again"

@@ -1,4 +1,4 @@
-"""A record whose bytes on the server's disk are not those that were written: the others are read all the same."""
+"""A record whose bytes on the server's disk are damaged: all other records stay readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nats-py 2.16 gets wrong must not happen here. The numbers are those of design/transport.md's list."""
+"""Bugs of nats-py 2.16 that must not happen here. The numbers refer to the list in design/transport.md."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_8_a_server_that_hangs_is_noticed_by_its_missing_pongs(connect: An
 async def test_9_storing_waits_out_a_stream_without_a_leader_and_counts_once(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     storing = asyncio.create_task(bus.publish_stored("guard9", b"", msg_id="m"))
-    await bus.flush()  # by now the first attempt found nobody
+    await bus.flush()  # by now the first attempt found no subscriber
     await bus.js("STREAM.CREATE.GUARD9", {"name": "GUARD9", "subjects": ["guard9"]})
     assert (await storing).seq == 1
     assert (await bus.publish_stored("guard9", b"", msg_id="m")).duplicate

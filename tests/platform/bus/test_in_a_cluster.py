@@ -1,4 +1,4 @@
-"""Three nats-servers: what is stored is stored three times, and a node that comes back shows nobody the past."""
+"""Three nats-servers: every message has three replicas, and a node that comes back never shows outdated data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.chaos.cluster import Cluster
 
 T = TypeVar("T")
 RECORDS = 200
-ROUNDS = 25  # of reading: more than it takes a node to come back and to catch up
+ROUNDS = 25  # of reads: longer than a node takes to come back and to catch up
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def in_time(work: Coroutine[Any, Any, None]) -> None:
-    """Three nodes that elect leaders on a busy machine take longer than other tests of the bus are given."""
+    """On a busy machine, electing leaders among three nodes takes longer than other bus tests are allowed to take."""
 
     async def limited() -> None:
         async with asyncio.timeout(120):
@@ -40,7 +40,7 @@ def in_time(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def about(bus: Bus, stream: str) -> dict[str, Any]:
-    """What its leader says; while there is none, nobody does."""
+    """The response of its leader; no response while there is none."""
     while True:
         try:
             return await bus.js(f"STREAM.INFO.{stream}", timeout_s=1)
@@ -49,7 +49,7 @@ async def about(bus: Bus, stream: str) -> dict[str, Any]:
 
 
 async def at_last(work: Callable[[], Awaitable[T]]) -> T:
-    """While leaders are elected requests go unanswered; the platform's processes are started again meanwhile."""
+    """Requests go unanswered during elections; the platform restarts its processes meanwhile."""
     while True:
         try:
             return await work()
@@ -68,7 +68,7 @@ async def _kept_by_three(cluster: Cluster) -> None:
     async def ensure() -> None:
         await streams.ensure_stream(bus, subjects.SYNC, streams.STREAMS[subjects.SYNC])
 
-    await at_last(lambda: bus.js(f"STREAM.CREATE.{subjects.SYNC}", early))  # by a cluster that was smaller
+    await at_last(lambda: bus.js(f"STREAM.CREATE.{subjects.SYNC}", early))  # created while the cluster was smaller
     await at_last(ensure)
     while not _all_are_current(info := await about(bus, subjects.SYNC)):
         pass
@@ -112,7 +112,7 @@ async def _shows_no_past(cluster: Cluster) -> None:
     async def read() -> int | None:
         try:
             return len(await kv.entries())
-        except PlatformError:  # no answer is an answer
+        except PlatformError:  # a missing response is fine
             return None
 
     seen: set[int | None] = set()

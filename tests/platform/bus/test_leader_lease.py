@@ -28,7 +28,7 @@ async def test_one_holds_it_renews_it_and_hands_it_on(connect: Any, nats: Any) -
     assert not first.is_held(3)
     assert await second.try_acquire(3)
     assert second.epoch > epoch
-    await first.release()  # touches nobody else's
+    await first.release()  # does not release another holder's lease
     assert await holder(kv) == b"b"
 
 
@@ -51,7 +51,7 @@ async def test_a_term_that_is_not_renewed_ends_and_its_old_holder_begins_a_new_o
 async def test_a_renewal_whose_answer_was_lost_is_recognised_as_our_own(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "lost")
     lease = Lease(kv, "l", "a")
-    await kv.create("l", b"a", ttl_s=5)  # the first attempt, as the server saw it
+    await kv.create("l", b"a", ttl_s=5)  # the first attempt, from the server's view
     assert await lease.try_acquire(0)
     epoch = lease.epoch
     await kv.put("l", b"a")

@@ -1,4 +1,4 @@
-"""A node's name belongs to one agent, one runner and one builder."""
+"""A node name belongs to one agent, one runner and one builder."""
 
 from __future__ import annotations
 

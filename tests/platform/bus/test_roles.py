@@ -1,7 +1,5 @@
-"""What each role may do on the bus, tried on a real server.
-
-Every request of JetStream's API on every stream and bucket, every write, every subscription.
-"""
+"""The permissions of each role on the bus, against a real server: every JetStream API request on every stream and
+bucket, every publish, every subscription."""
 
 from __future__ import annotations
 
@@ -225,8 +223,8 @@ SUBSCRIPTIONS = {
 
 
 async def denied(server: EmbeddedServer, role: str, publish: list[str], subscribe: list[str]) -> set[str]:
-    """Those of the subjects that the server refuses. A message has no reply subject and a body that nobody can use, so
-    what is allowed has no effect."""
+    """Return the subjects that the server refuses. Messages have no reply subject and a useless body, so allowed ones
+    have no effect."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     await reader.readline()
     password = json.loads((server.directory / "credentials.json").read_bytes())[role]
@@ -248,7 +246,7 @@ async def denied(server: EmbeddedServer, role: str, publish: list[str], subscrib
 
 
 def requests() -> dict[str, tuple[str, str]]:
-    """Each request's subject: the stream that it is about, and its letter, if it has one."""
+    """Each request's subject, with its stream and its letter, if it has one."""
     found: dict[str, tuple[str, str]] = {}
     for stream, subject in STREAMS.items():
         values = {
@@ -311,7 +309,7 @@ ESCAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("role", NODE_ROLES)
 async def test_no_stream_of_a_node_reads_or_writes_a_bucket(nats: EmbeddedServer, connect: Any, role: str) -> None:
-    """The same requests of the administrator's are answered: they are well formed."""
+    """The same requests succeed for the administrator: they are well-formed."""
     await everything(await connect(nats, "gateway"))
     admin, node = await connect(nats), await connect(nats, role)
     tried = []
@@ -368,7 +366,7 @@ async def test_a_consumer_reads_what_its_request_names_and_nothing_else(nats: Em
 
 
 async def test_an_answer_of_the_server_neither_replaces_nor_makes_a_record(nats: EmbeddedServer, connect: Any) -> None:
-    """The server sends its answer to any reply subject: it looks at the client's permissions for the request only."""
+    """The server sends its response to any reply subject: it checks permissions only for the request."""
     gateway = await connect(nats, "gateway")
     await everything(gateway)
     keys = await KeyValue.open(gateway, subjects.API_KEYS)
@@ -400,7 +398,7 @@ async def until_stored(bus: Bus, subject: str) -> None:
 
 
 async def test_a_home_of_before_keeps_its_credentials(tmp_path: Path) -> None:
-    """Permissions are of the configuration, which each start writes; the passwords stay."""
+    """Permissions belong to the configuration, which every start writes; the passwords stay."""
     with EmbeddedServer.start(tmp_path) as server:
         before = (tmp_path / "credentials.json").read_bytes()
         (tmp_path / "nats.conf").write_text("of another release")
@@ -411,7 +409,7 @@ async def test_a_home_of_before_keeps_its_credentials(tmp_path: Path) -> None:
 
 
 async def everything(gateway: Bus) -> None:
-    """All that a gateway creates at its start."""
+    """Everything that a gateway creates at its start."""
     await check_server(gateway)
     await Storage(gateway, await Buckets.open(gateway)).ensure()
     await object_store.ensure_bucket(gateway, subjects.RESULT_FILES, expires=True)

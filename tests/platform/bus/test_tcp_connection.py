@@ -1,4 +1,5 @@
-"""The hand-over from nats-py, on both loops; if nats-py renames what `link.py` takes from it, this fails first."""
+"""Taking over the socket from nats-py, on both event loops. If nats-py renames its private attributes, this fails
+first."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def test_the_link_works_on_either_loop(nats: Any, loop: str) -> None:
     async def scenario() -> bytes:
         bus = await Bus.connect(nats.url, name="t")
         bus.subscribe("t.echo", lambda message: bus.publish(message.reply, message.payload))
-        gc.collect()  # what nats-py had made must not close the socket when it goes
+        gc.collect()  # collecting nats-py's objects must not close the socket
         answers = [await bus.request("t.echo", b"x" * size) for size in (1, 2_000_000, 3)]
         await bus.close()
         return b"".join(answer.payload for answer in answers)

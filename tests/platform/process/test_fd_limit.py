@@ -1,4 +1,4 @@
-"""How many files and connections a process of the platform may have open."""
+"""The limit of open files and connections of a platform process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a runner or builder ends, in a process of its own."""
+"""How a runner or builder ends, tested in a separate process."""
 
 from __future__ import annotations
 

@@ -16,6 +16,6 @@ from gpufn_platform.process.pause_detector import Beats
     ],
 )
 def test_the_first_beat_after_a_pause_is_left_out(at: list[float], numbers: list[int | None]) -> None:
-    """What came while we stood still is to be read before anybody is found silent."""
+    """Messages that arrived during our own pause must be read before a peer is considered silent."""
     beats = Beats(now=0.0)
     assert [beats.next(now) for now in at] == numbers

@@ -1,4 +1,4 @@
-"""What others can read of a process that hides what it was started with."""
+"""What other processes can read of a process that hides its environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nobody_reads_the_secret_though_the_process_itself_has_it() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"nats://agent:hunter2@host 0\n"
         shown = b""
-        with contextlib.suppress(PermissionError):  # root may look, and finds nothing
+        with contextlib.suppress(PermissionError):  # root may read it, but it is empty
             shown = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"hunter2" not in shown
         assert process.communicate()[0] == b""

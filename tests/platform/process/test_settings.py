@@ -1,4 +1,4 @@
-"""What every process of a node reads from its environment."""
+"""Environment settings of every process of a node."""
 
 from __future__ import annotations
 

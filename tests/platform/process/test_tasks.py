@@ -1,4 +1,4 @@
-"""Work that goes on beside whoever began it."""
+"""Background tasks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_end_waits_for_what_a_cancelled_task_still_does(caplog: pytest.LogCap
     async def run() -> None:
         tasks = Tasks("test")
         tasks.start(linger())
-        await asyncio.sleep(0)  # it waits
+        await asyncio.sleep(0)  # it is waiting
         await tasks.end()
 
     asyncio.run(run())

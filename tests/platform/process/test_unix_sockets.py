@@ -1,4 +1,4 @@
-"""What an Outbox writes, and when its socket is gone."""
+"""The writes of an Outbox, also after its socket has closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes tell that their event loop turns, and who is silent for too long is known."""
+"""Processes report that their event loop is alive, and silent ones are detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufn_platform.process.watchdog import ALIVE, tell_watchdog
 
 
 def test_who_was_never_heard_is_not_silent() -> None:
-    """It connects to its bus still."""
+    """It is still connecting to its bus."""
     silence = Silence(limit_s=60)
     assert [silence.over(now) for now in (0, 30, 60, 90)] == [[], [], [], []]
 
@@ -30,7 +30,7 @@ def test_each_silence_is_told_once() -> None:
 
 
 def test_when_all_stood_still_nobody_is_to_blame() -> None:
-    """A machine that was asleep, or we ourselves: what the others said meanwhile is read after we look."""
+    """After a suspended machine or our own pause, the reports of others are read only after the check."""
     silence = Silence(limit_s=60)
     silence.heard(1, now=0)
     assert silence.over(20) == []
@@ -57,7 +57,7 @@ def _said(watchdog: Watchdog) -> None:
 
 
 async def _tell(environ: dict[str, str]) -> None:
-    """In a running loop."""
+    """Run in a running event loop."""
     tell_watchdog(environ)
 
 
@@ -81,7 +81,7 @@ def test_other_words_say_nothing(watchdog: Watchdog) -> None:
 
 
 def test_a_nats_server_is_heard_when_it_greets(watchdog: Watchdog) -> None:
-    """One that is stopped takes connections still, for the kernel does."""
+    """A stopped process still accepts connections, because the kernel does."""
     with socket.create_server(("127.0.0.1", 0)) as nats:
         watchdog.watch_nats(7, nats.getsockname()[1], now=0)
         assert watchdog.look(0) == []
@@ -93,7 +93,7 @@ def test_a_nats_server_is_heard_when_it_greets(watchdog: Watchdog) -> None:
 
 
 def test_a_nats_server_that_has_not_greeted_is_not_dialled_again(watchdog: Watchdog) -> None:
-    """It may have much to do; and who is there only once needs no more places."""
+    """It may be busy; a single connection takes only one place in its backlog."""
     with socket.create_server(("127.0.0.1", 0)) as nats:
         watchdog.watch_nats(7, nats.getsockname()[1], now=0)
         for now in (0, 16, 32):

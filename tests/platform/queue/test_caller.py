@@ -1,5 +1,5 @@
-"""Calls that somebody waits for: found or told to be lost when the bus restarts, ended when they wait for too long;
-streams say why they break off."""
+"""Calls with a waiting caller: found or reported as lost when the bus restarts, ended at their queue timeout. Streams
+report why they were interrupted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
         asked += 1
         runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
         if asked == 5:
-            subscription.unsubscribe()  # it is killed
+            subscription.unsubscribe()  # the server is killed
 
     subscription = runner.subscribe(subjects.WHEREABOUTS, whereabouts)
     await crash.restart(bus, runner)
@@ -110,7 +110,7 @@ async def test_a_call_from_before_a_restart_takes_no_other_out_of_the_queue_that
     await streams.ensure_streams(bus)
     behind = await queued(bus, caller)
     assert behind.queue_seq == before
-    running.cancel()  # its client leaves
+    running.cancel()  # the client disconnects
     await bus.flush()
     stored = await streams.message_at(bus, subjects.SYNC, before)
     assert stored is not None
@@ -130,7 +130,7 @@ async def test_a_call_that_is_in_the_queue_still_after_a_reconnect_is_taken_out_
 
 
 async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
-    """A call whose function's queue_timeout is over by the clock of the next tick."""
+    """A call whose function's queue_timeout has passed by the clock of the next tick."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-waits", clock=SystemClock())
@@ -290,7 +290,7 @@ async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
 async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_it_anew(
     connect: Any, nats: Any, items: int
 ) -> None:
-    """It ran from its start to its first item, to be told that nobody can use that."""
+    """Regression: it ran from the start to its first item, only to learn that no reader can use it."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-anew", clock=SystemClock())
@@ -328,7 +328,7 @@ async def test_a_large_result_that_is_told_twice_at_once_is_taken_before_the_sec
     await bus.flush()
     end = ResultReply(call.id, OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.0, parcel="p")
     reply = Message(subjects.reply("f", "gw-twice", call.id), "", pack(end))
-    for _ in range(2):  # in what is read at once
+    for _ in range(2):  # in one read
         caller._on_reply(reply)
     assert [await seen.get() for _ in range(2)] == ["p is taken", "p is dropped"]
     await taking
@@ -364,14 +364,14 @@ async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
 
 
 class Still(SystemClock):
-    """No time passes but what `tick` is told."""
+    """Time passes only by the argument of `tick`."""
 
     def monotonic(self) -> float:
         return 1000.0
 
 
 async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any, nats: Any) -> None:
-    """Its credit may have been lost on the way, and who makes the items waits for it."""
+    """Its credit may have been lost, and the generator waits for it."""
     bus, runner = await connect(nats), await connect(nats)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-silent", clock=Still())
@@ -383,7 +383,7 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
         inbox, lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit).taken)
     )
     await runner.flush()
-    caller.tick(stream.since + 5.0)  # before the first item nobody knows whom to tell
+    caller.tick(stream.since + 5.0)  # before the first item the credit's subject is unknown
     for number in range(STREAM_WINDOW):
         stream.take(ItemReply(stream.id, number, "application/json", inbox), b"1")
     items = stream.items()
@@ -399,7 +399,7 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
 
 
 async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash: Any, until: Any) -> None:
-    """During an election nobody listens on the queue's subject."""
+    """During an election the queue's subject has no subscriber."""
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()

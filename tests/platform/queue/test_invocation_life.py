@@ -48,7 +48,7 @@ REVISION = Revision(function=FUNCTION, number=1, spec=SPEC, bundle=digest_of(b""
 
 
 class Told(msgspec.Struct):
-    """What its caller knows of a call."""
+    """The caller's knowledge of a call."""
 
     body: bytes
     end: InvocationState | None = None
@@ -62,7 +62,7 @@ async def submit(bus: Bus, invocation: str | None, body: bytes) -> CallRecord:
 
 class Life(RuleBasedStateMachine):
     calls: Bundle[str] = Bundle("calls")
-    held: Bundle[tuple[str, int]] = Bundle("held")  # deliveries that a runner has: invocation, sequence
+    held: Bundle[tuple[str, int]] = Bundle("held")  # deliveries that a runner holds: invocation, sequence
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(target=held, which=st.integers(0, 9))
     def take(self, which: int) -> Any:
-        """Any message of the queue: after a crash, one that somebody had before."""
+        """Any message of the queue: after a crash, one that another runner had before."""
         found = self._do(queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1))
         if not found:
             return multiple()
@@ -154,7 +154,7 @@ class Life(RuleBasedStateMachine):
         message, body = self._do(self._message(seq)) or (None, b"")
         told = self._told[invocation]
         if message is None or (message.attempt > 1 and told.end is not None):
-            return  # a runner looks at the record before a second attempt
+            return  # a runner reads the record before a second attempt
         again = msgspec.structs.replace(message, attempt=message.attempt + 1)
         msg_id = f"{invocation}.{again.attempt}"
         stored = self._do(self._bus.publish_stored(QUEUE, pack(again, body), msg_id=msg_id))
@@ -185,7 +185,7 @@ class Life(RuleBasedStateMachine):
         assert waiting <= {message.id for _, message in stored}
 
     async def _made_up_for(self) -> None:
-        """By the reaper, or by the delivery that comes again."""
+        """By the reaper, or by the redelivery."""
         for seq, message in await queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000):
             assert await queue_position.take_out_ended(self._bus, seq, message) is (
                 self._told[message.id].end is not None
@@ -208,7 +208,7 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
             stateful_step_count=25,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
-            phases=(hypothesis.Phase.generate,),  # a failure is told at once: to shrink it takes minutes on a bus
+            phases=(hypothesis.Phase.generate,),  # report a failure at once: shrinking takes minutes on a bus
             database=None,
         ),
     )
@@ -217,7 +217,8 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
 async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_end_left_out(
     connect: Any, nats: EmbeddedServer
 ) -> None:
-    """Its runner died between record and letter; the next one has it again, and for it the attempt fails otherwise."""
+    """The runner died between record and dead letter; the message is redelivered, and this time its attempt fails
+    otherwise."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     record = await submit(bus, None, b"{}")
@@ -235,7 +236,7 @@ async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_e
 
 
 async def forget(bus: Bus, record: CallRecord) -> None:
-    """As when it has ended and its retention is over."""
+    """Like a call that has ended and whose retention is over."""
     await streams.delete_message(bus, subjects.ASYNC, record.queue_seq)
     await streams.purge(bus, subjects.RESULTS, subjects.result(FUNCTION, record.id))
 
@@ -243,7 +244,7 @@ async def forget(bus: Bus, record: CallRecord) -> None:
 async def test_an_id_is_a_new_call_each_time_that_the_one_before_is_forgotten(
     connect: Any, nats: EmbeddedServer
 ) -> None:
-    """The queue remembers an id for minutes; a record may be kept for a second."""
+    """The queue remembers an id for minutes, but a record may be kept for a second."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     invocation = new_invocation_id()
@@ -262,7 +263,7 @@ async def test_an_id_is_a_new_call_each_time_that_the_one_before_is_forgotten(
 async def test_the_dead_letter_of_an_id_that_was_used_again_is_that_of_the_call_that_failed_last(
     connect: Any, nats: EmbeddedServer
 ) -> None:
-    """A letter is kept for two weeks, and a record for a day."""
+    """A dead letter is kept for two weeks, a record for a day."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     invocation = new_invocation_id()

@@ -19,7 +19,7 @@ _names = itertools.count()
 
 
 class Queue:
-    """One function's queue in SYNC, its consumer, and whoever pulls from it."""
+    """One function's queue in SYNC, its consumer, and its pullers."""
 
     def __init__(self, bus: Bus, stream: str = subjects.SYNC, ack_wait_s: float = 15) -> None:
         self.ack_wait_s = ack_wait_s
@@ -54,7 +54,7 @@ class Queue:
             await self.bus.publish_stored(self.subject, payload, msg_id=f"{self.subject}-{payload.decode()}")
 
     async def listen(self, bus: Bus) -> list[bytes]:
-        """What is said of this queue's deliveries from now on."""
+        """The acknowledgements of this queue's deliveries from now on."""
         words: list[bytes] = []
         bus.subscribe(f"$JS.ACK.{self.stream}.{self.consumer}.>", lambda message: words.append(message.payload))
         await bus.flush()
@@ -158,7 +158,7 @@ async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: 
     other = await connect(nats)
     queue.pull.grant(2)
     await queue.bus.flush()
-    # Published before the withdrawal on the same connection: the server sends it to the inbox that we leave.
+    # Published before the withdrawal on the same connection: the server sends it to the old inbox.
     queue.bus.publish(queue.subject, b"1")
     queue.pull.withdraw()
     queue.pull.grant(1)
@@ -191,7 +191,7 @@ async def test_silence_renews_every_request_and_credits_stay_what_they_were(
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.grant(2)
     await queue.bus.flush()
-    for now in (0.0, 1.0, 13.0):  # the first tick hears the grant's silence begin, the last finds it too long
+    for now in (0.0, 1.0, 13.0):  # the first tick starts the silence, the last finds it too long
         queue.pull.tick(now)
     await queue.put(b"1", b"2", b"3")
     await until(lambda: len(queue.got) == 2)
@@ -237,7 +237,7 @@ async def test_nothing_is_lost_or_taken_twice_when_the_server_restarts(
     held = queue.got[4:]
     await crash.restart(queue.bus, kill=kill)
     for delivery in held:
-        delivery.ack()  # an acknowledgement is good for the restarted server too
+        delivery.ack()  # an acknowledgement is also valid for the restarted server
     await queue.put(*outer[10:12])
     await until(lambda: len(queue.got) == 12)
     assert queue.pull.credits == 0
@@ -289,7 +289,7 @@ async def test_a_settlement_that_the_bus_missed_is_said_at_the_next_hand_over(
     with pytest.raises(BusUnavailable):
         queue.got[0].ack()
     await crash.restart(queue.bus)
-    queue.pull.grant(1)  # the slot is free, so there is a credit for the message to come back to
+    queue.pull.grant(1)  # the slot is free, so there is a credit for the redelivered message
     while await queue.depth():
         await queue.bus.flush()
     assert len(queue.got) == 1, "it is not run again"
@@ -303,7 +303,7 @@ async def redelivered(bus: Bus, queue: Queue, times: int) -> None:
 async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(
     connect: Any, nats: Any, until: Any
 ) -> None:
-    """As after the server's clock was set forward: `ack_wait` seems to be over."""
+    """Like after the server's clock was set forward: `ack_wait` seems to be over."""
     queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
     words = await queue.listen(await connect(nats))
     queue.pull.grant(3)
@@ -334,7 +334,7 @@ async def test_what_comes_again_without_a_credit_is_not_handed_to_another_while_
 
         asyncio.run(look())
 
-    # Our loop stands still meanwhile, so that the message is on its way when its credit is taken back.
+    # Our event loop is blocked meanwhile, so that the message is on its way when its credit is withdrawn.
     looking = threading.Thread(target=wait_for_the_next)
     looking.start()
     looking.join()

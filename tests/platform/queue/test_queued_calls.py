@@ -1,4 +1,4 @@
-"""Calls that wait: found by their ids and listed, without a record of theirs."""
+"""Queued calls: found by id and listed, without records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def append(
 
 
 class Reads:
-    """What was read of ASYNC to list calls: how often, and how many messages."""
+    """The reads of ASYNC for listing calls: number of reads and of messages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = self.messages = 0
@@ -86,7 +86,7 @@ async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
 
 
 def test_what_earlier_attempts_are_charged_is_told_while_the_next_one_waits_and_when_none_comes() -> None:
-    """A call that was cancelled, or expired, between two attempts had cost no GPU seconds."""
+    """Regression: a call that was cancelled, or expired, between two attempts had cost no GPU seconds."""
     message = InvocationMessage(new_invocation_id(), "f", 1, "", "", "", "", 1.0, attempt=3, gpu_s=1.0)
     ended = call_records.ended(message, Outcome(OutcomeKind.EXPIRED), 9.0)
     assert [record.gpu_s for record in (queued_calls.record(message, 7), ended)] == [1.0, 1.0]
@@ -198,7 +198,7 @@ async def test_a_function_without_calls_is_not_looked_for_among_those_of_others(
     assert await queued_calls.recent(bus, "idle", 20) == []
     assert reads.times == 0
     assert await queued_calls.recent(bus, "waits", 20) == [call]
-    assert reads.times < 5  # it was the only one that it has
+    assert reads.times < 5  # the only message that it has
 
 
 async def test_calls_from_before_the_time_that_is_asked_for_are_not_read(
@@ -231,7 +231,7 @@ async def test_who_lists_calls_that_have_ended_reads_no_queue(
     [
         ([], [(10, 20)]),
         ([(10, 20)], []),
-        ([(8, 12), (12, 14), (18, 25)], [(14, 18)]),  # the first began before, the last ends behind
+        ([(8, 12), (12, 14), (18, 25)], [(14, 18)]),  # the first range begins before, the last ends after
         ([(12, 13), (15, 16)], [(10, 12), (13, 15), (16, 20)]),
         ([(2, 5), (20, 30)], [(10, 20)]),
         ([(11, 40)], [(10, 11)]),
@@ -245,13 +245,13 @@ def test_what_lies_outside_the_chunks_of_maps(taken: list[tuple[int, int]], left
 async def test_a_list_has_calls_with_and_without_a_record_once_each(nats: EmbeddedServer, connect: Connect) -> None:
     bus = await begin(nats, connect)
     waits = await submit(bus, now=1.0)
-    ended = await submit(bus, now=2.0)  # and is in its queue still, for its runner died
+    ended = await submit(bus, now=2.0)  # still in its queue, because its runner died
     keyed = await submit(bus, now=3.0, invocation=new_invocation_id())
     assert await call_records.end(bus, msgspec.structs.replace(ended, state=InvocationState.SUCCEEDED, ended_at=4.0))
     assert [call.id for call in await call_records.recent(bus, "waits", 10)] == [keyed.id, ended.id, waits.id]
     queued = await call_records.recent(bus, "waits", 10, lambda call: not call.state.ended)
     assert [call.id for call in queued] == [keyed.id, waits.id]
-    assert [call.id for call in await call_records.recent(bus, "waits", 1)] == [ended.id]  # the last that changed
+    assert [call.id for call in await call_records.recent(bus, "waits", 1)] == [ended.id]  # the last ones that changed
 
 
 async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, connect: Connect) -> None:
@@ -284,10 +284,10 @@ async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
 @pytest.mark.parametrize(
     ("seq", "waiting", "last", "found"),
     [
-        (101, 10, 110, (1, 1)),  # nobody else's are there
+        (101, 10, 110, (1, 1)),  # no calls of others
         (110, 10, 110, (10, 10)),
-        (105, 7, 110, (2, 5)),  # 3 of 110 are others', before it or behind
-        (110, 3, 110, (3, 3)),  # it is the last
+        (105, 7, 110, (2, 5)),  # 3 of 110 belong to others, before or after it
+        (110, 3, 110, (3, 3)),  # it is the last one
         (105, 0, 110, (1, 1)),  # it has just been taken
     ],
 )

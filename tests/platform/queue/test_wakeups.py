@@ -1,4 +1,4 @@
-"""Who submits many rings often enough that none waits unheard, and no more."""
+"""Rate-limited wakeups: no call stays unannounced, and there are no more wakeups than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large bodies handed on by reference (gpufn_platform.shared_bodies.bodies)."""
+"""Large bodies passed by reference (gpufn_platform.shared_bodies.bodies)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its call was lost with the worker's thread."""
+    """Regression: its call was lost with the worker's thread."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -94,7 +94,7 @@ def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> No
 
 
 def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
-    """The rest stayed in the memory of the host, and nobody had it any more."""
+    """Regression: the rest stayed in the host's memory without an owner."""
     parcels = Parcels(tmp_path / "all" / "w-1")
     parcels.make()
     for place in ("", "own", "own/deeper"):

@@ -1,4 +1,4 @@
-"""Files of parcels that are written again (gpufn_platform.shared_bodies.reuse)."""
+"""Reuse of shared-memory files (gpufn_platform.shared_bodies.reuse)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_one_that_is_mapped_is_left_alone(parcels: Parcels) -> None:
 
 
 def test_one_that_is_being_read_is_left_alone(parcels: Parcels) -> None:
-    """A client takes its time to read an answer."""
+    """A client reads a response slowly."""
     with parcels.reader(parcels.write([BODY])) as reader:
         parcels.take(parcels.write([b"y" * 5000]))
         parcels.take(parcels.write([b"z" * 5000]))
@@ -69,7 +69,7 @@ def test_one_that_is_being_read_is_left_alone(parcels: Parcels) -> None:
 
 
 def test_other_readers_get_another_file(parcels: Parcels) -> None:
-    """Who had it may have kept a path to it, which the kernel does not count, and open it later."""
+    """A previous reader may have kept a path descriptor, which the kernel does not count, and open it later."""
     name = parcels.write([BODY], "mine")
     kept = os.open(os.path.join(parcels.folder, name), os.O_PATH)
     parcels.take(name)
@@ -88,7 +88,7 @@ def test_the_oldest_go_beyond_a_bound_and_what_is_in_use_stays(parcels: Parcels)
 
 
 def test_they_are_a_part_of_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container has 64 MiB of it unless it is told otherwise, and other processes keep some too."""
+    """A container has 64 MiB of shared memory by default, and other processes use some of it."""
     monkeypatch.setattr(reuse, "_free_bytes", lambda folder: 4 * len(BODY))
     parcels = Parcels(tmp_path, spare_bytes=BOUND)
     for name in [parcels.write([BODY]), parcels.write([BODY])]:
@@ -106,7 +106,7 @@ def test_one_that_is_too_large_to_be_kept_costs_no_other(parcels: Parcels) -> No
 def test_a_link_that_comes_too_late_is_no_way_to_what_is_written_next(
     parcels: Parcels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel has looked the name up and waits for the other folder; meanwhile the call ends."""
+    """The kernel has looked up the name and waits for the other folder; meanwhile the call ends."""
     worker = Parcels(tmp_path / "w-1")
     worker.make()
     told = parcels.write([BODY])
@@ -126,7 +126,7 @@ def test_a_link_that_comes_too_late_is_no_way_to_what_is_written_next(
 
 
 def test_a_reader_that_leases_its_file_keeps_nobody_waiting(parcels: Parcels) -> None:
-    """Else the kernel has its writer wait for 45 s."""
+    """Otherwise the kernel makes the file's writer wait for 45 s."""
     name = parcels.write([BODY])
     with open(os.path.join(parcels.folder, name), "rb") as file:
         parcels.remove(name)
@@ -144,7 +144,7 @@ def test_full_memory_takes_the_spare_files_first(
     write = os.write
 
     def full(file: int, data: memoryview) -> int:
-        if len(os.listdir(parcels.folder)) > 2:  # the one that is used, and the one that is written
+        if len(os.listdir(parcels.folder)) > 2:  # the one in use, and the one being written
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data)
 

@@ -1,4 +1,4 @@
-"""A tiny runner: it listens on a unix socket and speaks frames with a real worker process."""
+"""A tiny runner: it listens on a unix socket and exchanges frames with a real worker process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JSON = "application/json"
 
 
 class Peer:
-    """A worker, seen from its runner."""
+    """A worker from its runner's view."""
 
     def __init__(self, folder: Path, config: WorkerConfig) -> None:
         self.config = config
@@ -94,7 +94,8 @@ class Peer:
         return frame
 
     def next(self) -> tuple[WorkerFrame, bytes]:
-        """The next frame that is no Log (see `logs`) and no Freed (see `freed`); EOFError when the worker hangs up."""
+        """Return the next frame other than Log (see `logs`) and Freed (see `freed`). EOFError when the worker
+        disconnects."""
         while True:
             while not self._arrived:
                 assert self._link is not None
@@ -121,14 +122,14 @@ class Peer:
         self._link.sendall(data)
 
     def run(self, body: bytes = b"{}", **fields: Any) -> int:
-        """Send a Run; its number."""
+        """Send a Run; returns its number."""
         self._last_attempt += 1
         run = {"method": "", "content_type": JSON, "accept": JSON, **fields}
         self.send(Run(self._last_attempt, f"i{self._last_attempt}", **run), body)
         return self._last_attempt
 
     def run_at_once(self, *bodies: bytes) -> list[int]:
-        """Send a Run for each of `bodies` in one piece; their numbers."""
+        """Send a Run for each of `bodies` in one write; returns their numbers."""
         first = self._last_attempt + 1
         self._last_attempt += len(bodies)
         runs = [
@@ -149,7 +150,7 @@ class Peer:
         return body
 
     def call(self, body: bytes = b"{}", **fields: Any) -> bytes:
-        """Run and wait: the result's body."""
+        """Run and wait; returns the result's body."""
         number = self.run(body, **fields)
         result, answer = self.result()
         assert result.error is None, result.error.traceback
@@ -157,7 +158,7 @@ class Peer:
         return answer
 
     def failure(self, body: bytes = b"{}", **fields: Any) -> tuple[str, ErrorInfo]:
-        """Run and wait: how it failed."""
+        """Run and wait; returns the error."""
         self.run(body, **fields)
         result, _ = self.result()
         assert result.error is not None, result
@@ -177,7 +178,7 @@ class Peer:
         self.send(frames.AnswerItem(call, JSON), body)
 
     def hang_up(self) -> None:
-        for end in (self._server, self._link):  # in this order: the worker connects again at once
+        for end in (self._server, self._link):  # in this order, because the worker reconnects at once
             if end is not None:
                 end.close()
 
@@ -200,7 +201,7 @@ MakePeer = Callable[..., Peer]
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Short, for a unix socket's path fits 108 bytes."""
+    """A short path, because a unix socket's path has at most 108 bytes."""
     return tmp_path_factory.mktemp("w")
 
 
@@ -271,7 +272,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
 
 @pytest.fixture
 def start(make_peer: MakePeer) -> MakePeer:
-    """As `make_peer`, started, and Ready."""
+    """Like `make_peer`, but started and Ready."""
 
     def started(*args: Any, **options: Any) -> Peer:
         peer = make_peer(*args, **options).launch()

@@ -1,4 +1,4 @@
-"""libcuda as far as it proves a share: a library that follows MPS's own rules for a client's environment."""
+"""Fake libcuda with the calls for checking a share: it follows MPS's rules for a client's environment."""
 
 # ruff: noqa: N802
 
@@ -12,8 +12,8 @@ MIB = 1 << 20
 
 
 class FakeCuda:
-    """`environment` is the process's. `reaches` is whether its daemon answers; `not_ready` how many tries find the
-    server starting; `knows_mps` whether the driver is new enough to tell."""
+    """`environment` is the process's. `reaches`: whether its daemon responds; `not_ready`: how many attempts find the
+    server starting; `knows_mps`: whether the driver is new enough to report MPS."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class FakeCuda:
 
 
 def _limit(environment: Mapping[str, str]) -> int | None:
-    """In bytes. One entry for a device that the process does not see, and none holds; so does one without a key."""
+    """The limit in bytes. An entry for a device that the process does not see, or without a key, has no effect."""
     seen = environment["CUDA_VISIBLE_DEVICES"].split(",")
     found = None
     for entry in environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "").split(","):

@@ -1,4 +1,4 @@
-"""As much of torch as moving its memory takes: storages on a GPU that counts what it has given out."""
+"""The part of torch that moving its memory needs: storages on a GPU that counts its allocations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 class FakeTorch:
-    """`Tensor(b"...")` is one on the GPU. `stray` are bytes there that no tensor has; `can_pin` is what the driver
-    says to memory that it is to pin."""
+    """`Tensor(b"...")` is on the GPU. `stray`: bytes there that belong to no tensor; `can_pin`: whether the driver pins
+    memory."""
 
     strided, uint8 = "strided", "uint8"
 
@@ -40,7 +40,7 @@ class FakeTorch:
         return self.Tensor(storage)
 
     def zeros(self, size: int, *, device: str) -> None:
-        """The kernel that hears of what went wrong before it."""
+        """The kernel that receives the earlier error."""
         if self.is_spoilt:
             self.is_spoilt = False
             raise RuntimeError("CUDA error: out of memory")

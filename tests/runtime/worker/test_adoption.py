@@ -1,4 +1,4 @@
-"""What a worker has for its next runner: as a table, and through a real worker."""
+"""Leftovers of a worker for its next runner: as a table, and with a real worker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_result_that_nobody_could_take_is_kept_for_the_next_runner() -> None:
     attempts.abandon(set())
     assert not attempts.end(attempt, b"result")
     assert (attempts.idle, named(attempts)) == (True, (0, [1]))
-    attempts.abandon(set())  # that one died before it was sent
+    attempts.abandon(set())  # that runner died before it was sent
     assert named(attempts) == (0, [1])
     assert attempts.resume(3) == [b"result"]
     assert named(attempts) == (0, [])

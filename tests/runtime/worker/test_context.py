@@ -1,4 +1,4 @@
-"""`gpufn.current()` in a real worker process: what its runner hears, and what it answers."""
+"""`gpufn.current()` in a real worker process: the frames that its runner receives, and its responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_progress_goes_to_the_runner_from_whichever_thread_has_the_context(start
 
 
 def test_a_text_of_any_length_says_how_far_it_is(start: Start) -> None:
-    """The runner hung up on one that was longer than a frame's header may be."""
+    """Regression: the runner disconnected on a message longer than a frame's header may be."""
     worker = start("import gpufn\ndef f(): gpufn.current().progress(1, '\\udcff' + 'x' * 2_000_000)")
     number = worker.run()
     assert worker.next()[0] == Progress(number, 1.0, "\\udcff" + "x" * 499)
@@ -122,7 +122,7 @@ def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
 def test_a_call_that_asks_while_no_runner_is_there_is_told_when_there_is_one_again(
     start: Start, tmp_path: Path
 ) -> None:
-    """Its question was lost: it would have waited for an answer for ever, and kept its slot."""
+    """Regression: its request was lost: it would have waited for a response forever, and kept its slot."""
     worker = start(
         """
         import gpufn, pathlib
@@ -149,7 +149,7 @@ def test_a_call_that_asks_while_no_runner_is_there_is_told_when_there_is_one_aga
     while not worker.freed:
         worker.run()
         frame, _ = worker.next()
-        if isinstance(frame, Call):  # it was so slow to ask that there was a runner again
+        if isinstance(frame, Call):  # it asked so late that there was a runner again
             worker.answer(frame.call, "", b"", OutcomeKind.REJECTED, BusUnavailable("no bus").info())
             frame, _ = worker.next()
         assert isinstance(frame, Result)

@@ -142,7 +142,7 @@ def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Pa
 
 
 def test_it_may_open_as_many_files_as_its_node_was_told_and_ask_for_more(start: Start) -> None:
-    """select(2) takes no descriptor above 1023, so more is not given unasked."""
+    """select(2) accepts no descriptor above 1023, so a higher limit must be requested."""
     worker = start("import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_NOFILE)", open_files=100)
     assert worker.call() == f"[100,{resource.getrlimit(resource.RLIMIT_NOFILE)[1]}]".encode()
 
@@ -173,7 +173,7 @@ def test_sigterm_lets_what_runs_finish(start: Start) -> None:
     worker.run(b'{"wait": true}', method="m")
     call, _ = worker.next()
     worker.process.send_signal(signal.SIGTERM)
-    worker.process.send_signal(signal.SIGINT)  # which is for the supervisor in the same terminal
+    worker.process.send_signal(signal.SIGINT)  # which is meant for the supervisor in the same terminal
     worker.answer(call.call, "", b"")
     assert {type(worker.next()[0]).__name__ for _ in range(2)} == {"Draining", "Result"}
     worker.send(Drain())
@@ -191,7 +191,7 @@ def test_sigterm_ends_an_idle_worker(start: Start) -> None:
 
 @pytest.mark.parametrize("calls_before", [0, 20], ids=["waits for its reader", "reads the socket"])
 def test_a_sigterm_that_does_not_wake_the_main_thread_is_heard_all_the_same(start: Start, calls_before: int) -> None:
-    """As one that comes just as it falls asleep."""
+    """Like a signal that arrives just before a blocking call."""
     worker = start(
         """
         import pathlib, signal, threading
@@ -301,7 +301,7 @@ def test_garbage_from_the_runner_ends_the_worker_in_order(start: Start, garbage:
 
 
 def test_atexit_hooks_that_never_return_do_not_keep_the_process() -> None:
-    """A worker that has said StartFailed held its share for as long as they did."""
+    """Regression: a worker that had sent StartFailed held its share for as long as its atexit hooks ran."""
     script = (
         "import atexit, time; from gpufn_runtime.worker import process; process.ATEXIT_S = 0.2; "
         "atexit.register(time.sleep, 60); process.leave(3)"

@@ -1,4 +1,4 @@
-"""The standby: a worker forked from it is like one that started cold."""
+"""The template process: a forked worker behaves like one that started cold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Template:
         return self.ask(ForkRequest(str(worker.config_path), str(fifo), {"PATH": "/bin", **env}))
 
     def fork_ahead(self) -> int:
-        """The pid of the worker that waits to be asked for."""
+        """The pid of the worker that was forked ahead."""
         assert self.process.stdin is not None
         known = _children()
         self.process.stdin.write(b"\n")
@@ -70,7 +70,7 @@ def _children() -> set[int]:
 
 @pytest.fixture
 def adopt() -> Iterator[None]:
-    """Orphans become our children, as the agent's do."""
+    """Orphans become our children, like the agent's."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     yield
@@ -118,7 +118,7 @@ def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: An
 
 
 def test_a_forked_worker_has_its_own_time_zone(make_peer: Start, make_template: Any) -> None:
-    """C's library reads TZ once: a template's was that of all its workers."""
+    """Regression: the C library reads TZ once, so all workers had the template's."""
     template = make_template()
     worker = make_peer("import time\ndef f(): return [time.localtime(0).tm_hour, time.tzname[0]]")
     reply = template.fork(worker, TZ="HERE-9")
@@ -132,7 +132,8 @@ def test_a_forked_worker_has_its_own_time_zone(make_peer: Start, make_template: 
 def test_a_forked_worker_has_its_own_folder_for_temporary_files(
     make_peer: Start, make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module that had asked for it when it was imported gave all workers the template's, which nobody empties."""
+    """Regression: a module that read it at import time gave all workers the template's folder, which is never
+    emptied."""
     (tmp_path / "asks.py").write_text("import tempfile\ntempfile.gettempdir()\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     template = make_template("asks")

@@ -69,7 +69,7 @@ class Batching:
         return Fitted(ordered, rows, rest, max_rows)
 
     def take(self, first: T, waiting: deque[T], fitted: Callable[[T], Fitted]) -> list[T]:
-        """Return `first` and those of `waiting` that can share its run, in order; they are removed from `waiting`."""
+        """Return `first` and the calls that can share its run, in order; removes them from `waiting`."""
         leader = fitted(first)
         if leader.rows is None:
             return [first]

@@ -87,7 +87,7 @@ class Attempts:
         self._active: dict[int, Attempt] = {}
         self._unsent: list[Attempt] = []  # ended without a link
         self._is_cut = False  # there is no link
-        self._reported_link = 1  # the link whose runner knows of the active attempts, or will in a moment
+        self._reported_link = 1  # the link on which the active attempts were, or are being, reported
         self._stale = 0  # attempts still running for a lost link
         self.on_idle: Callable[[], None] = lambda: None
         self.on_stale_end: Callable[[], None] = lambda: None

@@ -9,7 +9,7 @@ replaced |
 | DEVICE: the GPU or its driver | lost | replaced |
 
 A context in which a kernel has failed is unusable: every later call in it fails the same way. Libraries report an error
-by number, by the driver's or the runtime's name, or only by its text. Numbers and texts are those of CUDA 11 to 13.
+by number, by the driver's or the runtime's name, or only by its text. Numbers and texts are from CUDA 11 to 13.
 """
 
 from __future__ import annotations

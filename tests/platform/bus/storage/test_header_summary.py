@@ -1,4 +1,4 @@
-"""What is listed of a record is small, whatever the record says."""
+"""The listed summary of a record is small, whatever the record contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.header_summary import newest, summary, summary_of
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
-HEADERS_BYTES = 64 << 10  # that a server takes with a message
+HEADERS_BYTES = 64 << 10  # the server's limit for headers
 LONG = "x" * (1 << 20)
 
 
@@ -39,7 +39,7 @@ def test_of_many_words_the_first_ones_are_listed_whoever_wrote_them(fields: dict
 
 
 async def test_who_finds_too_few_has_looked_at_each_once(nats: Any, connect: Any) -> None:
-    """A thousand records are read in a moment, a hundred thousand several times over were not."""
+    """Regression: a thousand records are fast to read, a hundred thousand several times over were not."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     letters = [

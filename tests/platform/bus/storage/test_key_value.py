@@ -70,7 +70,7 @@ async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any,
 async def test_nothing_is_left_of_a_record_that_was_deleted(
     connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one for each worker that ever ran."""
+    """There is one key for each worker that ever ran."""
     monkeypatch.setattr(kv_module, "_MARKED_S", 1.0)
     bus = await connect(nats)
     kv = await KeyValue.open(bus, "leavings")
@@ -272,7 +272,7 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
 
 
 async def watched(kv: KeyValue) -> list[str]:
-    """The keys that a watch tells of at its beginning, in order."""
+    """The keys that a watch reports in its snapshot, in order."""
     told: set[str] = set()
     watch = await kv.watch(lambda key, _: told.add(key))
     watch.stop()

@@ -78,7 +78,7 @@ async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Pa
 async def test_what_an_owner_keeps_again_is_kept_for_as_long_as_he_says_now(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    """An id that is used again may have the same result, when the first one's is about to expire."""
+    """A reused id may have the same result, while the first result is about to expire."""
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "again", expires=True)
     path = tmp_path / "result"
@@ -201,7 +201,7 @@ async def test_what_a_dead_process_uploaded_is_removed(connect: Any, nats: Any) 
 
 
 class Opened:
-    """A path, and the files that were opened of it."""
+    """A path that records which files were opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -216,7 +216,7 @@ class Opened:
 
 
 async def test_a_file_that_is_kept_for_its_owner_is_read_once(connect: Any, nats: Any, tmp_path: Path) -> None:
-    """To hash it takes longer than to store it."""
+    """A file that takes longer to hash than to store."""
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "mine", expires=True)
     (tmp_path / "result").write_bytes(data := os.urandom(3 << 20))
@@ -250,16 +250,16 @@ def test_a_file_is_closed_whenever_its_reader_or_writer_is_cancelled(
     source, target = Opened(tmp_path / "source"), Opened(tmp_path / "target")
     (tmp_path / "source").write_bytes(b"bytes")
     monkeypatch.setattr(object_store, "_read_checked", chunks)
-    asyncio.run(cancelled(read(source)))  # and wait until its threads have ended
+    asyncio.run(cancelled(read(source)))  # wait until its threads have ended
     asyncio.run(cancelled(object_store._write(bus, "", "", target)))  # type: ignore[arg-type]
     assert [file.name for file in (*source.files, *target.files) if not file.closed] == []
 
 
-# --- blobs that are not what they seem --------------------------------------------------------------------------------
+# --- invalid blobs ----------------------------------------------------------------------------------------------------
 
 
 async def _description(bus: Bus, bucket: str) -> ordered_reader.StoredMessage:
-    """Of the only blob."""
+    """The description of the only blob."""
     message = await streams.last_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.M.>")
     assert message is not None
     return message
@@ -341,7 +341,7 @@ async def test_what_another_client_of_nats_deleted_can_be_put_again(connect: Any
 async def test_an_upload_that_breaks_off_at_its_end_leaves_a_whole_blob_or_none(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch, broken: BaseException
 ) -> None:
-    """The description was stored, and its sender does not learn it."""
+    """The description was stored, but its sender never receives the acknowledgement."""
     bus = await connect(nats)
     bucket = f"end-{type(broken).__name__}"
     await object_store.ensure_bucket(bus, bucket)

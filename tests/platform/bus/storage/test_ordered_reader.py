@@ -1,4 +1,4 @@
-"""A stream that is read in order, as fast as its reader takes it."""
+"""Ordered reads of a stream, as fast as the reader takes messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_reader_of_large_messages_is_sent_few_ahead(
     def on_message(message: StoredMessage, pending: int) -> None:
         nonlocal most
         waiting.append(message)
-        if message.seq > start + 64:  # how large they are is known by now
+        if message.seq > start + 64:  # the message size is known by now
             most = max(most, len(waiting))
 
     reader = await Feed.open(bus, subjects.LOGS, subject, on_message, pytest.fail, since_seq=start)
@@ -62,7 +62,7 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
 async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_removed(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As results are whose retention ends before a slow reader comes to them."""
+    """Like results whose retention ends before a slow reader gets to them."""
     monkeypatch.setattr(ordered_reader, "_HEARTBEAT_S", 1)
     bus = await connect(nats)
     await streams.ensure_streams(bus)
@@ -103,7 +103,7 @@ async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_wa
 
 
 def _mislead(bus: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
-    """So often it asks for messages where nobody listens; which subjects were meant."""
+    """Misdirect the first requests for messages to a subject without subscribers; returns the original subjects."""
     publish, misled = bus.publish, list[str]()
 
     def mislead(to: str, payload: bytes, **more: Any) -> None:
@@ -119,8 +119,8 @@ def _mislead(bus: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]
 async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster it may be on another node than ours, whose interest comes to be known here after the consumer is
-    made."""
+    """In a cluster the consumer may be on another node, which learns of our subscription only after the consumer
+    exists."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("found")
@@ -170,7 +170,7 @@ async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nat
     follower = Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
 
     class Breaks:
-        """For it cannot ask for more."""
+        """Because the reader cannot request more."""
 
         def take(self) -> None:
             follower._on_lost("the connection broke")
@@ -183,7 +183,7 @@ async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nat
 
 
 async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_waits(nats: Any, connect: Any) -> None:
-    """Each one that is given up leaves the server another consumer, which makes it slower still."""
+    """Each abandoned attempt leaves another consumer on the server, which slows it down further."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("slow")
@@ -196,7 +196,7 @@ async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_wai
 
 
 def _requests(bus: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The requests for messages, as they are sent."""
+    """The requests for messages, as sent."""
     publish, sent = bus.publish, list[dict[str, Any]]()
 
     def record(to: str, payload: bytes, **more: Any) -> None:
@@ -211,7 +211,7 @@ def _requests(bus: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
 async def test_a_collection_ends_at_once_when_what_was_to_come_is_removed(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for a heartbeat, which comes after five seconds."""
+    """Regression: it waited for a heartbeat, which comes after five seconds."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("removed-early")
@@ -248,7 +248,7 @@ async def test_a_collection_asks_for_no_more_than_is_there(
 async def test_a_collection_asks_again_while_the_node_of_its_consumer_is_behind(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node says that nothing is there, and the stream's leader knows better."""
+    """The node reports that nothing is stored, but the stream's leader has messages."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("behind")
@@ -291,7 +291,7 @@ async def test_a_collection_whose_node_stays_behind_breaks_off(
 
     async def made(to: str, body: Any = None, *more: Any) -> Any:
         answer = await js(to, body, *more)
-        if ".CREATE." in to:  # another one, of a subject that has no message
+        if ".CREATE." in to:  # another watch, on a subject without messages
             other = {key: value for key, value in body["config"].items() if key != "filter_subject"}
             name = other["name"].replace("feed", "empty")
             other |= {"name": name, "filter_subject": subjects.logs("empty")}

@@ -74,7 +74,7 @@ async def test_depths_count_each_revision_over_both_queues_and_classes(connect: 
 async def test_a_message_that_is_gone_already_is_not_removed_again(
     connect: Any, nats: Any, stream: str, subject: str
 ) -> None:
-    """Streams in memory and on disk say so with different errors."""
+    """Streams in memory and on disk report it with different errors."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     stored = await bus.publish_stored(subject, b"1")
@@ -141,7 +141,7 @@ async def test_following_misses_and_repeats_nothing_across_a_crash(connect: Any,
     bus = await connect(crash.server)
     await streams.ensure_streams(bus)
     subject = subjects.logs("f")
-    for number in range(700):  # more than a window
+    for number in range(700):  # more than one window
         bus.publish(subject, b"%d" % number)
     await bus.flush()
     follower = streams.follow(bus, subjects.LOGS, subject, since_seq=1)
@@ -167,7 +167,7 @@ async def test_a_consumer_can_be_made_and_deleted_again_and_again(connect: Any, 
 
 
 async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(connect: Any, nats: Any, until: Any) -> None:
-    """Why an invocation's stream keeps it for longer than any deadline."""
+    """The reason why an invocation's stream keeps messages longer than any deadline."""
     bus = await connect(nats)
     config = {"subjects": ["brief"], "retention": "workqueue", "storage": "memory", "max_age": 200_000_000}
     await streams.ensure_stream(bus, "BRIEF", config)

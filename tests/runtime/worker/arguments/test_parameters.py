@@ -1,4 +1,4 @@
-"""Bodies become arguments, or say which field does not fit."""
+"""Bodies are decoded into arguments, or the error names the field that does not fit."""
 
 from __future__ import annotations
 
@@ -664,7 +664,7 @@ def take(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
 
 def _sent(name: str, kind: type, fields: Any) -> bytes:
-    """What a caller may write by hand: a record of `kind` with any fields."""
+    """A handwritten record of `kind` with any fields."""
     inner = msgspec.Raw(native.encode(fields))
     ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode([kind.__module__, kind.__qualname__, inner]))
     return msgspec.msgpack.encode({"args": [], "kwargs": {name: ext}})

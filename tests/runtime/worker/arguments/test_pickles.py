@@ -1,4 +1,4 @@
-"""A worker runs the code of its bundle, and no code of a caller's."""
+"""A worker runs code of its bundle, and never code of a caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines made by hand: an ONNX graph of a node or two, run by ONNX Runtime on the CPU, in a folder as on a node."""
+"""Handmade engines: an ONNX graph of one or two nodes, run by ONNX Runtime on the CPU, in a folder as on a node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def manifest(
 
 
 def onnx_model(nodes: Sequence[Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bytes:
-    """`nodes` are (op, inputs, outputs) or an op that maps the first input to the first output."""
+    """`nodes` are (op, inputs, outputs), or an op that maps the first input to the first output."""
 
     def values(specs: Sequence[TensorSpec]) -> list[onnx.ValueInfoProto]:
         return [
@@ -89,7 +89,7 @@ def write_engine(
     outputs: Sequence[TensorSpec] = (tensor("y"),),
     **fields: Any,
 ) -> Path:
-    """An engine in `folder`, and its path as a WorkerConfig has it."""
+    """Write an engine into `folder`; returns its path as in a WorkerConfig."""
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(onnx_model(nodes, inputs, outputs))
     arrays = {f"in.{name}": array for name, array in golden_in.items()}

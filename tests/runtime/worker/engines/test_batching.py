@@ -1,4 +1,4 @@
-"""Which inputs fit, which calls share a run, and who gets which rows."""
+"""Which inputs fit, which calls share a run, and how rows are distributed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_calls_of_one_shape_are_taken_together_oldest_first(calls: str, taken: s
 def test_each_run_of_a_call_has_the_rows_of_one_profile(rows: int, most: int, runs: list[int]) -> None:
     bounds = [((1, 2), (2, 2), (2, 2)), ((4, 2), (4, 2), (6, 2)), ((8, 2), (8, 2), (8, 2))]
     rules = Batching(manifest(profiles=[profile(x=each) for each in bounds], max_batch=64))
-    for _ in range(2):  # what is known of a shape by then is the same
+    for _ in range(2):  # by then the same is known about a shape
         fitted = rules.fit({"x": _f32(rows, 2)})
         assert fitted.most_rows == most
         assert [len(part["x"]) for part in batching.parts(fitted)] == runs

@@ -96,7 +96,7 @@ def _off_by(part: float) -> Any:
     [
         (Precision.FP32, 0.0, _off_by(5e-6), True),
         (Precision.FP32, 0.0, _off_by(5e-5), False),
-        (Precision.FP32, 4e-5, _off_by(5e-5), True),  # its function tolerates more, and the builder measured it
+        (Precision.FP32, 4e-5, _off_by(5e-5), True),  # its function tolerates more, and the builder measured more
         (Precision.FP16, 0.0, _off_by(4e-3), True),
         (Precision.FP16, 0.0, _off_by(6e-3), False),
         (Precision.INT8, 0.0, _off_by(1e-2), True),

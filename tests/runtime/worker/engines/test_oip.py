@@ -1,4 +1,4 @@
-"""Bodies of the Open Inference Protocol, as clients send them and as they get them back."""
+"""Bodies of the Open Inference Protocol, as clients send and receive them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_outputs_are_those_asked_for_and_as_they_were_asked_for(head: dict[str, 
 
 
 def test_what_may_be_left_out_may_be_null() -> None:
-    """As clients made of data classes write what nobody has set."""
+    """Like clients that are based on data classes, which write unset fields."""
     head = {
         "id": None,
         "parameters": None,

@@ -97,7 +97,7 @@ def test_settings_are_the_manifests_and_threads_else_the_workers_cores(
     for entry, value in waiting(onnxruntime.__version__).items():
         assert options.get_session_config_entry(entry) == value
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
-    assert options.get_session_config_entry("session.x64quantprecision") == "1"  # else int8 is wrong without VNNI
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"  # otherwise int8 is wrong without VNNI
 
 
 def test_an_engine_for_cuda_never_runs_on_the_cpu_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a function does with its model, and how calls of several threads share runs."""
+"""A function's use of its model, and runs shared by calls of several threads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_wrong_call_is_the_callers_mistake(args: list[Any], kwargs: dict[str, 
 
 
 class Held:
-    """An engine whose first run waits until `release`, so that calls gather behind it."""
+    """An engine whose first run waits for `release`, so that calls queue behind it."""
 
     def __init__(self, parallel: int = 1, fail: Callable[[Arrays], bool] = lambda _: False, **fields: Any) -> None:
         self.running = threading.Semaphore(0)
@@ -77,7 +77,7 @@ class Held:
         self._go_on.set()
 
     def wait_for_callers(self, count: int) -> None:
-        """Until so many calls wait behind what runs."""
+        """Wait until this many calls wait behind the running one."""
         runs = self.session._runs
         patience = threading.Event()
         while len(runs._waiting) < count:

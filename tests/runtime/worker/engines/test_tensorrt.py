@@ -25,7 +25,8 @@ _FLOAT_BYTES = 4
 
 
 class FakeCuda:
-    """Streams run what is put into them when they are waited for; a graph is what was put in while captured."""
+    """Streams execute their commands when they are synchronized; a graph consists of the commands that were
+    captured."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
@@ -132,7 +133,7 @@ class FakeContext:
 
 
 class FakeTrt:
-    """As much of the module as the session names, with an engine of one input and one output."""
+    """The part of the module that the session uses, with an engine of one input and one output."""
 
     ILogger = type("ILogger", (), {"Severity": SimpleNamespace(ERROR="error", INTERNAL_ERROR="internal")})
     TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")

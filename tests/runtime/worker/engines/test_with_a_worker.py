@@ -1,4 +1,4 @@
-"""Models in a real worker process: handed to functions and classes, and functions that are nothing else."""
+"""Models in a real worker process: passed to functions and classes, and deployed without code."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_numbers_that_json_lacks_are_texts_both_ways(model: Any) -> None:
 
 
 def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tmp_path: Path) -> None:
-    """The output tells how many rows its run had."""
+    """The output has the number of rows of its run."""
     x = rows(1, 2)
     nodes = [
         ("Mul", ["x", "x"], ["square"]),
@@ -261,10 +261,10 @@ def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tm
 
 
 def test_calls_that_cannot_share_runs_do_not_wait_for_each_other(start: Start, tmp_path: Path) -> None:
-    """Of a batch nobody is answered before all have run, and all run again when one fails."""
+    """No call of a batch is answered before all have run, and all run again if one fails."""
     engine = write_engine(
         tmp_path / "gather", {"x": np.array([0])}, {"y": np.array([1])},
-        nodes=[("Shape", ["x"], ["table"]), ("Gather", ["table", "x"], ["y"])],  # there is an element 0 only
+        nodes=[("Shape", ["x"], ["table"]), ("Gather", ["table", "x"], ["y"])],  # there is only an element 0
         inputs=[tensor("x", "INT64", -1)], outputs=[tensor("y", "INT64", -1)], batched=False,
     )  # fmt: skip
     worker = start(models=("net",), engines={"net": (str(engine),)}, batch=Batch(max_size=8))

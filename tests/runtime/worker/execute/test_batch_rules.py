@@ -1,4 +1,4 @@
-"""When a batch forms (as tables), and what happens to its calls (through a real worker)."""
+"""When a batch forms (as tables), and the end of its calls (with a real worker)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _HELD = """
 
 
 def _gather(worker: Any, *bodies: bytes) -> dict[int, Any]:
-    """Run `bodies` together, while a first call holds the worker; results by their place."""
+    """Run `bodies` together while a first call occupies the worker; returns results by position."""
     first = worker.run(b'{"x": 0, "hold": true}')
     call, _ = worker.next()
     numbers = [worker.run(body) for body in bodies]
@@ -125,7 +125,7 @@ def test_calls_that_come_while_a_batch_runs_run_together(start: Start) -> None:
 
 
 def _charges(worker: Any, *bodies: bytes) -> list[tuple[float, float | None]]:
-    """How long each of `bodies` ran, which run together, and what it is charged."""
+    """How long each of `bodies`, which run together, ran, and how much it is charged."""
     worker.run(b'{"x": 0, "hold": true}')
     call, _ = worker.next()
     for body in bodies:
@@ -179,7 +179,7 @@ def test_when_a_batch_raises_its_calls_run_one_by_one(start: Start) -> None:
 
 
 def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
-    """One that had filled a GPU's memory held it while each of its calls was run on its own, so that these failed."""
+    """Regression: a call that had filled the GPU's memory held it while each call ran alone, so that these failed."""
     worker = start(
         """
         import gpufn.call.transport

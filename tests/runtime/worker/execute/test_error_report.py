@@ -1,4 +1,4 @@
-"""What goes wrong in a call, and what its caller is told."""
+"""Failures of a call, and the error report for its caller."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_exception_is_described_with_the_users_frames_only(start: Start) -> N
         ("class Rude(Exception):\n        def __str__(self): raise SystemExit\n    raise Rude", "f.<locals>.Rude",
          "<f.<locals>.Rude, whose str() failed>"),
         ("raise ValueError('\\ud800')", "ValueError", "\\ud800"),
-        # Not f itself: Python 3.13.0 finds no end of a function that calls itself with its parameters' defaults.
+        # Not f itself: Python 3.13.0 never ends a function that calls itself with its parameters' defaults.
         ("deep = lambda: deep()\n    deep()", "RecursionError", "maximum recursion depth exceeded"),
     ],
 )  # fmt: skip
@@ -87,7 +87,7 @@ _A_THING_AT = "class Thing: pass\ndef f(ok: bool = False): return 1 if ok else {
 def test_a_name_of_any_length_is_told_within_what_a_frame_takes(
     start: Start, source: str, body: str, told: str
 ) -> None:
-    """The runner hung up on a longer one, and so any caller could end a worker under all the others."""
+    """Regression: the runner disconnected on a longer one, so any caller could end a worker under all the others."""
     worker = start(source)
     _, error = worker.failure(body.encode())
     assert told in error.message
@@ -119,7 +119,7 @@ def test_whatever_checks_an_input_may_raise_anything(start: Start, raised: str) 
 
 
 def test_what_filled_the_memory_is_let_go_before_that_is_told(start: Start) -> None:
-    """It left none to say so with: the worker died, or the call never ended."""
+    """Regression: there was no memory left to report it: the worker died, or the call never ended."""
     worker = start(
         """
         held = 0
@@ -213,7 +213,7 @@ def test_a_child_that_the_code_forks_neither_holds_the_socket_nor_breaks_it(star
     ("end", "status"), [("return", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("raise ValueError", 1)]
 )
 def test_a_child_that_the_code_forks_ends_with_its_call(start: Start, end: str, status: int) -> None:
-    """It waited for calls for ever, and ran those that its parent had waiting a second time."""
+    """Regression: it waited for calls forever, and ran its parent's queued calls a second time."""
     worker = start(
         f"""
         import os, sys
@@ -247,7 +247,7 @@ def test_so_does_one_of_an_async_call(start: Start, end: str, status: int) -> No
 @pytest.mark.parametrize(("end", "status"), [("return", 0), ("yield 1", 0), ("raise ValueError", 1)])
 @pytest.mark.parametrize("kind", ["generator", "async_generator"])
 def test_so_does_one_of_a_stream(start: Start, kind: str, end: str, status: int) -> None:
-    """That of an async one took from the loop of its parent what was for that, which then heard of nothing more."""
+    """Regression: the child of an async function read events of its parent's loop, which then missed them."""
     worker = start(
         f"""
         import os
@@ -311,7 +311,7 @@ class C:
 
 
 def test_what_a_child_logs_as_its_parent_set_it_up_is_not_lost(start: Start) -> None:
-    """A handler holds the stream that stood in for stderr when it was made, and nobody reads that in a child."""
+    """A handler holds the stream that replaced stderr when it was created, which no thread of a child reads."""
     worker = start(
         """
         import logging, multiprocessing, sys
@@ -332,7 +332,7 @@ def test_what_a_child_logs_as_its_parent_set_it_up_is_not_lost(start: Start) -> 
 
 
 def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
-    """It waited for an answer for ever, and its parent for it."""
+    """Regression: it waited forever for a response, and its parent waited for it."""
     worker = start(
         """
         import gpufn.call.transport, multiprocessing
@@ -350,7 +350,7 @@ def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Star
 
 
 def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: Start) -> None:
-    """The worker went on, and heard nothing more."""
+    """Regression: the worker went on without receiving anything."""
     worker = start(
         """
         import os, pathlib, threading, time
@@ -400,7 +400,7 @@ def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: 
     ids=["user thread", "event loop"],
 )
 def test_a_thread_that_fails_beside_its_call_ends_the_worker(start: Start, source: str, kind: str) -> None:
-    """The call, and those that came after it, ran into their timeouts."""
+    """Regression: the call, and later ones, ran into their timeouts."""
     worker = start(source, kind=kind, concurrency=2)
     worker.run()
     worker.run()
@@ -411,8 +411,8 @@ def test_a_thread_that_fails_beside_its_call_ends_the_worker(start: Start, sourc
 
 
 def test_a_signal_handler_that_raises_between_two_calls_ends_the_worker(start: Start) -> None:
-    """An alarm that is set in a call and comes after it. A thread of the code's own kept the process, which heard its
-    calls and ran none of them."""
+    """An alarm that is set in a call and arrives after it. Regression: a thread of user code kept the process, which
+    received calls and ran none of them."""
     worker = start(
         """
         import signal, threading

@@ -1,4 +1,4 @@
-"""Results that are large: files in memory, which the worker writes again."""
+"""Large results: shared-memory files, which the worker reuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads the socket, as a table of what the two sides may see."""
+"""Ownership of the socket, as a table of the events that both sides may see."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lender_that_has_fallen_asleep_wakes_for_a_call_that_lasts() -> None:
     number = loan.lend()
     assert loan.is_mine(number)
     lender = waiting(loan)
-    lender.join(0.3)  # longer than its patience
+    lender.join(0.3)  # longer than its timeout
     assert lender.is_alive(), "an idle borrower keeps the socket"
     loan.begin_call()
     lender.join(10)

@@ -1,4 +1,4 @@
-"""What a worker says and does when its GPU fails under a call, or is not its own to use."""
+"""Reports and exit of a worker whose GPU fails during a call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_gpu_that_fails_loses_the_call_and_has_the_worker_replaced(start: Make
 def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakePeer) -> None:
     worker = start(_FAILS, gpu=("any",))
     worker.run(_ILLEGAL)
-    assert worker.next()[0] == Draining()  # its context is of no use any more, whoever is to blame
+    assert worker.next()[0] == Draining()  # its context is unusable, whatever the cause
     result, _ = worker.result()
     assert result.error is not None
     assert (result.kind.value, result.error.error_type) == ("raised", "RuntimeError")

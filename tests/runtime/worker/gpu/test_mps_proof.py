@@ -1,4 +1,4 @@
-"""A worker proves that it is held to its share: against a driver that follows MPS's rules."""
+"""A worker verifies that its share is enforced, against a driver that follows MPS's rules."""
 
 # ruff: noqa: N802
 
@@ -53,7 +53,7 @@ def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
 
 @pytest.mark.parametrize("entry", ["6G", "0=6144M,1=1024M", "GPU-2=6144M", ""])
 def test_a_limit_that_the_driver_drops_is_noticed(entry: str) -> None:
-    """A foreign entry, or one without a device, and no limit holds."""
+    """With an entry for another device, or without a device, there is no limit."""
     told = _told(FakeCuda(CLIENT | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": entry}))
     assert told == "85,899,345,920 bytes are free to it, more than its share's 6,442,450,944"
 

@@ -1,4 +1,4 @@
-"""A worker that is parked and resumed by its runner, and what it does with what it holds."""
+"""A worker that its runner parks and resumes, and the memory that it moves."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_hooks_that_take_more_of_the_host_than_there_is_are_told_so_when_they_ha
     assert answer.needs_bytes >= 20 << 20
 
 
-# --- what is moved ---------------------------------------------------------------------------------------------------
+# --- the memory that moves --------------------------------------------------------------------------------------------
 
 
 class FakeSession:

@@ -1,4 +1,4 @@
-"""What torch keeps on a GPU, moved out and back; torch is played."""
+"""Torch's GPU memory, moved to the host and back, with a fake torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_memory_that_python_does_not_see_is_not_left_behind_in_silence() -> None
 def test_a_cuda_graph_is_tied_to_its_addresses() -> None:
     torch = FakeTorch()
     graph = torch.cuda.CUDAGraph()
-    graph.self = graph  # what holds nothing is not looked through
+    graph.self = graph  # empty objects are not searched
     with pytest.raises(NotMovable, match="a CUDA graph"):
         TorchMemory(torch).find()
 

@@ -196,7 +196,7 @@ def test_a_queued_call_that_is_cancelled_never_runs(start: Start) -> None:
         """
     )
     worker.run(b'{"wait": true}')
-    call, _ = worker.next()  # so it runs, and waits for an answer of ours
+    call, _ = worker.next()  # so it runs, and waits for our response
     queued = worker.run(b'{"wait": false}')
     worker.send(Cancel(queued))
     result, _ = worker.result()
@@ -329,7 +329,7 @@ def test_what_a_nested_call_raised_keeps_its_type_from_worker_to_worker(start: S
     passed = worker.result()[0].error
     assert passed is not None
     assert "builtins:KeyError" in passed.error_classes
-    assert "KeyError" in passed.error_bases  # which Retry(on=[KeyError]) looks for
+    assert "KeyError" in passed.error_bases  # which Retry(on=[KeyError]) compares
 
 
 def test_a_nested_call_whose_task_is_cancelled_is_closed(start: Start) -> None:
@@ -346,7 +346,7 @@ def test_a_nested_call_whose_task_is_cancelled_is_closed(start: Start) -> None:
     number = worker.run()
     call, _ = worker.next()
     worker.send(Cancel(number))
-    frames = [worker.next()[0] for _ in range(2)]  # either thread may be the first to say so
+    frames = [worker.next()[0] for _ in range(2)]  # either thread may report it first
     assert sorted(type(frame).__name__ for frame in frames) == ["CloseCall", "Result"]
     assert [frame.call for frame in frames if type(frame).__name__ == "CloseCall"] == [call.call]
 

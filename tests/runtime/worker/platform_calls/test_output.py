@@ -1,4 +1,4 @@
-"""Prints and log records reach the attempt that made them, and never too much of them."""
+"""Output and log records are attributed to the attempt that made them, and limited."""
 
 from __future__ import annotations
 
