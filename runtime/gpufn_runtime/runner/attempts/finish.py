@@ -50,7 +50,7 @@ class AttemptFinisher:
         start_log: StartLog,
         nested: NestedCalls,
         output: Output,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         attempts: Attempts,
         meter: Meter,
     ) -> None:
@@ -59,7 +59,7 @@ class AttemptFinisher:
         self._start_log = start_log
         self._nested = nested
         self._output = output
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._attempts = attempts
         self._meter = meter
         self.ended = self.failed = 0

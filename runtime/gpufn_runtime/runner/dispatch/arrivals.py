@@ -72,7 +72,7 @@ class Arrivals:
         settler: Settler,
         start_log: StartLog,
         abandoned_calls: AbandonedCalls,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         bodies: NodeBodies,
         attempts: Attempts,
         run: Callable[[Attempt, bytes], None],
@@ -89,7 +89,7 @@ class Arrivals:
         self._settler = settler
         self._start_log = start_log
         self._abandoned_calls = abandoned_calls
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._on_fetch = on_fetch
         self.fetching: set[Attempt] = set()  # attempts whose arguments are being fetched from the bus

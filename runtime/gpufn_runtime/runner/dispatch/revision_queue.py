@@ -62,7 +62,7 @@ class RevisionQueue:
         abandoned_calls: AbandonedCalls,
         output: Output,
         attempts: Attempts,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         bodies: NodeBodies,
         meter: Meter,
         on_change: Callable[[], None],
@@ -73,21 +73,21 @@ class RevisionQueue:
         self._clock = clock
         self._attempts = attempts
         self._start_log = start_log
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._on_start = on_start  # called when an attempt began whose start must be announced
         self._places = Places(revision.spec)
         self._finisher = AttemptFinisher(
-            clock=clock, settler=settler, start_log=start_log, nested=nested, output=output, parcels=parcels,
-            attempts=attempts, meter=meter,
+            clock=clock, settler=settler, start_log=start_log, nested=nested, output=output,
+            shared_bodies=shared_bodies, attempts=attempts, meter=meter,
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, start_log=start_log, abandoned_calls=abandoned_calls, parcels=parcels,
-            bodies=bodies, attempts=attempts, run=self._run, drop=self._drop, request_turn=self._request_turn,
-            on_room=on_room, on_fetch=self._ensure_ticking,
+            clock=clock, settler=settler, start_log=start_log, abandoned_calls=abandoned_calls,
+            shared_bodies=shared_bodies, bodies=bodies, attempts=attempts, run=self._run, drop=self._drop,
+            request_turn=self._request_turn, on_room=on_room, on_fetch=self._ensure_ticking,
         )  # fmt: skip
         self._turn_waits = TurnWaits(
-            revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
+            revision, self._places, clock=clock, settler=settler, shared_bodies=shared_bodies, attempts=attempts,
             free=self._finisher.free, on_freed=self._after_end,
         )  # fmt: skip
         self._adoption = Adoption(

@@ -34,7 +34,7 @@ class TurnWaits:
         *,
         clock: Clock,
         settler: Settler,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         attempts: Attempts,
         free: Callable[[Attempt], None],
         on_freed: Callable[[WorkerLink], None],
@@ -43,7 +43,7 @@ class TurnWaits:
         self._places = places
         self._clock = clock
         self._settler = settler
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._attempts = attempts
         self._free = free
         self._on_freed = on_freed
