@@ -17,7 +17,8 @@ These permissions are a second line of defense. Workers, which run users' code, 
 
 The server checks the subject of a request but not its reply subject, so a role can make the server publish a response
 to any subject (docs/decisions/0031-bus-permissions-per-role.md). Therefore a bucket refuses messages that replace a
-record without the `Nats-Rollup` header, and `gpufn_platform.bus.storage.key_value` ignores messages that the server copied.
+record without the `Nats-Rollup` header, and `gpufn_platform.bus.storage.key_value` ignores messages that the server
+copied.
 """
 
 from __future__ import annotations

@@ -98,7 +98,13 @@ class Runner:
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
-            bus, self._caller, self._directory, self._circuits, clock, parcels=self._shared_bodies, bodies=self._bodies
+            bus,
+            self._caller,
+            self._directory,
+            self._circuits,
+            clock,
+            shared_bodies=self._shared_bodies,
+            bodies=self._bodies,
         )
         self._output = Output(bus, clock)
         self._relay = Relay(
@@ -271,7 +277,7 @@ class Runner:
             abandoned_calls=self._abandoned_calls,
             output=self._output,
             attempts=self._attempts,
-            parcels=self._shared_bodies,
+            shared_bodies=self._shared_bodies,
             bodies=self._bodies,
             meter=self._meter,
             on_change=self.report,

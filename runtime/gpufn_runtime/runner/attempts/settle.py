@@ -56,11 +56,11 @@ _BLOB_EXTRA_S = 600.0  # a blob must outlive its record, which is stored later
 
 class Settler:
     def __init__(
-        self, bus: Bus, clock: Clock, parcels: NodeSharedBodies, bodies: NodeBodies, start_log: StartLog
+        self, bus: Bus, clock: Clock, shared_bodies: NodeSharedBodies, bodies: NodeBodies, start_log: StartLog
     ) -> None:
         self._bus = bus
         self._clock = clock
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
         self._replies = Replies(bus)

@@ -18,9 +18,9 @@ _MAX_FETCHES: Final = 4  # each needs a window of 8 MiB in this process, whateve
 
 
 class NodeBodies:
-    def __init__(self, bus: Bus, parcels: NodeSharedBodies) -> None:
+    def __init__(self, bus: Bus, shared_bodies: NodeSharedBodies) -> None:
         self._bus = bus
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._fetch_limit = asyncio.Semaphore(_MAX_FETCHES)
         self._removals = Tasks("removal of bodies")
 

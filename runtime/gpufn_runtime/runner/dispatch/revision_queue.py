@@ -71,7 +71,7 @@ class RevisionQueue:
         abandoned_calls: AbandonedCalls,
         output: Output,
         attempts: Attempts,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         bodies: NodeBodies,
         meter: Meter,
         on_change: Callable[[], None],
@@ -88,7 +88,7 @@ class RevisionQueue:
         self._abandoned_calls = abandoned_calls
         self._output = output
         self._attempts = attempts
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._meter = meter
         self._on_room = on_room

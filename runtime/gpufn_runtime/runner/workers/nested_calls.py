@@ -96,7 +96,7 @@ class NestedCalls:
         circuits: Circuits,
         clock: Clock,
         *,
-        parcels: NodeSharedBodies,
+        shared_bodies: NodeSharedBodies,
         bodies: NodeBodies,
     ) -> None:
         self._bus = bus
@@ -104,7 +104,7 @@ class NestedCalls:
         self._directory = directory
         self._circuits = circuits
         self._clock = clock
-        self._shared_bodies = parcels
+        self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # one per open stream
