@@ -32,7 +32,7 @@ from gpufn_runtime.agent.workers.environment import worker_packages
 _OWNER = {"gpufn.owner": "benchmark"}
 _IMPORTS = (
     "from gpufn_runtime.worker import lifecycle, template; from gpufn_runtime.worker.arguments import loader; "
-    "template.rehearse()"
+    "template.prepare_decoders()"
 )
 
 
@@ -89,7 +89,7 @@ _PHASES = {
 
 async def _measured(home: Home, rounds: int) -> dict[str, list[float]]:
     home.ensure()
-    home.claim_parcels()
+    home.claim_shared_bodies()
     environ = os.environ
     network = environ.get("GPUFN_BUILD_NETWORK", "")
     docker: Any = _Timed(Docker(environ.get("GPUFN_DOCKER_HOST", DEFAULT_HOST), build_network=network))

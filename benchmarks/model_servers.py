@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 import measure
 import networks
 from gpufn_core.domain.engine import MANIFEST_FILE, EngineManifest
-from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.inference.ort_threads import spin_config
 
 _HEAD_LENGTH = "Inference-Header-Content-Length"
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
@@ -87,7 +87,7 @@ class Bare:
         self.threads = int(manifest.settings["intra_op_threads"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
-        for entry, value in waiting(onnxruntime.__version__).items():
+        for entry, value in spin_config(onnxruntime.__version__).items():
             options.add_session_config_entry(entry, value)
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -112,7 +112,7 @@ def serving(
     expected = bare.run(inputs).reshape(-1)
     _check(server, answer, expected)
     servers = [server]
-    session = json.dumps(waiting(onnxruntime.__version__))
+    session = json.dumps(spin_config(onnxruntime.__version__))
     environ = {
         "MODEL": str(model), "MAX_BATCH": str(max_batch), "THREADS": str(bare.threads), "SESSION": session,
     }  # fmt: skip

@@ -22,14 +22,14 @@ import onnxruntime
 
 import measure
 import networks
-from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.inference.ort_threads import spin_config
 
 _MODELS = ("resnet18", "encoder")
 _PROCESSES = (1, 2, 4)
 _THREADS = 2
 _WAYS: dict[str, dict[str, str]] = {
     "sleep": {"session.intra_op.allow_spinning": "0"},
-    "spin 20 us, then sleep (gpufn)": waiting("1.26"),
+    "spin 20 us, then sleep (gpufn)": spin_config("1.26"),
     "spin 100 us, then sleep": {"session.intra_op.spin_duration_us": "100"},
     "spin in runs": {"session.force_spinning_stop": "1"},
     "spin (ONNX Runtime's own)": {},

@@ -16,7 +16,7 @@ from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.process.node_process import run, until_told
+from gpufn_platform.process.node_process import run, run_until_signaled
 
 log = logging.getLogger("gpufn.builder")
 
@@ -44,7 +44,7 @@ async def serve(settings: BuilderSettings) -> None:
             bus, builds=KeyValue(bus, subjects.BUILDS), executor=executor, node=settings.node, clock=clock
         )
         log.info("builds for node %s", settings.node)
-        await until_told(builder.run(), "builder")
+        await run_until_signaled(builder.run(), "builder")
     finally:
         await bus.close()
 

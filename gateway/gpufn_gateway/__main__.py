@@ -30,8 +30,8 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.builds.engines import Engines
-from gpufn_gateway.builds.orphaned_builds import Unattended
-from gpufn_gateway.builds.revision_activation import Finishing
+from gpufn_gateway.builds.orphaned_builds import OrphanedBuilds
+from gpufn_gateway.builds.revision_activation import RevisionActivation
 from gpufn_gateway.bus_setup import Storage
 from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_gateway.calls.prepare import Calls
@@ -42,8 +42,9 @@ from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.collector import Collection
-from gpufn_gateway.http.body_budget import BodyReaders
+from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.body_reader import BodyBudget
+from gpufn_gateway.http.body_readers import BodyReaders
 from gpufn_gateway.http.host_field import is_loopback
 from gpufn_gateway.http.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
@@ -64,7 +65,6 @@ from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.settings import GatewaySettings
-from gpufn_gateway.stopping import GracefulShutdown
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.reaper import Reaper
@@ -82,7 +82,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import InvalidSetting
-from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.queue.caller import Caller
 
 log = logging.getLogger("gpufn_gateway")
@@ -113,7 +113,7 @@ class _Services:
 
 
 async def main(settings: GatewaySettings) -> None:
-    tell_watchdog()
+    notify_watchdog()
     async with contextlib.AsyncExitStack() as stack:
         services = await _open_with_retry(settings, stack)
         gateway = _Gateway(services)
@@ -176,10 +176,10 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     caller = Caller(bus, name=name, clock=clock)
     home = Home.from_env()
     home.ensure()
-    fast_path = FastPath(home.lane_socket, caller)
+    fast_path = FastPath(home.fast_path_socket, caller)
     stack.callback(fast_path.close)
     shared_bodies = GatewaySharedBodies(
-        home.claim_parcels(),
+        home.claim_shared_bodies(),
         name,
         budget=BodyBudget(settings.max_parcels_bytes),
         reaches_all=lambda: fast_path.is_connected and len(registry.live_nodes()) == 1,
@@ -343,9 +343,11 @@ class _Gateway:
         )
         yield "quota sync", self._quotas.run()
         yield "controller", _run_controller(controller)
-        finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
+        finishing = RevisionActivation(
+            registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads
+        )
         yield "finishing", finishing.run()
-        yield "unattended", Unattended(bus, builds, registry, clock, leads).run()
+        yield "unattended", OrphanedBuilds(bus, builds, registry, clock, leads).run()
         yield "schedules", ScheduleRuns(schedules, registry, clock, self._disk, leads=leads).run()
         post = Post(self._addresses)
         yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()
@@ -372,7 +374,7 @@ def run() -> int:
     try:
         settings = GatewaySettings.from_env()
         hide_environment("GPUFN_NATS_URL")
-        fd_limit.allow_all()
+        fd_limit.raise_to_hard_limit()
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def tried_again(task: str) -> Iterator[None]:
+def log_failures(task: str) -> Iterator[None]:
     """Log an exception of one round of `what` instead of raising it: the next round retries."""
     try:
         yield

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpufn_core.domain.metering import KEPT_S
+from gpufn_core.domain.metering import USAGE_RETENTION_S
 from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -46,7 +46,7 @@ class Buckets:
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
-            usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S),
+            usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),
         )
 
     async def ensure(self) -> None:

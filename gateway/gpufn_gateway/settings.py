@@ -12,7 +12,7 @@ import msgspec
 
 from gpufn_core.protocol import limits
 from gpufn_platform.process.grace_period import GRACE_S
-from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, size, sync_of, yes_or_no
+from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, parse_sync, size, yes_or_no
 
 T = TypeVar("T")
 _VARIABLES = {"grace_s": "GPUFN_GRACE"}  # shared with the agent
@@ -99,7 +99,7 @@ _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "port": _port,
     "webhook_networks": _networks,
     "log_level": _level,
-    "sync": sync_of,
+    "sync": parse_sync,
 }
 
 

@@ -12,7 +12,7 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.server import Server
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.process.pause_detector import Beats
+from gpufn_platform.process.pause_detector import PauseDetector
 from gpufn_platform.queue.caller import Caller
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ async def tick(
 ) -> None:
     """Run all periodic jobs until cancelled."""
     loop = asyncio.get_running_loop()
-    beats = Beats(clock.monotonic())
+    beats = PauseDetector(clock.monotonic())
     while True:
         await asyncio.sleep(_TICK_S)
         now = clock.monotonic()

@@ -162,7 +162,7 @@ def _clock() -> Iterator[Finding]:
             yield Finding("clock", "note", f"skew of node {node['node']} unknown: its agent has not measured it yet")
             continue
         state, do = ("bad", clock_skew.REMEDY) if clock_skew.is_skewed(skew_s) else ("ok", "")
-        yield Finding("clock", state, f"node {node['node']}: {clock_skew.described(skew_s)}", do)
+        yield Finding("clock", state, f"node {node['node']}: {clock_skew.describe(skew_s)}", do)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _clock, _gpu)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from gpufn.cli.terminal.output import WrongUsage, as_typed, print_fields, say, step
+from gpufn.cli.terminal.output import WrongUsage, as_usage_error, print_fields, say, step
 from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
@@ -70,7 +70,7 @@ def up(
     """
     home = Home.from_env()
     if nats is not None:
-        with as_typed("--nats"):
+        with as_usage_error("--nats"):
             check_bus(nats)
     if detach:
         with _report_disk_errors(home):
@@ -103,7 +103,7 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
         leftover.end()
     home.ensure()
     platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
-    grace_period.forget_grace(home)
+    grace_period.clear_grace(home)
     supervisor = Supervisor(
         programs=[Program(name, module, name in _WITH_GRACE) for name, module in _PROGRAMS.items()],
         environment=platform.environment,
@@ -120,7 +120,7 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
         ready_timeout_s=_READY_TIMEOUT_S,
     )
     try:
-        with supervisor_fifo.held_open(home.supervisor_fifo):
+        with supervisor_fifo.open_fifo(home.supervisor_fifo):
             supervisor.run()
     finally:
         home.forget_running()

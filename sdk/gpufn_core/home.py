@@ -84,7 +84,7 @@ class Home:
         return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
 
     @property
-    def lane_socket(self) -> Path:
+    def fast_path_socket(self) -> Path:
         """Socket on which this node's runner receives calls from gateways of the same host."""
         return self.run / "lane"
 
@@ -130,7 +130,7 @@ class Home:
         except OSError as error:
             raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
 
-    def claim_parcels(self) -> Path:
+    def claim_shared_bodies(self) -> Path:
         """Create `parcels`, private to its owner. Processes that write there call this. Raises PlatformError."""
         try:
             self.parcels.parent.mkdir(parents=True, exist_ok=True)

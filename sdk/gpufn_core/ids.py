@@ -78,10 +78,10 @@ def id_at(stem: str, place: int) -> InvocationId:
     return InvocationId(stem + "".join([_PAIRS[(place >> shift) & 1023] for shift in (30, 20, 10, 0)]))
 
 
-def place_in(invocation: str) -> int:
+def queue_position_in(invocation: str) -> int:
     """Return where an invocation is stored if `id_at` made its id; any number otherwise.
 
-    >>> place_in("01k9xq3zr7c8m2v5t000000011"), place_in("no id")
+    >>> queue_position_in("01k9xq3zr7c8m2v5t000000011"), queue_position_in("no id")
     (33, 0)
     """
     if not is_invocation_id(invocation):
@@ -121,7 +121,7 @@ def item_of(invocation: str) -> tuple[MapId, int] | None:
     return None if match is None else (MapId(match[1]), int(match[2]))
 
 
-def names_invocation(text: str) -> bool:
+def is_call_or_item_id(text: str) -> bool:
     """Whether `text` is the id of a single call or of a map's item."""
     return is_invocation_id(text) or item_of(text) is not None
 

@@ -62,7 +62,7 @@ def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, mo
 
 def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
     deep.ensure()
-    folders = [deep.run / "w", deep.claim_parcels() / "kept"]
+    folders = [deep.run / "w", deep.claim_shared_bodies() / "kept"]
     for folder in folders:
         folder.mkdir()
     deep.forget_running()

@@ -116,7 +116,7 @@ def test_a_second_signal_ends_the_grace_period_and_loses_no_call(tmp_path: Path)
         call = submit(platform, ledger, 120)
         starts(ledger)
         platform.process.send_signal(signal.SIGTERM)
-        while not grace_period.is_under_way(Home(home)):
+        while not grace_period.is_stopping(Home(home)):
             time.sleep(0.01)
         platform.process.send_signal(signal.SIGTERM)
         platform.process.wait(WITHIN_S)

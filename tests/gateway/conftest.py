@@ -237,11 +237,13 @@ class Gateway:
         self.registry.on_function(spec.name, Entry(spec.name, encode(function), number))
 
     def report(self, *statuses: FunctionStatus, partial: bool = False, epoch: int = 1) -> None:
-        self.registry.take_controller_report(ControllerReport("c", epoch, self.clock.time(), statuses, partial=partial))
+        self.registry.receive_controller_report(
+            ControllerReport("c", epoch, self.clock.time(), statuses, partial=partial)
+        )
 
     def hear_node(self) -> None:
-        self.registry.take_node_report(NodeReport("n", self.clock.time(), ()))
-        self.registry.take_runner_report(RunnerReport("n", "r", self.clock.time()))
+        self.registry.receive_node_report(NodeReport("n", self.clock.time(), ()))
+        self.registry.receive_runner_report(RunnerReport("n", "r", self.clock.time()))
 
     def client(self, **headers: str) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app)

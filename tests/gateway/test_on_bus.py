@@ -20,7 +20,7 @@ from gpufn_core.domain.revision import RevisionState
 from gpufn_core.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.messages import HeldBy, LogLine, ResultReply, WhereIs, unpack_invocation
+from gpufn_core.protocol.messages import CallLocation, LocateCall, LogLine, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway.functions.deploys import How
 from gpufn_local.nats_process import find_binary
@@ -219,9 +219,9 @@ class Holding:
         bus.subscribe(subjects.WHEREABOUTS, self._on_where)
 
     def _on_where(self, message: Any) -> None:
-        asked = msgspec.msgpack.decode(message.payload, type=WhereIs).invocation
+        asked = msgspec.msgpack.decode(message.payload, type=LocateCall).invocation
         if asked in self.held:
-            self._bus.publish(message.reply, encode(HeldBy(asked, "w-1", "a", 1, 0.0)))
+            self._bus.publish(message.reply, encode(CallLocation(asked, "w-1", "a", 1, 0.0)))
 
 
 async def test_a_deploy_while_a_function_is_deleted_is_not_deleted_with_it(

@@ -24,7 +24,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.builds.engines import Engines
-from gpufn_gateway.builds.revision_activation import Finishing
+from gpufn_gateway.builds.revision_activation import RevisionActivation
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
@@ -161,7 +161,7 @@ class Whole:
         invoke = Invoke(calls, submissions)
         self.app = App(invoke, Inference(calls, invoke, call_bodies), self.access, routes, disk)
         self.leads = True
-        self.finishing = Finishing(
+        self.finishing = RevisionActivation(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
@@ -175,7 +175,7 @@ class Whole:
         return int.from_bytes(info[128:136], sys.byteorder)  # tcpi_bytes_received
 
     def report(self, *statuses: Any) -> None:
-        self.registry.take_controller_report(ControllerReport("c", 1, 0.0, statuses))
+        self.registry.receive_controller_report(ControllerReport("c", 1, 0.0, statuses))
 
 
 @contextlib.asynccontextmanager

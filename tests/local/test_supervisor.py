@@ -33,7 +33,7 @@ supervisor = Supervisor(
     bus_log=folder / "nats.log",
     cwd=folder,
     ready_timeout_s=20,
-    silent_s=float(os.environ.get("SILENT_S", "60")),
+    silent_s=float(os.environ.get("RUNNER_SILENCE_S", "60")),
     changed=lambda pids, ready: print("pids", *(f"{name}={pid}" for name, pid in pids.items()), ready, flush=True),
     say=lambda text: print("say", text, flush=True),
 )
@@ -59,10 +59,10 @@ signal.pause()
 # Sends a heartbeat; the first time it then hangs, in the way that HANGS names.
 _HANGS = """
 import asyncio, os, signal, time
-from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_platform.process.watchdog import notify_watchdog
 async def serve():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    tell_watchdog()
+    notify_watchdog()
     open("hangs.is-ready", "a").write("x")
     if os.environ["HANGS"] == "stops" and os.path.getsize("hangs.is-ready") == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -135,7 +135,7 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["stops", "waits"])
 def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("HANGS", how)
-    monkeypatch.setenv("SILENT_S", "3")
+    monkeypatch.setenv("RUNNER_SILENCE_S", "3")
     run = _Run(tmp_path, {"hangs": _HANGS})
     old = _pids(run.until("pids", "hangs="))["hangs"]
     assert f"no heartbeat for 3 s (stack dump: {tmp_path}/logs/hangs.log)" in run.until("say hangs hangs")
@@ -149,7 +149,7 @@ def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytes
 
 def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS_BUS", "yes")
-    monkeypatch.setenv("SILENT_S", "3")
+    monkeypatch.setenv("RUNNER_SILENCE_S", "3")
     run = _Run(tmp_path, {"first": _LIVES})
     old = _pids(run.until("pids", "True"))["nats"]
     os.kill(old, signal.SIGSTOP)

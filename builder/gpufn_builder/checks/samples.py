@@ -22,7 +22,7 @@ import numpy as np
 from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays, default_of, describe_tensor, dtype_of
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import MOST_DIMENSIONS, ShapeProfile, TensorSpec
+from gpufn_core.spec.model_spec import MAX_DIMENSIONS, ShapeProfile, TensorSpec
 
 _STAGE: Final = BuildStage.INGEST
 MAX_SAMPLES_BYTES: Final = 4 << 30  # unpacked
@@ -201,8 +201,8 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 
 
 def _check_shape(name: str, shape: Sequence[Any]) -> None:
-    if len(shape) > MOST_DIMENSIONS:
-        raise ValueError(f"{name} has {len(shape)} dimensions, and at most {MOST_DIMENSIONS} are allowed")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{name} has {len(shape)} dimensions, and at most {MAX_DIMENSIONS} are allowed")
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{name} has an invalid shape: {list(shape)}")
 

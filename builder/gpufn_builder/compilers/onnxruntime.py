@@ -24,7 +24,7 @@ from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_core.domain.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.inference.ort_integers import EXACT
-from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.inference.ort_threads import spin_config
 from gpufn_core.spec.model_spec import TensorSpec
 
 _ENGINE: Final = "model.onnx"
@@ -75,7 +75,7 @@ class OnnxRuntime:
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[str(settings["graph_optimization"])]
         options.intra_op_num_threads = int(settings["intra_op_threads"])
-        for entry, value in waiting(onnxruntime.__version__).items():
+        for entry, value in spin_config(onnxruntime.__version__).items():
             options.add_session_config_entry(entry, value)
         if self._on_gpu and not compiled.cpu_nodes:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

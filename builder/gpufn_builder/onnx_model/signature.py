@@ -10,7 +10,7 @@ from gpufn_builder.onnx_model.graph_names import text
 from gpufn_builder.onnx_model.tensors import datatype_of
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS
+from gpufn_core.spec.model_spec import LARGEST_SIZE, LONGEST_NAME, MAX_DIMENSIONS
 
 _STAGE: Final = BuildStage.INGEST
 
@@ -58,8 +58,8 @@ def _check_input(value: ValueInfoProto) -> None:
             "sizes may be dynamic"
         )
     dims = value.type.tensor_type.shape.dim
-    if len(dims) > MOST_DIMENSIONS:
-        raise _error(f"input {value.name} has {len(dims)} dimensions; {MOST_DIMENSIONS} are allowed")
+    if len(dims) > MAX_DIMENSIONS:
+        raise _error(f"input {value.name} has {len(dims)} dimensions; {MAX_DIMENSIONS} are allowed")
     if (largest := max((dim.dim_value for dim in dims), default=0)) > LARGEST_SIZE:
         raise _error(f"input {value.name} has a size of {largest}; {LARGEST_SIZE} is allowed")
 

@@ -16,14 +16,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufn_core.domain.metering import STORED_EACH_S, Usage, UsageKey, day_of
+from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import GatewayReport
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.quotas import COUNT_TTL_S, KeyQuota, recount_at
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
@@ -143,10 +143,10 @@ class QuotaSync:
         """Read the usage of today every ten seconds, and when a key is new, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STORED_EACH_S):
+                async with asyncio.timeout(STORE_INTERVAL_S):
                     await self._has_new_key.wait()
             self._has_new_key.clear()
-            with tried_again("reading today's usage of API keys"):
+            with log_failures("reading today's usage of API keys"):
                 await self.refresh_usage()
 
     async def refresh_usage(self) -> None:

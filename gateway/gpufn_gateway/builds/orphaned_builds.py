@@ -18,7 +18,7 @@ from gpufn_core.domain.device import DeviceType
 from gpufn_core.domain.engine import CPU_KIND, Build, BuildState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.registry import Registry
 from gpufn_platform.bus.connection import Bus, NoResponders
@@ -32,7 +32,7 @@ _TICK_S: Final = 1.0
 _ANSWER_S: Final = 2.0
 
 
-class Unattended:
+class OrphanedBuilds:
     """`leads` returns whether the controller of this process leads now."""
 
     def __init__(self, bus: Bus, builds: Builds, registry: Registry, clock: Clock, leads: Callable[[], bool]) -> None:
@@ -46,7 +46,7 @@ class Unattended:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            with tried_again("looking for builders"):
+            with log_failures("looking for builders"):
                 if self._leads():
                     await self.step()
             await asyncio.sleep(_TICK_S)

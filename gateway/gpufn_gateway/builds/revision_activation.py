@@ -12,7 +12,7 @@ from typing import Final
 
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import RequestError
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.builds import build_rules
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import Deploys
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
 
 
-class Finishing:
+class RevisionActivation:
     """`leads` returns whether the controller of this process leads now."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Finishing:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            with tried_again("activating built revisions"):
+            with log_failures("activating built revisions"):
                 await self.step()
             await self._builds.wait_any_change(_TICK_S)
 

@@ -80,7 +80,7 @@ class FastPath:
     def tick(self, now: float) -> None:
         """Connect, or disconnect a silent runner. Call it about once a second with the loop's time."""
         if self._runner is not None:
-            if now - self._last_data_at > fast_path.SILENCE_S:
+            if now - self._last_data_at > fast_path.RUNNER_TIMEOUT_S:
                 log.warning("this host's runner is silent: its calls go through the queue")
                 self._runner.transport.abort()
         elif self._connecting is None and self._path.exists():

@@ -50,7 +50,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.pending import PendingCall, PendingStream
-from gpufn_platform.shared_bodies.bodies import ParcelReader
+from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 P = TypeVar("P", bound=PendingCall)
 
@@ -304,7 +304,7 @@ class Calls:
         self._wakeup.wake_if_cold(call.target)
         return pending
 
-    def result(self, reply: ResultReply, body: bytes) -> bytes | ParcelReader:
+    def result(self, reply: ResultReply, body: bytes) -> bytes | SharedBodyReader:
         """Return the result's bytes, or a reader that the caller must close. Raises ArtifactUnavailable."""
         if not reply.parcel or self._shared_bodies is None:
             return body
@@ -338,7 +338,7 @@ class Calls:
         ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
         try:
             body = CallBody(call.body, call.shared)
-            reference = await self._stored_bodies.store(body, owner=bodies.waited_owner(), ttl_s=ttl_s)
+            reference = await self._stored_bodies.store(body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
         finally:
             self.discard(call)
         return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)

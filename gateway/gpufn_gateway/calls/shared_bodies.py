@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpufn_gateway.http.body_reader import BodyBudget, Receive, write_body
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, ParcelReader, Parcels
-from gpufn_platform.shared_bodies.reuse import MOST_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies, SharedBodyReader
+from gpufn_platform.shared_bodies.reuse import MAX_BYTES
 
 _LOCK: Final = "lock"
 _STARTUP_S: Final = 60.0  # a gateway locks its folder within this time after it creates the folder
@@ -37,7 +37,7 @@ class GatewaySharedBodies:
     def __init__(self, root: Path, name: str, *, budget: BodyBudget, reaches_all: Callable[[], bool]) -> None:
         self.folder = name
         self._path = root / name
-        self._store = Parcels(self._path, spare_bytes=MOST_BYTES)
+        self._store = SharedBodies(self._path, spare_bytes=MAX_BYTES)
         self._budget = budget
         self._reaches_all = reaches_all
         self._in_use: set[str] = set()
@@ -58,7 +58,7 @@ class GatewaySharedBodies:
 
     def is_shareable(self, size: int) -> bool:
         """True if a body of this size travels as a shared body."""
-        return size >= LEAST_BYTES and self._reaches_all()
+        return size >= MIN_SHARED_BYTES and self._reaches_all()
 
     async def receive(self, body: Receive, size: int, *, function: str) -> SharedBody:
         """Write a body of `size` bytes for `function` to a file while it arrives. Raises CapacityError if full."""
@@ -101,7 +101,7 @@ class GatewaySharedBodies:
         """
         return self._store.look(shared.name)
 
-    def open_result(self, name: str) -> ParcelReader:
+    def open_result(self, name: str) -> SharedBodyReader:
         """Open a result; the caller closes it. Raises ArtifactUnavailable."""
         return self._store.reader(name)
 
@@ -128,10 +128,10 @@ def _remove_if_dead(folder: Path) -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             if time.time() - folder.stat().st_mtime > _STARTUP_S:
-                Parcels(folder).remove_all()
+                SharedBodies(folder).remove_all()
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Parcels(folder).remove_all()
+            SharedBodies(folder).remove_all()
         finally:
             os.close(lock)

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.invocation import OutcomeKind, was_deleted
+from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionState, Source
 from gpufn_core.errors import (
     BuildFailed,
@@ -233,7 +233,7 @@ class Deploys:
         numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
             await self._end(name, number)
-        error = was_deleted(name).info()
+        error = deleted_error(name).info()
         for number in numbers:
             await queue_position.end_queued(
                 self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()

@@ -96,10 +96,10 @@ class Registry:
 
     async def start(self, bus: Bus, buckets: Buckets) -> None:
         """Start the watches. Returns when all existing records have been read."""
-        bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
-        bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
+        bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.receive_controller_report))
+        bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.receive_node_report))
         self.device_reports.start(bus)
-        bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
+        bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.receive_runner_report))
         # Referenced records first: a Function must never point to a revision that is not loaded yet.
         self._watches.append(await buckets.engines.watch(self.on_engine))
         self._watches.append(await buckets.revisions.watch(self.on_revision))
@@ -146,19 +146,19 @@ class Registry:
         else:
             self._access.put(_api_key.decode(entry.value))
 
-    def take_controller_report(self, report: ControllerReport) -> None:
+    def receive_controller_report(self, report: ControllerReport) -> None:
         now = self._clock.monotonic()
-        if not self._fence.lets_in(report.epoch, now):
+        if not self._fence.accepts(report.epoch, now):
             return  # from a former leader that does not know yet that it was replaced
         self._controller_reported_at = now
         self.statuses.take(report)
         for status in report.functions:
             self.on_status(status)
 
-    def take_node_report(self, report: NodeReport) -> None:
+    def receive_node_report(self, report: NodeReport) -> None:
         self._nodes.put(report.node, report)
 
-    def take_runner_report(self, report: RunnerReport) -> None:
+    def receive_runner_report(self, report: RunnerReport) -> None:
         self._runners.put(report.node, report)
         self.on_runner_report(report)
 

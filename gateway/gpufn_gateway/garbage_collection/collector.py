@@ -32,13 +32,13 @@ from gpufn_core.errors import Conflict
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.priority import QUEUES
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.buckets import Buckets, records
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection import rules
 from gpufn_gateway.garbage_collection.argument_files import ArgumentFiles
-from gpufn_gateway.maps.map_closer import EndedMaps
+from gpufn_gateway.maps.map_closer import MapCloser
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import Clock
@@ -77,7 +77,7 @@ class Collection:
         self._in_use = in_use
         self._kept_revisions = kept_revisions
         self._clock = clock
-        self._maps = EndedMaps(bus)
+        self._maps = MapCloser(bus)
         self._arguments = ArgumentFiles(bus, clock)
         self._requested = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Collection:
                     await self._requested.wait()
                     await asyncio.sleep(_AFTER_A_DELETE_S)
             self._requested.clear()
-            with tried_again("collecting garbage"):
+            with log_failures("collecting garbage"):
                 if self._deleted_are_in_use():
                     self._requested.set()
                 await self.step()

@@ -11,7 +11,7 @@ from gpufn_core.encoding import media
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Send
 from gpufn_gateway.problems import Headers, Problem
-from gpufn_platform.shared_bodies.bodies import ParcelReader
+from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _JSON: Final = (b"content-type", media.JSON.encode())
 _NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
@@ -51,13 +51,17 @@ _PART_BYTES: Final = 1 << 20  # a large result is sent in parts of this size, at
 
 
 async def send_result(
-    send: Send, response_format: ResponseFormat, content_type: str, body: bytes | ParcelReader, extra_headers: Headers
+    send: Send,
+    response_format: ResponseFormat,
+    content_type: str,
+    body: bytes | SharedBodyReader,
+    extra_headers: Headers,
 ) -> None:
     """Send a result, and close it if it is a shared body. `extra_headers` are added to the response.
 
     Raises ArtifactUnavailable if the file of a shared body is cut short, before or after the response has started.
     """
-    if isinstance(body, ParcelReader):
+    if isinstance(body, SharedBodyReader):
         with body:
             await _send_each(send, [*extra_headers, *response_format.result(content_type, body.size)], body.parts())
     else:

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import uvicorn
 
 from gpufn_gateway.app import App
+from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http import uvicorn_protocol
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.settings import GatewaySettings
-from gpufn_gateway.stopping import GracefulShutdown
 from gpufn_platform.process.settings import InvalidSetting
 
 

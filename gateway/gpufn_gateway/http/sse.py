@@ -28,7 +28,7 @@ from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.submitted.resumable_streams import ResumableStreams, StreamReader
 from gpufn_platform.queue.call_records import request_digest
 from gpufn_platform.queue.pending import PendingCall, PendingStream
-from gpufn_platform.shared_bodies.bodies import ParcelReader
+from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _HEARTBEAT_S: Final = 15.0  # proxies close connections that are silent for longer
 _STALL_TIMEOUT_S: Final = 60.0  # a client that reads nothing for this long counts as disconnected
@@ -127,7 +127,7 @@ class CallStream:
                         yield encoding.item(item.number, item.content_type, body)
             reply, body = await pending.future
             result = self._calls.result(reply, body)
-            if isinstance(result, ParcelReader):
+            if isinstance(result, SharedBodyReader):
                 with result:
                     body = b"".join(result.parts())
         except GpufnError as error:

@@ -33,7 +33,7 @@ from gpufn_gateway.http.lingering_close import ClosingTransport
 from gpufn_gateway.http.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
 from gpufn_gateway.http.slow_reader import UnreadOutput
 from gpufn_gateway.problems import Problem
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -202,7 +202,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)
-        if (length := int(fields.get(b"content-length", 0))) >= LEAST_BYTES:
+        if (length := int(fields.get(b"content-length", 0))) >= MIN_SHARED_BYTES:
             self.cycle.receive = LargeBody(self, self.cycle, length)  # type: ignore[method-assign, assignment]
         self.headers = []  # the request has its own list; trailer fields are appended here and ignored
 

@@ -10,12 +10,12 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import MapEntry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.bus.storage.header_summary import MOST_LOOKED_AT
+from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT
 from gpufn_platform.queue import call_records, map_log
 from gpufn_platform.queue.map_log import Logged
 
 
-class EndedMaps:
+class MapCloser:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._known_ended: set[str] = set()  # not checked again
@@ -51,6 +51,6 @@ async def has_ended(bus: Bus, newest: Logged) -> bool:
 
 async def _none_waiting(bus: Bus, entry: MapEntry) -> bool:
     """True if no item waits for a retry. All items of the map have a record."""
-    if entry.accepted > MOST_LOOKED_AT:
+    if entry.accepted > SCAN_LIMIT:
         return False
-    return not await call_records.waiting_of_map(bus, entry.function, entry.id, limit=1)
+    return not await call_records.retrying_items(bus, entry.function, entry.id, limit=1)

@@ -206,16 +206,16 @@ class Maps:
         recorded = await streams.messages_per_subject(self._bus, subjects.RESULTS, results)
         recorded_indexes = {subjects.item_index(subject) for subject in recorded}
         log = await map_log.entries(self._bus, entry)
-        places = (seq for index, seq in map_log.places(log) if index not in recorded_indexes)
+        places = (seq for index, seq in map_log.item_sequences(log) if index not in recorded_indexes)
         cancelled = 0
         while group := list(itertools.islice(places, _CANCELS_AT_ONCE)):
             calls = await asyncio.gather(*(queued_calls.at(self._bus, seq) for seq in group))
             cancelled += await self._cancel_all([call for call in calls if call is not None])
         if log[0].entry.first:
             cancelled += await self._cancel_older_items(log[0])
-        await call_records.tell_cancelled(self._bus, entry.id)
+        await call_records.publish_cancel(self._bus, entry.id)
         if not entry.is_tried_once:
-            waiting = await call_records.waiting_of_map(self._bus, entry.function, entry.id)
+            waiting = await call_records.retrying_items(self._bus, entry.function, entry.id)
             cancelled += await self._cancel_all(waiting)
         return cancelled
 

@@ -15,7 +15,7 @@ from gpufn_core.encoding import urls
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec import function_spec, image_spec, model_spec, resources
-from gpufn_core.spec.units import LEAST_PROCESS_BYTES, Bounds
+from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import access, quotas
 from gpufn_gateway.openapi import request_bodies, request_bounds
 
@@ -65,7 +65,7 @@ _OBJECT: Final[Schema] = {"type": "object"}
 _EMPTY: Final[Schema] = {"maxLength": 0}
 _NOT_EMPTY: Final[Schema] = {"minLength": 1}
 _SOME: Final[Schema] = {"minItems": 1}
-_PROCESS_MEMORY: Final[Schema] = {"minimum": LEAST_PROCESS_BYTES, "maximum": LARGEST_INTEGER}
+_PROCESS_MEMORY: Final[Schema] = {"minimum": MIN_PROCESS_BYTES, "maximum": LARGEST_INTEGER}
 _SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": model_spec.LARGEST_SIZE}}
 # Five fields, in the syntax of cronsim.
 _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
@@ -109,17 +109,17 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
             "propertyNames": {"pattern": f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"},
             "additionalProperties": {"type": "string", "pattern": r"^[^\u0000]*$"},
         },
-        "modules": {"maxItems": function_spec.MOST_MODULES, "items": _text(function_spec.MODULE_NAME)},
+        "modules": {"maxItems": function_spec.MAX_MODULES, "items": _text(function_spec.MODULE_NAME)},
     },
     "Resources": {"memory_bytes": _PROCESS_MEMORY, "trust_domain": _text_or_empty(resources.DOMAIN)},
     "Schedule": {"cron": _CRON, "at": _NULL},  # declared by a function; a one-time schedule is a NewSchedule
     "ImageSpec": {
         "python": _text_or_empty(image_spec.PYTHON),
         "base": _text_or_empty(image_spec.BASE),
-        "apt": {"maxItems": image_spec.MOST_PACKAGES, "items": _text(image_spec.APT)},
-        "pip": {"maxItems": image_spec.MOST_PACKAGES, "items": _text(image_spec.PIP)},
+        "apt": {"maxItems": image_spec.MAX_PACKAGES, "items": _text(image_spec.APT)},
+        "pip": {"maxItems": image_spec.MAX_PACKAGES, "items": _text(image_spec.PIP)},
         "lock": _text_or_empty(ids.DIGEST),
-        "files": {"maxItems": image_spec.MOST_FILES},
+        "files": {"maxItems": image_spec.MAX_FILES},
     },
     "ImageFile": {
         "path": {**_text(image_spec.PATH), "not": {"pattern": r"/(\.{0,2}/|\.{0,2}$)"}},
@@ -128,8 +128,8 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "ModelSpec": {
         "parameter": _text(model_spec.PARAMETER),
         "files": {"minItems": 1, "maxItems": model_spec.MAX_MODEL_FILES},
-        "max_batch": {"minimum": 1, "maximum": model_spec.MOST_BATCH},
-        "max_build_s": {"minimum": model_spec.LEAST_BUILD_S, "maximum": model_spec.LONGEST_BUILD_S},
+        "max_batch": {"minimum": 1, "maximum": model_spec.MAX_BATCH},
+        "max_build_s": {"minimum": model_spec.MIN_BUILD_S, "maximum": model_spec.MAX_BUILD_S},
         "memory_limit_bytes": _PROCESS_MEMORY,
     },
     "ModelFile": {
@@ -161,7 +161,7 @@ _RULES: Final[Mapping[str, Schema]] = {
         "allOf": [
             _when(
                 _has(share={"const": "mps"}),
-                _has(gpu=_SOME, vram_bytes={"type": "integer", "minimum": resources.LEAST_VRAM_BYTES}),
+                _has(gpu=_SOME, vram_bytes={"type": "integer", "minimum": resources.MIN_VRAM_BYTES}),
                 _object(vram_bytes=_NULL, sm_percent=_NULL),
             ),
             _when(_has(share={"enum": ["mps", "time"]}), _object(gpu_count={"maximum": 1})),

@@ -21,7 +21,7 @@ import msgspec
 from gpufn_core.errors import GpufnError, IdempotencyMismatch, ScheduleNotFound
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.schedule import Schedule, due, next_time
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.schedules.declared import changes
 from gpufn_gateway.schedules.store import Schedules
@@ -53,7 +53,7 @@ class ScheduleRuns:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            with tried_again("submitting due schedules"):
+            with log_failures("submitting due schedules"):
                 if self._leads():
                     await self.step()
             await asyncio.sleep(_TICK_S - self._clock.time() % _TICK_S)

@@ -19,7 +19,7 @@ from gpufn_core.protocol import subjects
 from gpufn_gateway import problems
 from gpufn_gateway.submitted.call_views import event_number
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.storage.change_wait import Signs
+from gpufn_platform.bus.storage.change_wait import ChangeSignal
 
 
 async def follow(
@@ -28,7 +28,7 @@ async def follow(
     """Yield events with a number above `last_seen`; `read_status` reads the status."""
     progress = None
     sources = (subjects.any_result(invocation), subjects.call_started(invocation), subjects.progress(invocation))
-    async with Signs(bus, *sources) as signs:
+    async with ChangeSignal(bus, *sources) as signs:
         while True:
             try:
                 status = await read_status()

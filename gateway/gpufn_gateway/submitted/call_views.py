@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.protocol.messages import HeldBy
+from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, DeadLetter
 from gpufn_core.protocol.reports import FunctionStatus, Waiting, WaitReason
 from gpufn_core.spec.function_spec import FunctionSpec
@@ -16,7 +16,7 @@ from gpufn_core.spec.function_spec import FunctionSpec
 _KNOWN_WAITS = (None, WaitReason.STARTING)
 
 
-def running(record: CallRecord, holder: HeldBy | None) -> CallRecord:
+def running(record: CallRecord, holder: CallLocation | None) -> CallRecord:
     """Update the record of a call that has not ended with the report of the runner that holds it."""
     if holder is None or holder.waits_on or record.state.ended:
         return record
@@ -30,7 +30,7 @@ def running(record: CallRecord, holder: HeldBy | None) -> CallRecord:
     )
 
 
-def status(record: CallRecord, holder: HeldBy | None = None) -> dict[str, Any]:
+def status(record: CallRecord, holder: CallLocation | None = None) -> dict[str, Any]:
     """Return the status of a call, without the reason why it waits: `wait_fields` needs more than the record."""
     record = running(record, holder)
     return {
@@ -68,7 +68,7 @@ def wait_fields(
     function: FunctionStatus | None,
     now: float,
     *,
-    holder: HeldBy | None = None,
+    holder: CallLocation | None = None,
 ) -> dict[str, Any]:
     """Return `waiting`, `place` and `eta_s` of a queued call; `place` None means unknown."""
     waiting = wait_reason(record, function, now, holder=holder) or _queue_position(place, function)
@@ -81,7 +81,7 @@ def wait_fields(
 
 
 def wait_reason(
-    record: CallRecord, function: FunctionStatus | None, now: float, *, holder: HeldBy | None = None
+    record: CallRecord, function: FunctionStatus | None, now: float, *, holder: CallLocation | None = None
 ) -> Waiting | None:
     """Return why a queued call waits, if that is known without its place in the queue."""
     if holder is not None and holder.waits_on:

@@ -9,7 +9,7 @@ import msgspec
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound, UnsupportedMediaType
-from gpufn_core.ids import invocation_id_for, names_invocation
+from gpufn_core.ids import invocation_id_for, is_call_or_item_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_core.protocol.records import BodyReference, CallRecord, DeadLetter, Webhook
@@ -43,7 +43,7 @@ class DeadLetters:
 
     async def read(self, function: str, invocation: str) -> tuple[DeadLetter, bytes]:
         """Return a letter and its payload. Raises DeadLetterNotFound."""
-        entry = await dead_letters.read(self._bus, function, invocation) if names_invocation(invocation) else None
+        entry = await dead_letters.read(self._bus, function, invocation) if is_call_or_item_id(invocation) else None
         if entry is None:
             raise DeadLetterNotFound
         return entry

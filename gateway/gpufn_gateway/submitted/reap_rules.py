@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpufn_core.domain.invocation import WORD_WITHIN_S, Outcome, OutcomeKind, was_deleted
+from gpufn_core.domain.invocation import END_REPORT_WITHIN_S, Outcome, OutcomeKind, deleted_error
 from gpufn_core.errors import InvocationExpired
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.spec.function_spec import FunctionSpec
@@ -24,10 +24,12 @@ def verdict(
     if spec is None:
         if waited_s < _DEPLOY_LAG_S:
             return None
-        deleted = was_deleted(f"{invocation.function}@{invocation.revision}")
+        deleted = deleted_error(f"{invocation.function}@{invocation.revision}")
         return Outcome(OutcomeKind.CANCELLED, deleted.info())
     queued_at = invocation.attempts[-1].ended_at if invocation.attempts else invocation.submitted_at
-    if now - queued_at > _MAX_AGE_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
+    if now - queued_at > _MAX_AGE_S or now - END_REPORT_WITHIN_S >= invocation.expires_at(
+        spec.queue_timeout_s, delivered
+    ):
         expired = InvocationExpired(f"the call expired after {waited_s:.1f} s in the queue; no worker took it")
         return Outcome(OutcomeKind.EXPIRED, expired.info())
     return None

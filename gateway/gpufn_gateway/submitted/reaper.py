@@ -14,7 +14,7 @@ from typing import Final
 
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import InvocationMessage
-from gpufn_gateway.background_loop import tried_again
+from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.submitted import reap_rules
 from gpufn_platform.bus.connection import Bus
@@ -44,7 +44,7 @@ class Reaper:
         """Run until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            with tried_again("reaping queued calls"):
+            with log_failures("reaping queued calls"):
                 if self._leads() and (ended := await self.step()):
                     log.info("removed %d calls from queues that no runner serves", ended)
 
@@ -86,4 +86,4 @@ class Reaper:
             return await queue_position.end_unless_held(self._bus, seq, invocation, outcome, now)
         if now - invocation.submitted_at < _MIN_AGE_S:
             return False
-        return await queue_position.take_out_ended(self._bus, seq, invocation)
+        return await queue_position.remove_ended_call(self._bus, seq, invocation)

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.domain.invocation import WORD_WITHIN_S, InvocationState
+from gpufn_core.domain.invocation import END_REPORT_WITHIN_S, InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn_core.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation, new_invocation_id
-from gpufn_core.protocol.messages import HeldBy
+from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, is_invocation_id, new_invocation_id
+from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import READ, Principal
@@ -27,7 +27,7 @@ from gpufn_gateway.submitted.call_views import event_number
 from gpufn_gateway.webhooks.address_policy import Addresses, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
-from gpufn_platform.queue.wakeups import Ringer
+from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 
@@ -38,7 +38,7 @@ class Submissions:
         self._calls = calls
         self._disk = disk
         self._addresses = addresses or Addresses()
-        self._wakeup = Ringer(bus)
+        self._wakeup = WakeupSender(bus)
 
     async def submit(
         self,
@@ -120,7 +120,7 @@ class Submissions:
         finally:
             self._calls.discard(call)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
-        outcome = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + WORD_WITHIN_S))
+        outcome = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + END_REPORT_WITHIN_S))
         try:
             await asyncio.wait({disconnect, outcome}, return_when=asyncio.FIRST_COMPLETED)
             if outcome.done():
@@ -207,7 +207,7 @@ class Submissions:
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._list_view(record, holders.get(record.id)) for record in records]
 
-    def _list_view(self, record: CallRecord, holder: HeldBy | None) -> dict[str, Any]:
+    def _list_view(self, record: CallRecord, holder: CallLocation | None) -> dict[str, Any]:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
         view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
@@ -232,18 +232,18 @@ class Submissions:
             view |= call_views.wait_fields(record, place, spec, registry.status(record.function), now, holder=holder)
         return view
 
-    async def _locate(self, record: CallRecord) -> tuple[int | None, HeldBy | None]:
+    async def _locate(self, record: CallRecord) -> tuple[int | None, CallLocation | None]:
         """Return the call's place in the queue, or its holder.
 
         It asks the runners only if the call is not in the queue: without a holder the request would time out.
         """
-        place = await queue_position.place(self._bus, record)
+        place = await queue_position.position(self._bus, record)
         return place, None if place is not None else await call_records.where(self._bus, record.id)
 
     async def _read(
         self, invocation: str, principal: Principal, *, allow_read_scope: bool = False
     ) -> tuple[CallRecord, bytes]:
-        if not names_invocation(invocation):
+        if not is_call_or_item_id(invocation):
             raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation id: an id has 26 letters and digits.")
         stored = await call_records.read(self._bus, invocation)
         if stored is None:

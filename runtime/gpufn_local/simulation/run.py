@@ -71,7 +71,7 @@ def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures
             turn_s = residents.take(turn.what.function, now) + turn.what.service_s
             busy_s += turn_s
             heapq.heappush(events, (now + turn_s, next(numbers), turn))
-        if (check_at := order.ask_again_at(now)) < math.inf:
+        if (check_at := order.next_check_at(now)) < math.inf:
             heapq.heappush(events, (check_at, next(numbers), None))
     return figures(
         ended,

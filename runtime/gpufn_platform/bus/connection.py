@@ -213,7 +213,7 @@ class Bus:
         """Send a JetStream API request such as `js("STREAM.INFO.ORDERS")`. Raises JetStreamError if it is refused."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
         response = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
-        return jetstream.read_answer(response.payload, verb)
+        return jetstream.read_response(response.payload, verb)
 
     async def publish_stored(
         self,

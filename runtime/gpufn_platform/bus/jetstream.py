@@ -115,7 +115,7 @@ def read_pub_ack(payload: bytes, subject: str) -> Stored:
     raise JetStreamError(f"{subject}: {error.description}", err_code=error.err_code, status=error.code)
 
 
-def read_answer(payload: bytes, verb: str) -> dict[str, Any]:
+def read_response(payload: bytes, verb: str) -> dict[str, Any]:
     """Decode an API response. Raises JetStreamError, or BusUnavailable if the server cannot decide now."""
     response = _any.decode(payload)
     if error := response.get("error"):

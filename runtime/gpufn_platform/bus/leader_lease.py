@@ -30,7 +30,7 @@ class Fence:
     An older term is accepted again after `ttl_s`, because the bus may start afresh and count revisions from one. By
     then a former leader knows that it no longer leads.
     >>> fence = Fence()
-    >>> [fence.lets_in(epoch, now) for epoch, now in ((7, 0.0), (6, 5.0), (7, 6.0), (2, 12.0), (1, 13.0))]
+    >>> [fence.accepts(epoch, now) for epoch, now in ((7, 0.0), (6, 5.0), (7, 6.0), (2, 12.0), (1, 13.0))]
     [True, False, True, True, False]
     """
 
@@ -39,7 +39,7 @@ class Fence:
         self._epoch = 0
         self._seen_at = 0.0
 
-    def lets_in(self, epoch: int, now: float) -> bool:
+    def accepts(self, epoch: int, now: float) -> bool:
         """Return whether to accept a report of term `epoch`."""
         if epoch < self._epoch and now - self._seen_at <= self._ttl_s:
             return False

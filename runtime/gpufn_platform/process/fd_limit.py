@@ -10,7 +10,7 @@ import contextlib
 import resource
 
 
-def allow_all() -> int:
+def raise_to_hard_limit() -> int:
     """Raise the soft limit to the hard limit; returns the previous soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # on a system with an additional limit
@@ -18,7 +18,7 @@ def allow_all() -> int:
     return soft
 
 
-def allow(count: int) -> None:
+def set_soft_limit(count: int) -> None:
     """Set the soft limit to `count`, for code that may use select(2). It can be raised again."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

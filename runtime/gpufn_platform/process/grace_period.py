@@ -55,7 +55,7 @@ def still_running(calls: int | None) -> str:
     return "1 call still runs" if calls == 1 else f"{calls:,} calls still run"
 
 
-def is_under_way(home: Home) -> bool:
+def is_stopping(home: Home) -> bool:
     """Return whether the agent of this home is alive and has reported that it is stopping."""
     return has_agent(home) and running(home) is not None
 
@@ -75,7 +75,7 @@ def has_agent(home: Home) -> bool:
     return False
 
 
-def forget_grace(home: Home) -> None:
+def clear_grace(home: Home) -> None:
     """Remove the grace period after the stop."""
     with contextlib.suppress(OSError):
         _grace_file(home).unlink(missing_ok=True)

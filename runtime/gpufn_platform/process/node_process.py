@@ -18,7 +18,7 @@ from gpufn_core.home import Home
 from gpufn_platform.process import fd_limit
 from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_platform.process.watchdog import notify_watchdog
 
 
 class Settings(Protocol):
@@ -35,7 +35,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
     try:
         settings = read(os.environ)
         hide_environment("GPUFN_NATS_URL")
-        fd_limit.allow_all()
+        fd_limit.raise_to_hard_limit()
         settings.home.ensure()
         uvloop.run(_run_with_watchdog(serve(settings)))
     except GpufnError as error:
@@ -45,11 +45,11 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
 
 
 async def _run_with_watchdog(work: Coroutine[Any, Any, None]) -> None:
-    tell_watchdog()
+    notify_watchdog()
     await work
 
 
-async def until_told(
+async def run_until_signaled(
     work: Coroutine[Any, Any, None], name: str, may_end: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> None:
     """Run `work` until SIGTERM or SIGINT. The signal cancels it after `may_end()`, a second signal at once."""

@@ -4,7 +4,7 @@ A machine is suspended, a process is stopped and resumed, an event loop is block
 arrived meanwhile are unread: the first check after the pause would consider every peer silent. (An event loop runs its
 timers before it reads sockets, in uvloop and in asyncio.)
 
->>> beats = Beats(now=0.0)
+>>> beats = PauseDetector(now=0.0)
 >>> beats.next(0.1), beats.next(0.2), beats.next(60.0), beats.next(60.1)
 (1, 2, None, 3)
 """
@@ -16,7 +16,7 @@ from typing import Final
 _PAUSE_S: Final = 2.0  # shorter than every silence timeout
 
 
-class Beats:
+class PauseDetector:
     def __init__(self, now: float) -> None:
         self._at = now
         self._number = 0

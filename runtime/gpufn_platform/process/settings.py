@@ -11,7 +11,7 @@ import msgspec
 
 from gpufn_core.encoding.urls import check_bus
 from gpufn_core.errors import GpufnError, InvalidInput, InvalidSpec
-from gpufn_core.spec.units import LEAST_PROCESS_BYTES, check_least_bytes, parse_bytes
+from gpufn_core.spec.units import MIN_PROCESS_BYTES, check_least_bytes, parse_bytes
 
 _LONGEST_NODE: Final = 40
 _NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
@@ -41,10 +41,10 @@ class Sync(msgspec.Struct, frozen=True):
         return self.text
 
 
-def sync_of(text: str) -> Sync:
+def parse_sync(text: str) -> Sync:
     """Parse GPUFN_SYNC. Raises ValueError.
 
-    >>> sync_of("always").waits, sync_of("500ms").interval_s, sync_of("never").interval_s
+    >>> parse_sync("always").waits, parse_sync("500ms").interval_s, parse_sync("never").interval_s
     (True, 0.5, 120.0)
     """
     if text in _NAMED_SYNCS:
@@ -56,14 +56,14 @@ def sync_of(text: str) -> Sync:
     return Sync(text, waits=False, interval_s=seconds)
 
 
-SYNC: Final = sync_of("2s")  # the default; `always` halves the call rate, which most calls do not justify
+SYNC: Final = parse_sync("2s")  # the default; `always` halves the call rate, which most calls do not justify
 
 
 def sync_setting(environ: Mapping[str, str]) -> Sync:
     """Read GPUFN_SYNC. Raises InvalidSetting."""
     text = environ.get("GPUFN_SYNC", "").strip()
     try:
-        return sync_of(text) if text else SYNC
+        return parse_sync(text) if text else SYNC
     except ValueError as error:
         raise InvalidSetting(f"GPUFN_SYNC={text!r}: {error}") from error
 
@@ -113,7 +113,7 @@ and a process that compiles needs at least 16 MiB: write GPUFN_BUILD_MEMORY='512
     """
     amount = size(variable, text)
     try:
-        check_least_bytes(variable, amount, LEAST_PROCESS_BYTES, needed_by)
+        check_least_bytes(variable, amount, MIN_PROCESS_BYTES, needed_by)
     except InvalidSpec as error:
         raise InvalidSetting(f"{error.message}.") from error
     return amount

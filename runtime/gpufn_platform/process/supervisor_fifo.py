@@ -18,7 +18,7 @@ _F_SETSIG: Final = 10  # Linux; the `fcntl` module has no name for it
 
 
 @contextlib.contextmanager
-def held_open(path: Path) -> Iterator[None]:
+def open_fifo(path: Path) -> Iterator[None]:
     """Create the FIFO and hold it open for writing. Only this process holds it: children close it at exec."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)

@@ -17,7 +17,7 @@ ALIVE: Final = b"WATCHDOG=1"
 _PER_TIMEOUT: Final = 3  # notifications per timeout, so that one may be late
 
 
-def tell_watchdog(environ: Mapping[str, str] = os.environ) -> None:
+def notify_watchdog(environ: Mapping[str, str] = os.environ) -> None:
     """Notify the watchdog periodically while the event loop runs. Does nothing if there is no watchdog."""
     address, limit_us, pid = (environ.get(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
     if not address or not limit_us.isdigit() or pid not in ("", str(os.getpid())):

@@ -25,13 +25,13 @@ from gpufn_core.errors import BusUnavailable, Conflict, IdempotencyMismatch, Inv
 from gpufn_core.ids import new_stem
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.messages import Cancel, HeldBy, InvocationMessage, WhereIs, unpack_invocation
+from gpufn_core.protocol.messages import CallLocation, Cancel, InvocationMessage, LocateCall, unpack_invocation
 from gpufn_core.protocol.records import BodyReference, CallRecord, Webhook, unpack_record
 from gpufn_platform.bus.connection import Bus, Message, NoResponders
 from gpufn_platform.bus.jetstream import Stored
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.bus.storage.change_wait import Signs
-from gpufn_platform.bus.storage.header_summary import MOST_LOOKED_AT, newest, summary, summary_of
+from gpufn_platform.bus.storage.change_wait import ChangeSignal
+from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT, newest, summary, summary_of
 from gpufn_platform.queue import checkpoints, dead_letters, queued_calls, wakeups
 from gpufn_platform.queue.call_request import CallRequest
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _WHERE_TIMEOUT_S = 0.1
 
 _summary = summary_of(CallRecord)
-_held_by = msgspec.msgpack.Decoder(HeldBy)
+_held_by = msgspec.msgpack.Decoder(CallLocation)
 
 
 def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
@@ -62,7 +62,7 @@ async def submit(
     now: float,
     invocation: str | None = None,
     webhook: Webhook | None = None,
-    ringer: wakeups.Ringer | None = None,
+    ringer: wakeups.WakeupSender | None = None,
 ) -> CallRecord:
     """Queue an invocation for later; `now` in unix seconds.
 
@@ -100,7 +100,7 @@ async def submit(
         stored = await _store_new(bus, message, body)
     else:
         stored, message = await _store(bus, message, body)
-    (ringer or wakeups.Ringer(bus)).ring(revision.function, message.queue)
+    (ringer or wakeups.WakeupSender(bus)).ring(revision.function, message.queue)
     record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
     return record if invocation is None else await _create(bus, record)
 
@@ -182,7 +182,7 @@ async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: in
     while True:
         last = await streams.last_message(bus, subjects.RESULTS, subjects.result(message.function, message.id))
         if last is not None and (known := unpack_record(last.payload)[0]).state.ended:
-            await dead_letters.bury(bus, known, message, body)
+            await dead_letters.store(bus, known, message, body)
             await streams.delete_message(bus, subjects.ASYNC, queue_seq)
             return
         try:
@@ -247,7 +247,7 @@ async def _store_record(
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
     """Return the record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
-    async with Signs(bus, subjects.any_result(invocation)) as signs:
+    async with ChangeSignal(bus, subjects.any_result(invocation)) as signs:
         try:
             async with asyncio.timeout(timeout_s):
                 while (result := await read(bus, invocation)) is not None and not result[0].state.ended:
@@ -299,7 +299,7 @@ def _changed_at(record: CallRecord) -> float:
     return record.ended_at or (record.attempts[-1].ended_at if record.attempts else record.submitted_at)
 
 
-async def waiting_of_map(bus: Bus, function: str, map_id: str, *, limit: int = MOST_LOOKED_AT) -> list[CallRecord]:
+async def retrying_items(bus: Bus, function: str, map_id: str, *, limit: int = SCAN_LIMIT) -> list[CallRecord]:
     """Return the items of a map that failed and will be retried, from its last 100,000 records."""
     results = subjects.map_results(function, map_id)
     return await newest(
@@ -307,10 +307,10 @@ async def waiting_of_map(bus: Bus, function: str, map_id: str, *, limit: int = M
     )
 
 
-async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> HeldBy | None:
+async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> CallLocation | None:
     """Return which worker runs an invocation now. None if no runner responds in time: a runner may be busy."""
     try:
-        response = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=within_s)
+        response = await bus.request(subjects.WHEREABOUTS, encode(LocateCall(invocation)), timeout_s=within_s)
     except NoResponders:
         return None
     except BusUnavailable:
@@ -320,9 +320,9 @@ async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S
     return _held_by.decode(response.payload)
 
 
-async def held(bus: Bus) -> dict[str, HeldBy]:
+async def held(bus: Bus) -> dict[str, CallLocation]:
     """Return every submitted invocation that runs now, by id."""
-    holders: dict[str, HeldBy] = {}
+    holders: dict[str, CallLocation] = {}
 
     def on_response(message: Message) -> None:
         if not message.status:
@@ -332,7 +332,7 @@ async def held(bus: Bus) -> dict[str, HeldBy]:
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, on_response)
     try:
-        bus.publish(subjects.WHEREABOUTS, encode(WhereIs("")), reply=inbox)
+        bus.publish(subjects.WHEREABOUTS, encode(LocateCall("")), reply=inbox)
         await asyncio.sleep(_WHERE_TIMEOUT_S)
     finally:
         subscription.unsubscribe()
@@ -354,11 +354,11 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
         await checkpoints.drop(bus, known.id)
     if known.queue_seq:
         await streams.delete_message(bus, subjects.ASYNC, known.queue_seq)
-    await tell_cancelled(bus, known.id)
+    await publish_cancel(bus, known.id)
     return cancelled is not None
 
 
-async def tell_cancelled(bus: Bus, invocation: str) -> None:
+async def publish_cancel(bus: Bus, invocation: str) -> None:
     """Cancel an invocation, or all items of a map, at their runners. Raises BusUnavailable if that may have failed."""
     bus.publish(subjects.CANCELS, encode(Cancel(invocation)))
     await bus.flush()

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from gpufn_core.domain.invocation import WORD_WITHIN_S
+from gpufn_core.domain.invocation import END_REPORT_WITHIN_S
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationExpired, ProtocolMismatch
 from gpufn_core.ids import new_invocation_id
@@ -35,7 +35,7 @@ from gpufn_core.protocol.messages import (
     Reply,
     ResultReply,
     StreamCredit,
-    WaitedFor,
+    WaitCheck,
     unpack_reply,
 )
 from gpufn_core.spec.priority import Priority, QueueKind
@@ -51,7 +51,7 @@ C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
 _STORE_TIMEOUT_S = 10.0  # an election takes about five seconds
-_waited_for = msgspec.msgpack.Decoder(WaitedFor)
+_waited_for = msgspec.msgpack.Decoder(WaitCheck)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
@@ -121,7 +121,7 @@ class Caller:
                 self.abandon(call)
                 call.fail(error)
 
-    def fail_unless_begun(self, error: GpufnError) -> None:
+    def fail_unless_started(self, error: GpufnError) -> None:
         """End all calls that no runner has started, and remove them from their queues."""
         self._lookup.end_unless_begun(list(self._pending.values()), error)
 
@@ -133,8 +133,8 @@ class Caller:
 
     def tick(self, now: float) -> None:
         """End calls whose deadline or queue timeout has passed. `now` is monotonic; call this a few times a second."""
-        late = [call for call in self._pending.values() if now > call.expires_at + WORD_WITHIN_S]
-        waiting = [call for call in self._pending.values() if now > call.starts_by]
+        late = [call for call in self._pending.values() if now > call.expires_at + END_REPORT_WITHIN_S]
+        waiting = [call for call in self._pending.values() if now > call.start_deadline]
         if self._abandoned:
             self._abandoned = {
                 invocation: expires_at for invocation, expires_at in self._abandoned.items() if now < expires_at
@@ -175,7 +175,7 @@ class Caller:
         if call is not None and call.offered is not None:
             message, body = call.offered
             call.offered = msgspec.structs.replace(message, may_have_begun=True), body
-            call.starts_by = math.inf
+            call.start_deadline = math.inf
             self.on_refused(invocation)
 
     def on_queued(self, invocation: str) -> None:
@@ -183,7 +183,7 @@ class Caller:
         call = self._pending.get(invocation)
         if call is not None and call.offered is not None:
             call.offered = None
-            call.starts_by = math.inf
+            call.start_deadline = math.inf
 
     # --- for PendingCall ----------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Caller:
     def _call(self, kind: type[C], request: CallRequest, message: InvocationMessage) -> C:
         call = kind(self, message, self._loop.create_future(), self._clock)
         if (queue_timeout_s := request.revision.spec.queue_timeout_s) is not None:
-            call.starts_by = call.since + queue_timeout_s
+            call.start_deadline = call.since + queue_timeout_s
         return call
 
     def _message(self, request: CallRequest, *, stream: bool) -> InvocationMessage:
@@ -269,7 +269,7 @@ class Caller:
         payload = message.payload
         call = self._pending.get(name)
         if call is None:  # it has already ended: the first end wins
-            if name == subjects.ASKED:
+            if name == subjects.WAIT_CHECK_PART:
                 self._answer_waited_for(message)
             elif self._abandoned.pop(name, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
@@ -307,7 +307,7 @@ class Caller:
                 ]:
                     call.on_restart()
             waited_for = tuple(invocation for invocation in query.invocations if invocation in self._pending)
-            self._bus.publish(message.reply, encode(WaitedFor(waited_for)))
+            self._bus.publish(message.reply, encode(WaitCheck(waited_for)))
 
     def _on_reconnect(self) -> None:
         self._lookup.after_reconnect()

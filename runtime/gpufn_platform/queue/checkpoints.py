@@ -11,7 +11,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 
 
-class Kept(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A stored checkpoint. Pass `seq` to `forget`."""
 
     checkpoint: Checkpoint
@@ -24,9 +24,9 @@ async def keep(bus: Bus, invocation: str, checkpoint: Checkpoint, body: bytes) -
     return (await bus.publish_stored(subjects.checkpoint(invocation), pack(checkpoint, body))).seq
 
 
-async def last(bus: Bus, invocation: str) -> Kept | None:
+async def last(bus: Bus, invocation: str) -> StoredCheckpoint | None:
     message = await streams.last_message(bus, subjects.CHECKPOINTS, subjects.checkpoint(invocation))
-    return None if message is None else Kept(*unpack_checkpoint(message.payload), message.seq)
+    return None if message is None else StoredCheckpoint(*unpack_checkpoint(message.payload), message.seq)
 
 
 async def forget(bus: Bus, seq: int) -> None:

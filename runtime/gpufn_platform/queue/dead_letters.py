@@ -16,7 +16,7 @@ from gpufn_platform.bus.storage.header_summary import newest, summary, summary_o
 log = logging.getLogger(__name__)
 
 
-async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
+async def store(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
     """Store the dead letter of a call that ended as in `record`, replacing an earlier call with its id.
 
     Does nothing if this end is already stored, or if the state leaves no dead letter. If the bus refuses the payload as

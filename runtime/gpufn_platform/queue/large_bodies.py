@@ -37,7 +37,7 @@ async def ensure_buckets(bus: Bus) -> None:
     await object_store.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
 
 
-def waited_owner() -> str:
+def expiring_owner() -> str:
     """Return a new owner for a body of a call with a waiting client: such a body expires by itself."""
     return f"{_EXPIRING_PREFIX}{new_ulid()}"
 

@@ -13,11 +13,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from gpufn_core.domain.invocation import waited_too_long
+from gpufn_core.domain.invocation import queue_timeout_error
 from gpufn_core.errors import BusUnavailable, GpufnError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.messages import InvocationMessage, WhereIs, unpack_invocation
+from gpufn_core.protocol.messages import InvocationMessage, LocateCall, unpack_invocation
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
@@ -55,7 +55,7 @@ class LostCallLookup:
         """End the calls that still wait for their first attempt, with `error` or as expired. Calls that have started
         are not checked again."""
         for call in calls:
-            call.starts_by = math.inf
+            call.start_deadline = math.inf
             self._tasks.start(self._end_unless_begun(call, error))
 
     async def _end_unless_begun(self, call: PendingCall, error: GpufnError | None) -> None:
@@ -63,18 +63,18 @@ class LostCallLookup:
             async with self._lookups:
                 is_waiting = await self._is_waiting(call)
         except GpufnError:  # cannot be determined now
-            call.starts_by = self._clock.monotonic() + _RECHECK_S
+            call.start_deadline = self._clock.monotonic() + _RECHECK_S
             return
         if is_waiting and call.id in self._pending:
             self._abandon(call)
             waited_s = self._clock.monotonic() - call.since
-            call.fail(error or waited_too_long(waited_s))
+            call.fail(error or queue_timeout_error(waited_s))
 
     async def _is_waiting(self, call: PendingCall) -> bool:
         """Return whether the call waits for its first attempt: it is queued, about to be published again, or in the
         fast path's backlog, and no runner has started it."""
         if call.offered is not None:
-            return await where(self._bus, call.id, within_s=queue_position.SILENT_S) is None
+            return await where(self._bus, call.id, within_s=queue_position.RUNNER_SILENCE_S) is None
         if call.is_refused:
             return True
         queued = await self._queued(call)
@@ -109,7 +109,7 @@ class LostCallLookup:
                     async with self._lookups:
                         if await self._queued(call) is not None:
                             # It may have ended, with neither the bus nor us knowing: make its runner check.
-                            self._bus.publish(subjects.WHEREABOUTS, encode(WhereIs(call.id)))
+                            self._bus.publish(subjects.WHEREABOUTS, encode(LocateCall(call.id)))
                             return
                         is_held = await where(self._bus, call.id) is not None
                 except GpufnError as error:  # unknown for now: the stream may be about to be recreated

@@ -6,7 +6,7 @@ last     the newest entry says how many items were accepted, and whether more ma
 places   a batch is stored without gaps, so its entry's sequence determines the sequence of each of its items
          (`gpufn_platform.queue.queued_calls` looks there)
 
-The oldest entries of an endless map are pruned: `places` knows only the items of the last `_KEPT_CHUNKS`.
+The oldest entries of an endless map are pruned: `item_sequences` knows only the items of the last `_KEPT_CHUNKS`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
             return entries
 
 
-def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
+def item_sequences(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
     """Yield each item's index and sequence in ASYNC, as far as known, last item first."""
     for seq, entry in reversed(log):
         if not (entry.is_cancelled or entry.is_ended):
@@ -180,14 +180,14 @@ def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
                 yield index, seq - entry.accepted + index
 
 
-def stretch(message: StoredMessage) -> range:
+def chunk_range(message: StoredMessage) -> range:
     """Return the sequences of a chunk in ASYNC from the map log's `message`: its items, then its entry."""
     seq, entry = _decode_entry(message)
     items = 0 if entry.is_cancelled or entry.is_ended else entry.accepted - entry.first
     return range(seq - items, seq + 1)
 
 
-async def place_of(bus: Bus, invocation: str) -> int:
+async def item_sequence(bus: Bus, invocation: str) -> int:
     """Return the sequence of an item in ASYNC, by its id; 0 if it is pruned or was not accepted as an item."""
     if (item := item_of(invocation)) is None or (newest := await last(bus, item[0])) is None:
         return 0

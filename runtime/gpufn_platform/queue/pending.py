@@ -14,7 +14,7 @@ from typing import Protocol
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled, ProtocolMismatch, WorkerLost
 from gpufn_core.ids import InvocationId
 from gpufn_core.protocol.frames import STREAM_WINDOW
-from gpufn_core.protocol.messages import BegunReply, InvocationMessage, ItemReply, Reply, ResultReply, StreamCredit
+from gpufn_core.protocol.messages import InvocationMessage, ItemReply, Reply, ResultReply, StartedReply, StreamCredit
 from gpufn_platform.process.clock import Clock
 
 _SILENT_S = 2.0  # a stream without an item
@@ -31,15 +31,15 @@ class Owner(Protocol):
 class PendingCall:
     """One invocation with a waiting caller. Await `future` for the ResultReply and the result's bytes.
 
-    `offered`: the invocation while it is on the fast path, since it may still have to be queued. `starts_by`: the call
-    ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `previous_seq`:
+    `offered`: the invocation while it is on the fast path, since it may still have to be queued. `start_deadline`: the
+    call ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `previous_seq`:
     its sequence before a reconnect, which another call may have now. `unstored`: the packed message from its publish
     until the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
     """
 
     __slots__ = (
         "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "previous_seq",
-        "priority", "queue_seq", "revision", "since", "starts_by", "unstored",
+        "priority", "queue_seq", "revision", "since", "start_deadline", "unstored",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +57,7 @@ class PendingCall:
         self.priority = message.priority
         self.since = clock.monotonic()
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
-        self.starts_by = math.inf
+        self.start_deadline = math.inf
         self.queue_seq = 0
         self.previous_seq = 0
         self.unstored = b""
@@ -82,8 +82,8 @@ class PendingCall:
         """Called a few times a second."""
 
     def take(self, reply: Reply, body: bytes) -> None:
-        if isinstance(reply, BegunReply):
-            self.starts_by = math.inf
+        if isinstance(reply, StartedReply):
+            self.start_deadline = math.inf
         elif isinstance(reply, ItemReply):
             self.fail(ProtocolMismatch(f"invocation {self.id} returned a stream instead of a result"))
         elif not self.future.done():
@@ -125,7 +125,7 @@ class PendingStream(PendingCall):
             super().take(reply, body)
             self._items.put_nowait(None)
             return
-        if isinstance(reply, BegunReply):
+        if isinstance(reply, StartedReply):
             super().take(reply, body)
             return
         if reply.number == 0 and self._received:

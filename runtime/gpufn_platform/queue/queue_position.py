@@ -24,7 +24,7 @@ _BATCH_SIZE = 64  # calls whose runners are looked up concurrently
 _OVERDUE_S = 60.0
 _MAX_READ_BYTES = 4 << 20  # arguments, which are read with the calls, per lookup
 _EXACT_POSITIONS = 256
-SILENT_S = 2.0  # a runner responds within milliseconds; it is silent for this long only while it is suspended
+RUNNER_SILENCE_S = 2.0  # a runner responds within milliseconds; it is silent for this long only while it is suspended
 
 
 class Address(NamedTuple):
@@ -44,7 +44,7 @@ def address(function: str, revision: int, kind: QueueKind) -> Address:
     return Address(subjects.ASYNC, consumer, subjects.async_queue(name, number, priority, "*"))
 
 
-async def place(bus: Bus, record: CallRecord) -> int | None:
+async def position(bus: Bus, record: CallRecord) -> int | None:
     """Return the call's position among the waiting submitted calls of its revision, from 1, after calls of higher
     priority. None if a runner has taken it, even if it was handed back.
 
@@ -61,15 +61,15 @@ async def place(bus: Bus, record: CallRecord) -> int | None:
     return sum(queue.waiting for queue in before) + await _place(bus, own, record.queue_seq, own_progress)
 
 
-async def _consumed(bus: Bus, queue: Address) -> streams.Consumed:
+async def _consumed(bus: Bus, queue: Address) -> streams.ConsumerProgress:
     progress = await streams.consumed(bus, queue.stream, queue.consumer)
     if progress is None:  # no runner has pulled from this queue yet
         stored = await streams.messages_per_subject(bus, queue.stream, queue.subject)
-        progress = streams.Consumed(sum(stored.values()), 0)
+        progress = streams.ConsumerProgress(sum(stored.values()), 0)
     return progress
 
 
-async def _place(bus: Bus, queue: Address, seq: int, own_progress: streams.Consumed) -> int:
+async def _place(bus: Bus, queue: Address, seq: int, own_progress: streams.ConsumerProgress) -> int:
     last = int((await bus.js(f"STREAM.INFO.{queue.stream}"))["state"]["last_seq"])
     least, most = bounds(seq, own_progress, last)
     if least == most:
@@ -83,12 +83,12 @@ async def _place(bus: Bus, queue: Address, seq: int, own_progress: streams.Consu
     return min(max(least, len(head) + 1, estimate), most)
 
 
-def bounds(seq: int, own_progress: streams.Consumed, last: int) -> tuple[int, int]:
+def bounds(seq: int, own_progress: streams.ConsumerProgress, last: int) -> tuple[int, int]:
     """Return the first and last possible position of a call at `seq` in a queue, given the stream's `last` sequence.
 
-    >>> bounds(105, streams.Consumed(waiting=10, taken=100), 110)  # no other calls in between
+    >>> bounds(105, streams.ConsumerProgress(waiting=10, taken=100), 110)  # no other calls in between
     (5, 5)
-    >>> bounds(105, streams.Consumed(waiting=7, taken=100), 110)
+    >>> bounds(105, streams.ConsumerProgress(waiting=7, taken=100), 110)
     (2, 5)
     """
     least = max(1, own_progress.waiting - (last - seq))
@@ -168,7 +168,7 @@ async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
         return True
     if not await was_handed_over(bus, queue, seq):
         return False
-    return await call_records.where(bus, invocation, within_s=SILENT_S) is not None
+    return await call_records.where(bus, invocation, within_s=RUNNER_SILENCE_S) is not None
 
 
 async def was_handed_over(bus: Bus, queue: Address, seq: int) -> bool:
@@ -185,7 +185,7 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
             return False
         if not invocation.reply:
             is_ended = await call_records.end(bus, call_records.ended(invocation, outcome, now))
-            await take_out_ended(bus, seq, invocation)
+            await remove_ended_call(bus, seq, invocation)
             return is_ended
         if (is_ended := await streams.delete_message(bus, subjects.SYNC, seq)) and subjects.is_reply(invocation.reply):
             bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
@@ -195,7 +195,7 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
         return False
 
 
-async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
+async def remove_ended_call(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
     """Remove a submitted call at `seq` from its queue if it has ended, and complete its end: the process that ended it
     may have died before that. Returns False if it has not ended, or that is unknown."""
     result = await call_records.record_of(bus, invocation.id)
@@ -203,12 +203,12 @@ async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> b
         return False
     record, _ = result
     if record.state.leaves_dead_letter and (stored := await streams.message_at(bus, subjects.ASYNC, seq)) is not None:
-        await dead_letters.bury(bus, record, *unpack_invocation(stored.payload))
+        await dead_letters.store(bus, record, *unpack_invocation(stored.payload))
     if record.attempts:
         await checkpoints.drop(bus, record.id)
     await streams.delete_message(bus, subjects.ASYNC, seq)
     if record.state is InvocationState.CANCELLED:
-        await call_records.tell_cancelled(bus, record.id)
+        await call_records.publish_cancel(bus, record.id)
     return True
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.ids import id_at, is_stem, item_of, place_in
+from gpufn_core.ids import id_at, is_stem, item_of, queue_position_in
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.limits import CHUNK_ITEMS
 from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
@@ -71,12 +71,12 @@ def may_lack_record(call: CallRecord) -> bool:
     call
     with a given id has a record, and so has a call that is being retried."""
     is_item = call.attempt == 1 and item_of(call.id) is not None
-    return is_item or (call.queue_seq > 0 and call.queue_seq == place_in(call.id))
+    return is_item or (call.queue_seq > 0 and call.queue_seq == queue_position_in(call.id))
 
 
 async def find(bus: Bus, invocation: str) -> CallRecord | None:
     """Find a queued call by its id; None if it is not at the sequence in its id."""
-    call = await at(bus, place_in(invocation) or await map_log.place_of(bus, invocation))
+    call = await at(bus, queue_position_in(invocation) or await map_log.item_sequence(bus, invocation))
     return call if call is not None and call.id == invocation else None
 
 
@@ -124,7 +124,7 @@ async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once:
     while end > oldest:
         start = max(oldest, end - _RANGE_LENGTH)
         log = await _between(bus, subjects.map_log(function, "*"), start, end + CHUNK_ITEMS)
-        for gap in reversed(outside(map(map_log.stretch, log), start, end)):
+        for gap in reversed(outside(map(map_log.chunk_range, log), start, end)):
             for stop in range(gap.stop, gap.start, -at_once):
                 yield range(max(gap.start, stop - at_once), stop)
         end = start

@@ -26,7 +26,7 @@ def ring(bus: Bus, function: str, queue: QueueKind) -> None:
         bus.publish(subjects.doorbell(function), _PAYLOADS[queue])
 
 
-class Ringer:
+class WakeupSender:
     """Rate-limits wakeups of a process that submits many calls: at most one per queue within 2 ms. Further ones are
     merged into one at the end of that interval."""
 

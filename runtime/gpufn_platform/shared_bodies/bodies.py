@@ -24,16 +24,16 @@ from typing import Final
 
 from gpufn_core.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
 from gpufn_core.ids import new_ulid
-from gpufn_core.protocol.limits import PARCEL_BYTES
+from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_core.remove_folder import remove_tree
 from gpufn_platform.shared_bodies.reuse import ReusableFiles
 
-LEAST_BYTES: Final = 256 << 10  # copying a smaller body takes less time than creating a file
+MIN_SHARED_BYTES: Final = 256 << 10  # copying a smaller body takes less time than creating a file
 _PART_BYTES: Final = 512 << 10  # read size
 _NAME = re.compile(r"[0-9a-z]{26}")
 
 
-class Parcels:
+class SharedBodies:
     """The shared bodies in one folder, which is created on the first write.
 
     With `spare_bytes`, files that are no longer in use are written again. The owner of the folder must drop the
@@ -58,11 +58,11 @@ class Parcels:
                 writer.write(part)
             return writer.keep()
 
-    def writer(self, readers: str = "") -> ParcelWriter:
+    def writer(self, readers: str = "") -> SharedBodyWriter:
         """Open a new shared body for writing. `readers` names all processes that may read it. Raises CapacityError."""
         spare = self.spares.take(readers)
         if spare is not None:
-            return ParcelWriter(self, *spare, readers)
+            return SharedBodyWriter(self, *spare, readers)
         name = new_ulid()
         try:
             try:
@@ -72,7 +72,7 @@ class Parcels:
                 file = self._create(name)
         except OSError as error:
             raise CapacityError(f"cannot store a large body: {error.strerror}") from error
-        return ParcelWriter(self, name, file, readers)
+        return SharedBodyWriter(self, name, file, readers)
 
     def take(self, name: str) -> memoryview:
         """Map the bytes read-only, without a copy, and unlink the name. Raises ArtifactUnavailable."""
@@ -94,12 +94,12 @@ class Parcels:
         finally:
             os.close(file)
 
-    def reader(self, name: str) -> ParcelReader:
+    def reader(self, name: str) -> SharedBodyReader:
         """Open a shared body of an untrusted writer for reading, and unlink its name. Raises ArtifactUnavailable."""
         file, size = self._open(name)
         self.remove(name)
-        reader = ParcelReader(file, size)
-        if size > PARCEL_BYTES:
+        reader = SharedBodyReader(file, size)
+        if size > LARGE_BODY_BYTES:
             reader.close()
             raise ArtifactUnavailable(f"a large body has grown to {size:,} bytes")
         return reader
@@ -114,7 +114,7 @@ class Parcels:
             raise ProtocolMismatch("a shared body must be a regular file")
         return info.st_size
 
-    def hand_on(self, name: str, other: Parcels) -> str:
+    def link_into(self, name: str, other: SharedBodies) -> str:
         """Link the body into `other`, whose folder must exist; returns the new name. The old name stays. Raises
         ArtifactUnavailable."""
         linked_name = new_ulid()
@@ -175,7 +175,7 @@ class Parcels:
         return os.path.join(self.folder, name)
 
 
-class ParcelReader:
+class SharedBodyReader:
     """Reads a shared body of `size` bytes part by part. Close it, or use `with`."""
 
     def __init__(self, file: int, size: int) -> None:
@@ -198,17 +198,17 @@ class ParcelReader:
     def close(self) -> None:
         os.close(self._file)
 
-    def __enter__(self) -> ParcelReader:
+    def __enter__(self) -> SharedBodyReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class ParcelWriter:
+class SharedBodyWriter:
     """A shared body that is being written; leaving the `with` block removes it unless `keep` was called."""
 
-    def __init__(self, parcels: Parcels, name: str, file: int, readers: str) -> None:
+    def __init__(self, parcels: SharedBodies, name: str, file: int, readers: str) -> None:
         self._parcels = parcels
         self._readers = readers
         self._name = name
@@ -235,7 +235,7 @@ class ParcelWriter:
         self._is_kept = True
         return name
 
-    def __enter__(self) -> ParcelWriter:
+    def __enter__(self) -> SharedBodyWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ it grants a write lease only then (fcntl(2), F_SETLEASE). Two cases escape that 
 
 - a path-only descriptor (O_PATH), which can be opened later: so a file is reused only for the same set of readers
 - a concurrent link of a name that existed when the link began: the linking process checks again
-  (`Parcels.hand_on`)
+  (`SharedBodies.link_into`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple
 
-MOST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 _FREE_SHARE: Final = 1 / 4  # of the file system's free memory
 _TRIES: Final = 8  # files to try; those in use are skipped
 

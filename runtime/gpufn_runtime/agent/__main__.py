@@ -28,7 +28,7 @@ from gpufn_platform.process import fd_limit
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.watchdog import tell_watchdog
+from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
@@ -65,7 +65,7 @@ def main() -> int:
     try:
         settings = AgentSettings.from_env()
         hide_environment("GPUFN_NATS_URL")
-        open_files = fd_limit.allow_all()
+        open_files = fd_limit.raise_to_hard_limit()
         lock = _lock(settings.home)
     except GpufnError as error:
         sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
@@ -89,7 +89,7 @@ def _log_errors(errors: ExceptionGroup[GpufnError], code: int) -> int:
 
 
 async def _serve(settings: AgentSettings, open_files: int) -> None:
-    tell_watchdog()
+    notify_watchdog()
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -45,7 +45,7 @@ class ClockCheck:
         except GpufnError:
             self.skew_s = None
         else:
-            self.skew_s = clock_skew.measured(sent_at, server_at, self._clock.time())
+            self.skew_s = clock_skew.measure(sent_at, server_at, self._clock.time())
         self._due_at = now + (_RETRY_S if self.skew_s is None else _EVERY_S)
         self._log_change()
 
@@ -56,7 +56,7 @@ class ClockCheck:
         if self.skew_s is None or clock_skew.is_skewed(self.skew_s) == self._is_skewed:
             return
         self._is_skewed = not self._is_skewed
-        description = clock_skew.described(self.skew_s)
+        description = clock_skew.describe(self.skew_s)
         if self._is_skewed:
             log.warning("clock of node %s is %s: %s", self._node, description, clock_skew.REMEDY)
         else:

@@ -15,7 +15,7 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.process.node_process import run, until_told
+from gpufn_platform.process.node_process import run, run_until_signaled
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
@@ -50,7 +50,7 @@ async def serve(settings: RunnerSettings) -> None:
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
         log.info("serving node %s", settings.node)
-        await until_told(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
+        await run_until_signaled(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
     finally:
         await bus.close()
 
@@ -60,7 +60,7 @@ async def _agent_has_stopped(home: Home) -> None:
     finish or hand back their calls. If the agent goes on, its workers wait for the next runner."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _AGENT_NOTICE_S
-    while grace_period.is_under_way(home) or (loop.time() < deadline and grace_period.has_agent(home)):  # noqa: ASYNC110
+    while grace_period.is_stopping(home) or (loop.time() < deadline and grace_period.has_agent(home)):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
 
 

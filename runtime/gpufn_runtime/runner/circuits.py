@@ -36,7 +36,7 @@ class Circuits:
             raise failure
 
     def _on_report(self, report: ControllerReport) -> None:
-        if not self._fence.lets_in(report.epoch, self._clock.monotonic()):
+        if not self._fence.accepts(report.epoch, self._clock.monotonic()):
             return  # from a controller that has lost its lease without noticing yet
         self._statuses.take(report)
         for status in report.functions:

@@ -26,7 +26,7 @@ from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.process.pause_detector import Beats
+from gpufn_platform.process.pause_detector import PauseDetector
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.caller import Caller
@@ -86,7 +86,7 @@ class Runner:
         self._turns = turns
         self._attempts = Attempts()
         self._queues = Queues(self._attempts)
-        self._fast_path = FastPathServer(home.lane_socket, self._queues.offer, self._queues.withdraw)
+        self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
@@ -115,7 +115,7 @@ class Runner:
         self._call_lookup = CallLookup(
             bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.repeat_reply
         )
-        self._beats = Beats(clock.monotonic())
+        self._beats = PauseDetector(clock.monotonic())
         self._is_starting = True  # until the initial assignments are received
         self._initial_workers: set[str] = set()  # workers that were assigned before this runner started
         self._desired: dict[str, Assignment] = {}
@@ -136,7 +136,7 @@ class Runner:
         await self._fast_path.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
         self._is_starting = False
-        self._home.claim_parcels()
+        self._home.claim_shared_bodies()
         self._shared_bodies.keep_only(set(self._desired))
         self._shared_bodies.open()
         metering = asyncio.get_running_loop().create_task(self._meter.run(), name="meter")

@@ -59,7 +59,7 @@ def _wait_and_work(modules: list[str]) -> None:
     from gpufn_runtime.worker.arguments import loader  # noqa: PLC0415  (not needed by init)
 
     missing = template.import_all(modules)
-    template.rehearse()
+    template.prepare_decoders()
     loaded = {*modules, *loader.third_party.look()}.difference(missing)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         agent.connect(CONTROL_SOCKET)

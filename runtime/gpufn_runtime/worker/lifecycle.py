@@ -54,8 +54,8 @@ from gpufn_core.protocol.launch import (
     WorkerConfig,
 )
 from gpufn_platform.process.supervisor_fifo import end_with_supervisor
-from gpufn_platform.shared_bodies.bodies import Parcels
-from gpufn_platform.shared_bodies.reuse import MOST_BYTES
+from gpufn_platform.shared_bodies.bodies import SharedBodies
+from gpufn_platform.shared_bodies.reuse import MAX_BYTES
 from gpufn_runtime.worker import process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.loader import Loaded, LoadError
@@ -90,7 +90,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        shared_bodies = Parcels(config.parcels, spare_bytes=_spare_bytes(config))
+        shared_bodies = SharedBodies(config.parcels, spare_bytes=_spare_bytes(config))
         self._link.on_quiet = shared_bodies.spares.drop
         self._attempts = Attempts(shared_bodies)
         self._output = Output(self._link)
@@ -339,8 +339,8 @@ class Worker:
 def _spare_bytes(config: WorkerConfig) -> int:
     """Return the size of the reusable files, which count towards the memory limit."""
     if config.memory_bytes is None:
-        return MOST_BYTES
-    return min(MOST_BYTES, int(config.memory_bytes * _SPARE_SHARE))
+        return MAX_BYTES
+    return min(MAX_BYTES, int(config.memory_bytes * _SPARE_SHARE))
 
 
 def _ignore(*_: object) -> None:

@@ -30,7 +30,7 @@ def confine(config: WorkerConfig) -> None:
             file.write("0")  # joining ourselves does not make the kernel stop all forks on the machine: see MemoryGroup
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump with a model in memory would fill the disk
     if config.open_files is not None:
-        fd_limit.allow(config.open_files)
+        fd_limit.set_soft_limit(config.open_files)
     if config.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))
 

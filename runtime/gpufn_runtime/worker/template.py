@@ -46,7 +46,7 @@ def serve(modules: list[str]) -> int:
     replies = os.dup(1)
     os.dup2(2, 1)
     missing = import_all(modules)
-    rehearse()
+    prepare_decoders()
     loaded = {*modules, *loader.third_party.look()}.difference(missing)
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
@@ -90,11 +90,11 @@ def import_all(modules: list[str]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def rehearse() -> None:
+def prepare_decoders() -> None:
     """Let msgspec analyze the types that every worker decodes, once instead of in each worker."""
     msgspec.json.Decoder(WorkerConfig)
     FrameReader[RunnerFrame](RunnerFrame)
-    Parameters(rehearse).bind(media.JSON, b"")
+    Parameters(prepare_decoders).bind(media.JSON, b"")
     for kind in (media.JSON, media.NATIVE):
         values.encode_result(None, kind)
 
@@ -137,7 +137,7 @@ class _Forks:
                 parent_end.close()  # otherwise it would not detect our exit
                 os.close(self._replies)
                 _detach()
-                rehearse()  # copies the pages that a worker writes to, which speeds up its first call
+                prepare_decoders()  # copies the pages that a worker writes to, which speeds up its first call
                 line = child_end.recv(_LONGEST_REQUEST)
                 if not line:
                     os._exit(0)

@@ -1,7 +1,7 @@
 """Waits that another thread can cancel, so that a call ends when its asyncio task is cancelled.
 
 the caller          scope = CancelScope(); scope.run(f, x) in a thread; scope.cancel() in another
-code that waits     with woken_by(wake): ...
+code that waits     with wake_on_cancel(wake): ...
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CancelScope:
                 self._wakes.discard(wake)
 
 
-def woken_by(wake: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+def wake_on_cancel(wake: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Call `wake`, which ends the wait in this block, when the current scope is cancelled.
 
     `wake` is called in any thread, possibly before the wait has begun, but never after the block. It must not block.

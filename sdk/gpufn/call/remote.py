@@ -221,7 +221,7 @@ class _WithOptions(Remote[P, R, V]):
         self._timeout_s = timeout_s
         self._priority = priority
         self._may_pickle = remote._may_pickle
-        self._reader = remote.reader.trusting(trusts=trusts)
+        self._reader = remote.reader.with_trust(trusts=trusts)
         options = {"timeout": timeout_s, "priority": priority and priority.value, "trust_results": trusts or None}
         arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
         self._repr = f"{remote!r}.options({arguments})"

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpufn_core.encoding.raised_types import as_own_type
+from gpufn_core.encoding.raised_types import as_local_type
 from gpufn_core.errors import FunctionRaised
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ResultReader:
         self._classes: RecordClasses | None = None
         self.trusts = trusts
 
-    def trusting(self, *, trusts: bool = True) -> ResultReader:
+    def with_trust(self, *, trusts: bool = True) -> ResultReader:
         """Return a reader with the same hint and this trust."""
         return self if trusts is self.trusts else ResultReader(self._hint, trusts=trusts)
 
@@ -54,7 +54,7 @@ def remote_traceback() -> Iterator[None]:
     except FunctionRaised as error:
         if error.traceback and not getattr(error, "__notes__", None):
             error.add_note(f"\nIn the worker:\n{error.traceback.rstrip()}")
-        typed = as_own_type(error)
+        typed = as_local_type(error)
         if typed is error:
             raise
         raise typed.with_traceback(error.__traceback__) from error.__cause__

@@ -11,7 +11,7 @@ from gpufn.declare.argument_checks import check_seconds
 from gpufn.declare.did_you_mean import CALL_HINTS, attribute_error
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
-from gpufn_core.ids import names_invocation
+from gpufn_core.ids import is_call_or_item_id
 
 V = TypeVar("V")  # the result of a remote call
 
@@ -41,9 +41,9 @@ class Call(Generic[V]):
 
         With `trust_results`, its result may be a pickle, which runs code that the function chose.
         """
-        if not isinstance(id, str) or not names_invocation(id):
+        if not isinstance(id, str) or not is_call_or_item_id(id):
             raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
-        return Call(id, PLAIN.trusting() if trust_results else PLAIN)
+        return Call(id, PLAIN.with_trust() if trust_results else PLAIN)
 
     def status(self) -> InvocationState:
         """Return the state: queued, running, or how the call ended."""

@@ -87,7 +87,7 @@ class MapTarget(NamedTuple):
 
 
 @runtime_checkable
-class KeepsMaps(Protocol):
+class MapTransport(Protocol):
     """A Transport to a platform that keeps maps (`gpufn.maps.map`)."""
 
     def send_items(

@@ -222,10 +222,10 @@ def _gpufn(
 ) -> None:
     """Serverless GPU functions on your own machines."""
     if url:
-        from gpufn.cli.terminal.output import as_typed  # noqa: PLC0415
+        from gpufn.cli.terminal.output import as_usage_error  # noqa: PLC0415
         from gpufn_core.encoding.urls import gateway_address  # noqa: PLC0415
 
-        with as_typed("--url"):
+        with as_usage_error("--url"):
             gateway_address(url)
         os.environ["GPUFN_URL"] = url
 

@@ -60,7 +60,7 @@ class Client(CallApi, ModelRequests):
         """With `trust_results`, unpickle pickled results, which runs code that the functions chose."""
         super().__init__(url, api_key)
         if trust_results:
-            self._reader = PLAIN.trusting()
+            self._reader = PLAIN.with_trust()
 
     # Deploy
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpufn.client.http import Requests
 from gpufn.client.views import MapCancellation, Maps, MapView
-from gpufn.maps.reader import End, ends_of
+from gpufn.maps.reader import End, parse_outcomes
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.priority import priority_of
@@ -52,7 +52,7 @@ class MapRequests(Requests):
         headers = {"accept": media.OUTCOMES}
         path = f"/v1/maps/{segment(map_id)}/outcomes"
         with self._stream("GET", path, params=params, headers=headers, read_timeout_s=_READ_TIMEOUT_S) as response:
-            yield from ends_of(self._chunks(response))
+            yield from parse_outcomes(self._chunks(response))
 
     def map(self, id: str) -> MapView:  # noqa: A002
         """Return the progress of a map. Raises MapNotFound."""

@@ -9,7 +9,7 @@ import contextlib
 import socket
 from typing import Any
 
-from gpufn.call.cancellable_wait import woken_by
+from gpufn.call.cancellable_wait import wake_on_cancel
 
 
 def make_interruptible(transport: Any) -> None:
@@ -38,11 +38,11 @@ class _Connection:
         self._stream = stream
 
     def read(self, *args: Any, **options: Any) -> Any:
-        with woken_by(self._shut_down):
+        with wake_on_cancel(self._shut_down):
             return self._stream.read(*args, **options)
 
     def write(self, *args: Any, **options: Any) -> None:
-        with woken_by(self._shut_down):
+        with wake_on_cancel(self._shut_down):
             self._stream.write(*args, **options)
 
     def start_tls(self, *args: Any, **options: Any) -> _Connection:

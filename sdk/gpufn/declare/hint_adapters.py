@@ -6,9 +6,9 @@
     a union of several classes with fields, and None                an instance of the first class that fits; classes
                                                                     that have all the keys come first
 
-`readable` replaces each such hint with a StandIn, in containers and classes too. It does not replace a class that has
-itself in a field, so msgspec refuses that class. msgspec treats a StandIn as a custom type: it calls `schema_hook` for
-the JSON Schema and `dec_hook` for a value, and checks the value with `isinstance`.
+`readable` replaces each such hint with a HintAdapter, in containers and classes too. It does not replace a class that
+has itself in a field, so msgspec refuses that class. msgspec treats a HintAdapter as a custom type: it calls
+`schema_hook` for the JSON Schema and `dec_hook` for a value, and checks the value with `isinstance`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Hook = Callable[[Any, Any], Any]
 _Classes = tuple[type, ...]
 
 
-class StandIn(type):
+class HintAdapter(type):
     """The type of adapters. Values of `classes` are instances of the adapter.
 
     `make` converts a plain value to a value of `classes`, or raises ValueError.
@@ -55,7 +55,7 @@ class StandIn(type):
 
 
 def readable(hint: Any, within: _Classes = ()) -> Any:
-    """Return `hint` with a StandIn for each part that msgspec refuses.
+    """Return `hint` with a HintAdapter for each part that msgspec refuses.
 
     `within` lists the classes whose fields are being read; they are not replaced again.
 
@@ -89,11 +89,11 @@ def _is_supported(hint: Any) -> bool:
     return False
 
 
-def _adapter(name: str, classes: tuple[type, ...], members: tuple[Any, ...], make: Any) -> StandIn:
-    return StandIn(name, (), {"classes": classes, "members": members, "make": staticmethod(make)})
+def _adapter(name: str, classes: tuple[type, ...], members: tuple[Any, ...], make: Any) -> HintAdapter:
+    return HintAdapter(name, (), {"classes": classes, "members": members, "make": staticmethod(make)})
 
 
-def _adapt_enum(kind: type[enum.Enum]) -> StandIn:
+def _adapt_enum(kind: type[enum.Enum]) -> HintAdapter:
     def make(value: Any, _: Hook) -> enum.Enum:
         try:
             return kind(tuple(value) if isinstance(value, list) else value)
@@ -126,7 +126,7 @@ def _adapt_union(members: tuple[Any, ...]) -> Any:
     if len(candidates) < 2 or not all(map(_has_fields, candidates)) or _is_supported(union):
         return union
     classes = tuple(
-        cls for member in candidates for cls in (member.classes if isinstance(member, StandIn) else (member,))
+        cls for member in candidates for cls in (member.classes if isinstance(member, HintAdapter) else (member,))
     )
     name = " or ".join(cls.__name__ for cls in classes)
 
@@ -152,13 +152,13 @@ def _error_text(error: msgspec.ValidationError) -> str:
 
 
 def _has_fields(member: Any) -> bool:
-    if isinstance(member, StandIn):
+    if isinstance(member, HintAdapter):
         return bool(member.members) and all(map(_has_fields, member.classes))
     return isinstance(member, type) and (dataclasses.is_dataclass(member) or issubclass(member, msgspec.Struct))
 
 
 def _field_names(member: Any) -> set[str]:
-    if isinstance(member, StandIn):
+    if isinstance(member, HintAdapter):
         return {name for part in member.members for name in _field_names(part)}
     if issubclass(member, msgspec.Struct):
         return set(member.__struct_encode_fields__)

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn.call.remote import kind_of
-from gpufn.declare.hint_adapters import StandIn, readable
+from gpufn.declare.hint_adapters import HintAdapter, readable
 from gpufn.declare.hooks import hooks
 from gpufn.declare.type_hints import resolved, signature_of
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
@@ -126,7 +126,7 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def schema_hook(kind: type) -> dict[str, Any]:
-        if isinstance(kind, StandIn):
+        if isinstance(kind, HintAdapter):
             return _adapter_schema(kind, definitions)
         if isinstance(kind, type) and issubclass(kind, PurePath):
             return {"type": "string", "format": "path"}
@@ -145,7 +145,7 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _adapter_schema(kind: StandIn, definitions: dict[str, Any]) -> dict[str, Any]:
+def _adapter_schema(kind: HintAdapter, definitions: dict[str, Any]) -> dict[str, Any]:
     if kind.members:
         schemas = [schema_of(member, definitions) for member in kind.members]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

@@ -43,13 +43,13 @@ def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     return _resolve(annotation, getattr(getattr(wrapped, "__func__", wrapped), "__globals__", {}))
 
 
-def of_fields(kind: type) -> dict[str, Any]:
+def field_hints(kind: type) -> dict[str, Any]:
     """Return the hints of a class and its bases, with Any for each hint that cannot be resolved."""
     annotations = ((base, item) for base in reversed(kind.__mro__) for item in _annotations(base).items())
     return {name: _resolve(hint, _namespace(base)) for base, (name, hint) in annotations}
 
 
-def read_in(thing: types.FunctionType | type) -> None:
+def resolve_in_place(thing: types.FunctionType | type) -> None:
     """Replace the string hints of a function or a class with their values, where they can be resolved."""
     hints, namespace = _annotations(thing), _namespace(thing)
     for name, hint in hints.items():

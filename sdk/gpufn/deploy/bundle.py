@@ -161,7 +161,7 @@ def _pickle_by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
             ):
                 if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
                     raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which loses its fields when pickled")
-                type_hints.read_in(obj)
+                type_hints.resolve_in_place(obj)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()

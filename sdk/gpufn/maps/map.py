@@ -19,9 +19,9 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from gpufn.call import transport as _transport
 from gpufn.call.result_decoding import PLAIN, ResultReader
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import KeepsMaps, MapTarget
+from gpufn.call.transport_protocol import MapTarget, MapTransport
 from gpufn.maps import local_map
-from gpufn.maps.platform_map import KeptMap, MapKeywords, MapOptions
+from gpufn.maps.platform_map import MapKeywords, MapOptions, PlatformMap
 from gpufn.maps.progress_bar import Bar
 from gpufn_core.errors import InvalidInput, MapNotFound
 from gpufn_core.ids import new_map_id
@@ -47,7 +47,7 @@ class Map(Iterator[V]):
     [0, 1, 4, 9, 16]
     """
 
-    def __init__(self, results: Iterator[V], platform_map: KeptMap | None = None) -> None:
+    def __init__(self, results: Iterator[V], platform_map: PlatformMap | None = None) -> None:
         self._results = results
         self._platform_map = platform_map
 
@@ -67,7 +67,7 @@ class Map(Iterator[V]):
         pickles, which run code that the function chose.
         """
         options = MapOptions(ordered, return_exceptions, id=id, after=after).checked()
-        platform_map = KeptMap(_map_transport(), id, options, PLAIN.trusting() if trust_results else PLAIN)
+        platform_map = PlatformMap(_map_transport(), id, options, PLAIN.with_trust() if trust_results else PLAIN)
         platform_map.follow()
         return Map(platform_map.results(), platform_map)
 
@@ -115,7 +115,7 @@ class Map(Iterator[V]):
 class AsyncMap(AsyncIterator[V]):
     """A Map for asyncio: use it with `async for`, and await its methods."""
 
-    def __init__(self, results: AsyncIterator[V], platform_map: KeptMap | None = None) -> None:
+    def __init__(self, results: AsyncIterator[V], platform_map: PlatformMap | None = None) -> None:
         self._results = results
         self._platform_map = platform_map
 
@@ -182,8 +182,8 @@ def begin(
     target = mapped.target()
     platform_map = None
     transport = _transport.current()
-    if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        platform_map = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
+    if isinstance(transport, MapTransport) and not _is_short(total, options):
+        platform_map = PlatformMap(transport, options.id or new_map_id(), options, mapped.reader)
         platform_map.begin(target, arguments, mapped.encode_item, total=total)
         results = platform_map.results()
     else:
@@ -204,8 +204,8 @@ def begin_async(
     options = MapOptions.of(keywords)
     platform_map = None
     transport = _transport.current()
-    if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        platform_map = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
+    if isinstance(transport, MapTransport) and not _is_short(total, options):
+        platform_map = PlatformMap(transport, options.id or new_map_id(), options, mapped.reader)
         results = _platform_results(platform_map, mapped, arguments, total)
     else:
         results = local_map.results_async(call, arguments, **_local_options(options))
@@ -215,7 +215,7 @@ def begin_async(
 
 
 async def _platform_results(
-    platform_map: KeptMap,
+    platform_map: PlatformMap,
     mapped: Mapped,
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     total: int | None,
@@ -252,14 +252,14 @@ def _local_options(options: MapOptions) -> dict[str, Any]:
     }
 
 
-def _map_transport() -> KeepsMaps:
+def _map_transport() -> MapTransport:
     transport = _transport.current()
-    if isinstance(transport, KeepsMaps):
+    if isinstance(transport, MapTransport):
         return transport
     raise MapNotFound("a map is found through a gateway only, not inside a worker or in gpufn.testing")
 
 
-def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: KeptMap | None) -> Iterator[V]:
+def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: PlatformMap | None) -> Iterator[V]:
     with Bar(name, total) as bar:
         if platform_map is not None:
             platform_map.waits.bar = bar
@@ -269,7 +269,7 @@ def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: 
 
 
 async def _with_bar_async(
-    results: AsyncIterator[V], name: str, total: int | None, platform_map: KeptMap | None
+    results: AsyncIterator[V], name: str, total: int | None, platform_map: PlatformMap | None
 ) -> AsyncIterator[V]:
     with Bar(name, total) as bar:
         if platform_map is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import KeepsMaps, MapTarget
+from gpufn.call.transport_protocol import MapTarget, MapTransport
 from gpufn.client.responses import error_of
 from gpufn.client.views import MapView
 from gpufn.declare.argument_checks import check_count, check_seconds
@@ -75,12 +75,12 @@ class MapOptions(NamedTuple):
         return self
 
 
-class KeptMap:
+class PlatformMap:
     """A map that the platform keeps: this process's sender and reader of it."""
 
     def __init__(
         self,
-        transport: KeepsMaps,
+        transport: MapTransport,
         id: str,  # noqa: A002
         options: MapOptions,
         reader: ResultReader = PLAIN,

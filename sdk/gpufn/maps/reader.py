@@ -1,6 +1,6 @@
 """Reader of the outcomes of a map's items, which a gateway streams.
 
-ends_of                  parses the records of `media.OUTCOMES`
+parse_outcomes                  parses the records of `media.OUTCOMES`
 InOrder                  sorts outcomes into the order of the items, with bounded memory
 retry_while_unavailable  repeats a request while the gateway is unavailable
 OutcomeReader            reads outcomes in a thread, and resumes after the last one when the connection breaks
@@ -71,7 +71,7 @@ class Cursor(NamedTuple):
         return cls(*map(int, (text or "0.0").split(".")))
 
 
-def ends_of(chunks: Iterable[bytes]) -> Iterator[list[End]]:
+def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
     """Yield the outcomes that each chunk completes. An empty list shows that the connection is alive."""
     buffer = bytearray()
     for chunk in chunks:

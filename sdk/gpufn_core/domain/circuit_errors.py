@@ -43,10 +43,10 @@ def start_failure(revision: int, status: FunctionStatus) -> Refused | None:
     """Return an error while the circuit breaker of this revision is open and the revision has no ready worker."""
     if status.start_error is None or status.serving != revision or status.workers.ready:
         return None
-    return Refused(told(status.function, status.start_error).message)
+    return Refused(caller_error(status.function, status.start_error).message)
 
 
-def told(function: str, error: ErrorInfo) -> ErrorInfo:
+def caller_error(function: str, error: ErrorInfo) -> ErrorInfo:
     """Return a start failure as a caller receives it: the message names the function, and includes the type of the
     user's exception, without which a `KeyError` is only a quoted word. The type fields are empty, because no call of
     the function raised it."""

@@ -14,12 +14,12 @@ _LONGEST_ROUND_TRIP_S: Final = 1.0  # the server's time lies within it, so half 
 REMEDY: Final = "synchronize the clock with NTP (`timedatectl set-ntp true`, or chrony)"
 
 
-def measured(sent_at: float, server_at: float, received_at: float) -> float | None:
+def measure(sent_at: float, server_at: float, received_at: float) -> float | None:
     """Compute the skew from a request that the node sent and received at these times of its own clock.
 
     None for a slow reply, and for a clock that was set back in between.
 
-    >>> measured(103.0, 100.25, 103.5)
+    >>> measure(103.0, 100.25, 103.5)
     3.0
     """
     round_trip_s = received_at - sent_at
@@ -32,9 +32,9 @@ def is_skewed(skew_s: float | None) -> bool:
     return skew_s is not None and abs(skew_s) >= SKEWED_S
 
 
-def described(skew_s: float | None) -> str:
+def describe(skew_s: float | None) -> str:
     """
-    >>> described(3.04), described(-3600.0), described(0.21), described(None)
+    >>> describe(3.04), describe(-3600.0), describe(0.21), describe(None)
     ('3.0 s ahead of the message bus', '3600.0 s behind the message bus', '0.2 s ahead of the message bus', 'unknown')
     """
     if skew_s is None:

@@ -6,7 +6,7 @@ A turn is permission to use the GPU; up to `at_once` turns run at a time. Work t
     1. `wait(flow, what, now)`: queue `what` in its flow
     2. `next(now)`: start the next turn; call it until it returns None
     3. `end(turn, now)`: the turn is over
-    4. `ask_again_at(now)`: when `next` may return another turn although nothing happened
+    4. `next_check_at(now)`: when `next` may return another turn although nothing happened
 
 There are three orders. `Arrivals` is first come, first served. `ShortestFirst` picks the function with the shortest
 turns. Neither is fair. `FairQueueing` is MQFQ-Sticky (arXiv 2507.08954; MQFQ is from USENIX ATC 2019):
@@ -57,7 +57,7 @@ class Order(Protocol[T]):
     def wait(self, flow: str, what: T, now: float) -> None: ...
     def next(self, now: float) -> Turn[T] | None: ...
     def end(self, turn: Turn[T], now: float) -> None: ...
-    def ask_again_at(self, now: float) -> float: ...
+    def next_check_at(self, now: float) -> float: ...
 
 
 class _Flow(Generic[T]):
@@ -106,7 +106,7 @@ class _Flows(Generic[T]):
         flow.ended_at = now
         flow.add_turn(now - turn.began)
 
-    def ask_again_at(self, now: float) -> float:
+    def next_check_at(self, now: float) -> float:
         """Return the time of the next change; `math.inf` if nothing changes by itself."""
         return math.inf
 
@@ -200,13 +200,13 @@ class FairQueueing(_Flows[T]):
         super().end(turn, now)
         self._flow(turn.flow).tag += max(now - turn.began, _LEAST_S) - turn.charged_s
 
-    def may_go_on(self, turn: Turn[T], now: float) -> bool:
+    def may_continue(self, turn: Turn[T], now: float) -> bool:
         """Whether more work may start in this running turn, or a waiting flow has a better claim by now."""
         others = [flow.tag for flow in self._waiting() if flow.name != turn.flow]
         ahead_s = max(0.0, now - turn.began - turn.charged_s)  # beyond its estimate
         return not others or self._flow(turn.flow).tag + ahead_s <= min(others) + self._overrun_s
 
-    def ask_again_at(self, now: float) -> float:
+    def next_check_at(self, now: float) -> float:
         if self._running >= self._at_once or not self._waiting():
             return math.inf
         ends = (flow.ended_at + self._held_s(flow) for flow in self._flows.values() if self._is_expected(flow, now))

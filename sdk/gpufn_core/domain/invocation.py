@@ -17,7 +17,7 @@ from gpufn_core.spec.function_spec import Retry
 
 STOPS_WITHIN_S: Final = 1.0  # an attempt that is out of time may take this long to end by itself
 # A runner ends a call at its deadline and reports that; a waiting caller allows this much longer for the report.
-WORD_WITHIN_S: Final = STOPS_WITHIN_S + 1.0
+END_REPORT_WITHIN_S: Final = STOPS_WITHIN_S + 1.0
 DELIVERIES_ON_FAILED_GPUS: Final = 3  # limit per invocation, which may itself make GPUs fail
 
 
@@ -112,11 +112,11 @@ def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, lef
     return Settlement.RETRY
 
 
-def waited_too_long(waited_s: float) -> InvocationExpired:
+def queue_timeout_error(waited_s: float) -> InvocationExpired:
     """Return the error of an invocation that expired in the queue."""
     return InvocationExpired(f"the call waited in the queue for too long ({waited_s:.1f} s)")
 
 
-def was_deleted(what: str) -> InvocationCancelled:
+def deleted_error(what: str) -> InvocationCancelled:
     """Return the error of an invocation whose function or revision was deleted."""
     return InvocationCancelled(f"{what} was deleted before this call started.")

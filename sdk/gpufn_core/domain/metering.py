@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-KEPT_S = 400 * 86_400.0
-STORED_EACH_S = 10.0  # how often a runner stores its records; reading more often shows nothing new
+USAGE_RETENTION_S = 400 * 86_400.0
+STORE_INTERVAL_S = 10.0  # how often a runner stores its records; reading more often shows nothing new
 
 
 class Usage(msgspec.Struct, frozen=True):

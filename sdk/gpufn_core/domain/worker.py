@@ -81,7 +81,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # The agent reports how a worker ended, or that this is unknown, within this time. Runners wait a little longer.
-END_TOLD_WITHIN_S: Final = 8.0
+EXIT_REPORT_WITHIN_S: Final = 8.0
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -145,7 +145,7 @@ class ColdStart(msgspec.Struct, frozen=True):
         return sum(self.phases.values())
 
 
-OF_THE_NODE: Final = "node"  # the phase of a start failure that the node causes, whatever is started there
+NODE_PHASE: Final = "node"  # the phase of a start failure that the node causes, whatever is started there
 
 
 class StartFailure(msgspec.Struct, frozen=True):

@@ -33,10 +33,10 @@ def classes_of(kind: type[BaseException]) -> tuple[str, ...]:
     return tuple(f"{base.__module__}:{base.__qualname__}" for base in bases)
 
 
-def as_own_type(error: FunctionRaised) -> FunctionRaised:
+def as_local_type(error: FunctionRaised) -> FunctionRaised:
     """Return the error as an instance of the nearest class that is loaded here. A subclass is returned unchanged.
 
-    >>> error = as_own_type(FunctionRaised("'x'", error_type="KeyError", error_classes=classes_of(KeyError)))
+    >>> error = as_local_type(FunctionRaised("'x'", error_type="KeyError", error_classes=classes_of(KeyError)))
     >>> isinstance(error, KeyError), isinstance(error, FunctionRaised), str(error)
     (True, True, "KeyError: 'x'")
     """
@@ -97,4 +97,4 @@ def _restore(args: tuple[Any, ...], state: dict[str, Any]) -> FunctionRaised:
     error = FunctionRaised.__new__(FunctionRaised)
     error.args = args
     error.__dict__.update(state)
-    return as_own_type(error)
+    return as_local_type(error)

@@ -13,12 +13,12 @@ _SPIN_US: Final = 20
 _HAS_SPIN_DURATION: Final = (1, 26)
 
 
-def waiting(version: str) -> dict[str, str]:
+def spin_config(version: str) -> dict[str, str]:
     """Return the session config entries for ONNX Runtime `version`. A version without a spin duration must sleep.
 
-    >>> waiting("1.31.1")
+    >>> spin_config("1.31.1")
     {'session.intra_op.spin_duration_us': '20'}
-    >>> waiting("1.25.1")
+    >>> spin_config("1.25.1")
     {'session.intra_op.allow_spinning': '0'}
     """
     major, minor, *_ = version.split(".")

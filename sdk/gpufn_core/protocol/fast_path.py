@@ -1,7 +1,7 @@
 """Frames of the fast path: a unix socket on which a gateway sends calls to the runner of its own host, bypassing NATS.
 
 The framing is that of the worker's socket (`frames`). Both ends are ours and run as the same user. The path of the
-socket is `Home.lane_socket`.
+socket is `Home.fast_path_socket`.
 
 1. The runner sends Room for each revision when its room changes, and a Beat each second.
 2. The gateway sends an Offer for a call whose caller waits. At most `Room.calls` calls of a revision are in flight.
@@ -16,7 +16,7 @@ import msgspec
 
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply
 
-SILENCE_S = 3.5  # the gateway considers the runner dead after this long without a frame
+RUNNER_TIMEOUT_S = 3.5  # the gateway considers the runner dead after this long without a frame
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):

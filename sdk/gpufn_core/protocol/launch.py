@@ -65,7 +65,7 @@ class TemplateReady(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-LONGEST_LINE_BYTES = 1 << 20  # of a line from a template, or from a process in a container, to its agent
+MAX_LINE_BYTES = 1 << 20  # of a line from a template, or from a process in a container, to its agent
 
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container

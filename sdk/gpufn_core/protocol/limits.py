@@ -3,7 +3,7 @@
 request body       REQUEST_BYTES      of any request to the gateway; a bundle is the largest
 body of a call     INLINE_BYTES       the arguments of one call, one result or one item, inside one message
 message            MESSAGE_BYTES      `max_payload` of our own nats-server: a body plus its header
-large body         PARCEL_BYTES       passed by reference: a file shared between processes of one host
+large body         LARGE_BODY_BYTES       passed by reference: a file shared between processes of one host
                                       (`gpufn_platform.shared_bodies.bodies`), or a blob in the NATS object store
                                       (`gpufn_platform.queue.large_bodies`)
 queued body        RECORD_BYTES       the arguments of a submitted call, in its message; larger ones are a separate blob
@@ -12,7 +12,7 @@ body of a frame    MESSAGE_BYTES      between a runner and its worker; the size 
 checkpoint         CHECKPOINT_BYTES   stored by a call for its next attempt
 progress           PROGRESS_CHARS     the progress message of a call
 chunk of a map     CHUNK_ITEMS        within REQUEST_BYTES; its entry and its items fill one atomic batch of 1,000
-messages record             KEPT_ATTEMPTS      the last attempts of a call
+messages record             MAX_ATTEMPT_RECORDS      the last attempts of a call
 timeout            LONGEST_TIMEOUT_S  that a caller may request
 integer            LARGEST_INTEGER    such as a size in bytes; the limit of the message encoding
 """
@@ -23,12 +23,12 @@ MESSAGE_BYTES = 8 << 20
 HEADER_BYTES = 512 << 10  # reserved for the header: ids, and an error with its traceback
 INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
-PARCEL_BYTES = REQUEST_BYTES
+LARGE_BODY_BYTES = REQUEST_BYTES
 CHECKPOINT_BYTES = 4 << 20
 PROGRESS_CHARS = 500
 RECORD_BYTES = 1 << 20
 CHUNK_ITEMS = 999
-KEPT_ATTEMPTS = 20
+MAX_ATTEMPT_RECORDS = 20
 DEAD_LETTERS_AT_ONCE = 1000  # listed or replayed by one request
 LONGEST_TIMEOUT_S = 7 * 86_400.0
 LARGEST_INTEGER = (1 << 63) - 1

@@ -122,14 +122,14 @@ class StreamCredit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken: int
 
 
-class BegunReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
+class StartedReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
     """The call has started and no longer expires in the queue, whatever happens to its runner. Sent only for calls with
     a queue timeout."""
 
     invocation: str
 
 
-Reply = ResultReply | ItemReply | BegunReply
+Reply = ResultReply | ItemReply | StartedReply
 unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
 unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 
@@ -140,7 +140,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     invocation: str
 
 
-class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WaitCheck(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From a runner to a caller: do you still wait for these invocations? The reply is of the same type and lists the
     ones that the caller still waits for. `anew`: the sender would run them again from the start."""
 
@@ -148,7 +148,7 @@ class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     anew: bool = False
 
 
-class WhereIs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LocateCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """To all runners: do you have this invocation? Only its runner replies; a runner that recently ended it resends the
     result to its caller. Empty: each runner replies with all submitted invocations that it has."""
 
@@ -162,7 +162,7 @@ class Progress(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CallLocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     invocation: str
     worker: str
     node: str

@@ -203,13 +203,13 @@ def is_reply(subject: str) -> bool:
     return subject.startswith(f"{PREFIX}.rep.")
 
 
-ASKED = "-"
+WAIT_CHECK_PART = "-"
 RUNNER_CALLERS = "runner"
 
 
-def beside(reply: str) -> str:
-    """Subject on which the caller that waits for `reply` is asked whether it still waits (`WaitedFor`)."""
-    return f"{reply.rpartition('.')[0]}.{ASKED}"
+def wait_check(reply: str) -> str:
+    """Subject on which the caller that waits for `reply` is asked whether it still waits (`WaitCheck`)."""
+    return f"{reply.rpartition('.')[0]}.{WAIT_CHECK_PART}"
 
 
 def runner_inbox(runner: str) -> str:

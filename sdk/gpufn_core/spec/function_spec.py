@@ -28,7 +28,7 @@ MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
-MOST_MODULES = 256  # third-party modules of one revision
+MAX_MODULES = 256  # third-party modules of one revision
 LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
@@ -336,8 +336,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for name in self.modules:
             if not is_module_name(name):
                 raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a module")
-        if len(self.modules) > MOST_MODULES:
-            raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MOST_MODULES} allowed")
+        if len(self.modules) > MAX_MODULES:
+            raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MAX_MODULES} allowed")
 
     @property
     def parallel_calls(self) -> int:

@@ -22,8 +22,8 @@ APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,100}(=[A-Za-z0-9.+:~-]{1,100})?")
 # A requirement in pip's syntax: name, extras, version, or `name @ https://...`; never an option.
 PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCII)
 PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would expand
-MOST_PACKAGES = 500
-MOST_FILES = 500
+MAX_PACKAGES = 500
+MAX_FILES = 500
 
 
 class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,8 +77,8 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 raise InvalidSpec(f"image: {name[:120]!r} is not a requirement that pip installs, such as 'torch>=2'")
         if self.lock and not is_digest(self.lock):
             raise InvalidSpec(f"image: {self.lock[:80]!r} is not a digest")
-        if len(self.apt) + len(self.pip) > MOST_PACKAGES or len(self.files) > MOST_FILES:
-            raise InvalidSpec(f"image: more than {MOST_PACKAGES} packages or {MOST_FILES} files")
+        if len(self.apt) + len(self.pip) > MAX_PACKAGES or len(self.files) > MAX_FILES:
+            raise InvalidSpec(f"image: more than {MAX_PACKAGES} packages or {MAX_FILES} files")
         if len({file.path for file in self.files}) < len(self.files):
             raise InvalidSpec("image: two files have the same path")
 

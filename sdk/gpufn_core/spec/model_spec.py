@@ -14,15 +14,15 @@ import msgspec
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec.units import LEAST_PROCESS_BYTES, check_least_bytes
+from gpufn_core.spec.units import MIN_PROCESS_BYTES, check_least_bytes
 
 MAX_MODEL_FILES = 2048
-MOST_DIMENSIONS = 64  # of a tensor; numpy's limit
+MAX_DIMENSIONS = 64  # of a tensor; numpy's limit
 LARGEST_SIZE = (1 << 31) - 1  # of one dimension
 LONGEST_NAME = 1000  # of an input or output, in characters
-MOST_BATCH = 65_536
-LEAST_BUILD_S = 1
-LONGEST_BUILD_S = 86_400
+MAX_BATCH = 65_536
+MIN_BUILD_S = 1
+MAX_BUILD_S = 86_400
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
@@ -123,9 +123,9 @@ def coarser(one: Precision, other: Precision) -> Precision:
 
 def wrong_build_time(seconds: float) -> str | None:
     """Describe the valid build times if `seconds` is not one of them."""
-    if LEAST_BUILD_S <= seconds <= LONGEST_BUILD_S:
+    if MIN_BUILD_S <= seconds <= MAX_BUILD_S:
         return None
-    return f"a number of seconds from {LEAST_BUILD_S} to {LONGEST_BUILD_S}, not {seconds:g}"
+    return f"a number of seconds from {MIN_BUILD_S} to {MAX_BUILD_S}, not {seconds:g}"
 
 
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,8 +173,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         names = [file.name for file in self.files]
         if len(set(names)) < len(names):
             raise InvalidSpec(f"{self.parameter}: two files have the same name")
-        if not 1 <= self.max_batch <= MOST_BATCH:
-            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to {MOST_BATCH}, not {self.max_batch!r}")
+        if not 1 <= self.max_batch <= MAX_BATCH:
+            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to {MAX_BATCH}, not {self.max_batch!r}")
         if (wrong := wrong_build_time(self.max_build_s)) is not None:
             raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
         if self.memory_limit_bytes is not None:
@@ -183,7 +183,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                     f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, "
                     f"not {self.memory_limit_bytes}"
                 )
-            check_least_bytes("build_memory", self.memory_limit_bytes, LEAST_PROCESS_BYTES, "a process that compiles")
+            check_least_bytes("build_memory", self.memory_limit_bytes, MIN_PROCESS_BYTES, "a process that compiles")
         if self.precision is Precision.INT8 and self.samples is None:
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 

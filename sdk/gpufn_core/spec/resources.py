@@ -10,11 +10,11 @@ import msgspec
 
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.units import LEAST_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
+from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
 
 DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
-LEAST_VRAM_BYTES = 64 << 20  # MPS limits are in whole MiB; a CUDA context alone uses more than this
+MIN_VRAM_BYTES = 64 << 20  # MPS limits are in whole MiB; a CUDA context alone uses more than this
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         check_fields(self, self.bounds)
         if self.memory_bytes is not None:
-            check_least_bytes("memory", parse_bytes(self.memory_bytes), LEAST_PROCESS_BYTES, "a Python process")
+            check_least_bytes("memory", parse_bytes(self.memory_bytes), MIN_PROCESS_BYTES, "a Python process")
         if self.trust_domain and DOMAIN.fullmatch(self.trust_domain) is None:
             raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
         if self.share is Share.MPS:
@@ -62,7 +62,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
         if self.vram_bytes is None:
             raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
-        check_least_bytes("vram", parse_bytes(self.vram_bytes), LEAST_VRAM_BYTES, "a CUDA context under MPS")
+        check_least_bytes("vram", parse_bytes(self.vram_bytes), MIN_VRAM_BYTES, "a CUDA context under MPS")
 
 
 def _first_set(**options: object) -> str | None:

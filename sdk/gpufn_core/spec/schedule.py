@@ -20,7 +20,7 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from cronsim import CronSim
 
-MOST_MISSED = 100
+MAX_MISSED = 100
 LATE_S = 60.0  # a run that is at most this late does not count as missed
 
 _FIELDS = 5
@@ -107,7 +107,7 @@ def due(schedule: Schedule, since: float, now: float) -> list[float]:
     times = itertools.takewhile(lambda at: at > since, _times(schedule, now, reverse=True))
     if schedule.missed is Missed.SKIP:
         times = itertools.takewhile(lambda at: now - at <= LATE_S, times)
-    limit = 1 if schedule.missed is Missed.ONCE else MOST_MISSED
+    limit = 1 if schedule.missed is Missed.ONCE else MAX_MISSED
     return list(itertools.islice(times, limit))[::-1]
 
 

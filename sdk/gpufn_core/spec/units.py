@@ -11,7 +11,7 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 # A worker without further imports uses 22 MiB; a fork of a template process shares a part of them.
-LEAST_PROCESS_BYTES = 16 << 20
+MIN_PROCESS_BYTES = 16 << 20
 _LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was probably meant as MiB
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -66,7 +66,7 @@ def parse_bytes(quantity: str | int) -> int:
 def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
     """Reject a size that is too small to work, and suggest a unit if the number lacks one. Raises InvalidSpec.
 
-    >>> check_least_bytes("memory", 512, LEAST_PROCESS_BYTES, "a Python process")
+    >>> check_least_bytes("memory", 512, MIN_PROCESS_BYTES, "a Python process")
     Traceback (most recent call last):
     gpufn.errors.InvalidSpec: memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_core.domain.clock_skew import is_skewed, measured
+from gpufn_core.domain.clock_skew import is_skewed, measure
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ from gpufn_core.domain.clock_skew import is_skewed, measured
 def test_the_skew_is_the_nodes_time_minus_the_servers_in_the_middle_of_the_request(
     sent_at: float, server_at: float, received_at: float, skew_s: float | None, skewed: bool
 ) -> None:
-    assert measured(sent_at, server_at, received_at) == skew_s
+    assert measure(sent_at, server_at, received_at) == skew_s
     assert is_skewed(skew_s) is skewed

@@ -50,7 +50,7 @@ def play(calls: list[Call], order: Order[Call], at_once: int, check: Callable[[f
             running += 1
         assert running <= at_once
         check(now, waiting, running)
-        if (again := order.ask_again_at(now)) < math.inf:
+        if (again := order.next_check_at(now)) < math.inf:
             assert again > now
             heapq.heappush(events, (again, next(numbers), None))
     assert (waiting, running) == (0, 0)
@@ -130,7 +130,7 @@ def test_a_turn_is_held_for_as_long_as_is_said_and_no_longer(calls: list[Call], 
 
     def check(now: float, waiting: int, running: int) -> None:
         if waiting and running < at_once:
-            assert now < order.ask_again_at(now) <= now + 0.25
+            assert now < order.next_check_at(now) <= now + 0.25
 
     assert len(play(calls, order, at_once, check)) == len(calls)
 
@@ -213,14 +213,14 @@ def test_the_turn_is_held_for_a_call_on_its_way_but_not_for_longer_than_calls_ta
     order.wait("b", "b", 0.05)
     order.end(first, 0.1)
     assert order.next(0.1) is None
-    assert order.ask_again_at(0.1) == pytest.approx(0.2)  # its call took 0.1 s
+    assert order.next_check_at(0.1) == pytest.approx(0.2)  # its call took 0.1 s
     order.wait("a", "a", 0.15)
     second = order.next(0.15)
     assert second is not None
     assert second.flow == "a"
     order.end(second, 0.25)
     assert order.next(0.25) is None
-    third = order.next(order.ask_again_at(0.25))
+    third = order.next(order.next_check_at(0.25))
     assert third is not None
     assert third.flow == "b"
 
@@ -230,9 +230,9 @@ def test_more_may_begin_in_a_turn_until_others_have_a_better_claim() -> None:
     order.wait("a", "a", 0.0)
     turn = order.next(0.0)
     assert turn is not None
-    assert order.may_go_on(turn, 50.0)  # no other flow waits
+    assert order.may_continue(turn, 50.0)  # no other flow waits
     order.wait("b", "b", 0.5)
-    assert (order.may_go_on(turn, 0.9), order.may_go_on(turn, 1.2)) == (True, False)
+    assert (order.may_continue(turn, 0.9), order.may_continue(turn, 1.2)) == (True, False)
 
 
 def test_who_leaves_is_not_next() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpufn import gpu_function
 from gpufn.testing import run_locally
-from gpufn_core.encoding.raised_types import as_own_type, classes_of
+from gpufn_core.encoding.raised_types import as_local_type, classes_of
 from gpufn_core.errors import ErrorInfo, FunctionRaised, InvalidInput, ResultNotEncodable, error_from
 
 
@@ -60,7 +60,7 @@ class WithMeta(TypeError, metaclass=Meta): ...
 def arrived(*classes: str, message: str = "no", error_type: str = "Some") -> FunctionRaised:
     error = error_from(ErrorInfo("function_raised", message, error_type=error_type, error_classes=classes))
     assert type(error) is FunctionRaised
-    return as_own_type(error)
+    return as_local_type(error)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_no_module_is_imported_because_a_node_says_so(tmp_path: Any, monkeypatch
 
 def test_other_errors_stay_what_they_are() -> None:
     not_encodable = ResultNotEncodable("no", error_classes=classes_of(KeyError))
-    assert as_own_type(not_encodable) is not_encodable
+    assert as_local_type(not_encodable) is not_encodable
     with run_locally(), pytest.raises(InvalidInput) as caught:
         raises_ours.remote()
     assert type(caught.value) is InvalidInput

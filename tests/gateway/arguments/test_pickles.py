@@ -12,7 +12,7 @@ from gpufn_core.ids import new_map_id
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.deploys import How
 from gpufn_gateway.http.body_reader import BodyBudget
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.calls.test_priorities import key_of
 from tests.gateway.conftest import Gateway
 from tests.gateway.submitted.test_submitted_calls import die
@@ -53,11 +53,13 @@ async def test_pickled_arguments_need_the_functions_option_and_the_keys_scope(
 
 
 async def test_a_large_pickle_that_is_refused_leaves_nothing_in_memory(clock: Any, make: Any, tmp_path: Path) -> None:
-    shared_bodies = GatewaySharedBodies(tmp_path, "gw-1", budget=BodyBudget(2 * LEAST_BYTES), reaches_all=lambda: True)
+    shared_bodies = GatewaySharedBodies(
+        tmp_path, "gw-1", budget=BodyBudget(2 * MIN_SHARED_BYTES), reaches_all=lambda: True
+    )
     shared_bodies.open()
-    gateway = Gateway(clock, shared_bodies=shared_bodies, limit_bytes=4 * LEAST_BYTES)
+    gateway = Gateway(clock, shared_bodies=shared_bodies, limit_bytes=4 * MIN_SHARED_BYTES)
     gateway.deploy(make.spec("embed"))
-    large = PICKLED + bytes(LEAST_BYTES)
+    large = PICKLED + bytes(MIN_SHARED_BYTES)
     for _ in range(3):  # of which the budget holds one
         answer = await gateway.post("/v1/functions/embed/invoke", large, **{"Content-Type": media.PICKLED})
         assert answer.status_code == 415

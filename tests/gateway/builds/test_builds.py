@@ -170,7 +170,7 @@ async def test_it_is_built_for_every_kind_of_device_where_it_can_run(nats: Any, 
         spec = model("wide", resources=Resources(gpu=("any",)))
         assert problem(await deploy(gateway, spec)) == (503, "no_capacity")
         devices = [Device(kind, DeviceType.GPU, kind, 1 << 30) for kind in ("NVIDIA L4", "NVIDIA A100")]
-        gateway.registry.take_node_report(NodeReport("n", gateway.clock.time(), tuple(devices)))
+        gateway.registry.receive_node_report(NodeReport("n", gateway.clock.time(), tuple(devices)))
         builds = (await deploy(gateway, spec)).json()["builds"]
         kinds = {each: gateway.builds.get(each).device for each in builds}
         assert sorted(kinds.values()) == ["NVIDIA A100", "NVIDIA L4"]

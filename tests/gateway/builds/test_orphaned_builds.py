@@ -15,7 +15,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_gateway.builds import orphaned_builds
-from gpufn_gateway.builds.orphaned_builds import Unattended
+from gpufn_gateway.builds.orphaned_builds import OrphanedBuilds
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
@@ -54,8 +54,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orphaned_builds, "SOON_S", 0.0)
 
 
-def looking(gateway: Whole) -> Unattended:
-    return Unattended(gateway.bus, gateway.builds, gateway.registry, gateway.clock, lambda: True)
+def looking(gateway: Whole) -> OrphanedBuilds:
+    return OrphanedBuilds(gateway.bus, gateway.builds, gateway.registry, gateway.clock, lambda: True)
 
 
 async def test_a_build_that_ends_while_its_builder_is_asked_for_is_left_as_it_is(
@@ -98,13 +98,13 @@ async def test_a_build_for_what_is_not_there_says_what_is(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=4)
         gpus = [Device(uuid, DeviceType.GPU, kind, 1 << 30) for uuid, kind in (("1", "Tesla T4"), ("2", "NVIDIA L40"))]
-        gateway.registry.take_node_report(NodeReport("n", gateway.clock.time(), (cpu, *gpus)))
+        gateway.registry.receive_node_report(NodeReport("n", gateway.clock.time(), (cpu, *gpus)))
         build = await gateway.builds.begin(MODEL, "RTX 4090")
         since = gateway.builds.change(build.id)
         await looking(gateway).step()
         told = await gateway.builds.changed(build.id, since, 10)
         assert told.detail == "no builder runs for RTX 4090: the live nodes have NVIDIA L40, Tesla T4, cpu"
-        gateway.registry.take_node_report(NodeReport("n", gateway.clock.time(), (cpu,)))
+        gateway.registry.receive_node_report(NodeReport("n", gateway.clock.time(), (cpu,)))
         since = gateway.builds.change(build.id)
         await looking(gateway).step()
         assert gateway.builds.change(build.id) == since, "once is enough"

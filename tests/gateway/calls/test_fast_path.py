@@ -162,19 +162,19 @@ async def test_a_refused_call_is_queued(nats: EmbeddedServer, tmp_path: Path) ->
 async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
-        call.starts_by = call.since + 2.0
+        call.start_deadline = call.since + 2.0
         it.runner.disconnect()
         await it.is_queued()
         assert not call.future.done()
         assert (await it.queued()).expires_at(2.0) == message.deadline, "it has begun, for all that is known"
-        assert call.starts_by == math.inf
+        assert call.start_deadline == math.inf
         assert it.invoke().offered is None
 
 
 async def test_a_runner_that_says_nothing_is_left(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
         call, _ = await it.call_on_the_lane()
-        it.lane.tick(asyncio.get_running_loop().time() + fast_path.SILENCE_S + 1)
+        it.lane.tick(asyncio.get_running_loop().time() + fast_path.RUNNER_TIMEOUT_S + 1)
         await it.is_queued()
         assert call.offered is None
 

@@ -70,7 +70,7 @@ async def end(gateway: Whole, invocation: str, state: InvocationState, ended_at:
     message, body = await message_of(gateway, invocation)
     ended = msgspec.structs.replace(found[0], state=state, ended_at=ended_at, error=NO)
     assert await call_records.end(gateway.bus, ended)
-    await dead_letters.bury(gateway.bus, ended, message, body)
+    await dead_letters.store(gateway.bus, ended, message, body)
     await streams.delete_message(gateway.bus, subjects.ASYNC, found[0].queue_seq)
 
 
@@ -169,7 +169,7 @@ async def test_a_call_that_somebody_waits_for_has_its_bodies_stored_for_so_long(
             assert description is not None
             assert int(description.headers["Nats-TTL"].removesuffix("s")) > 60
             result = await large_bodies.store(
-                gateway.bus, subjects.RESULT_FILES, LARGE[::-1], owner=large_bodies.waited_owner()
+                gateway.bus, subjects.RESULT_FILES, LARGE[::-1], owner=large_bodies.expiring_owner()
             )
             reply = ResultReply(message.id, OutcomeKind.SUCCEEDED, None, "x/y", 1, 1, 0.0, 0.0, reference=result)
             gateway.bus.publish(message.reply, pack(reply))

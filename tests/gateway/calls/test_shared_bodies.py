@@ -17,9 +17,9 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected
 from gpufn_gateway.http.responses import GPUFN_FORMAT, send_result
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 
-LARGE = b"x" * LEAST_BYTES
+LARGE = b"x" * MIN_SHARED_BYTES
 
 
 def shared_bodies_in(
@@ -32,8 +32,8 @@ def shared_bodies_in(
 
 def bodies_of(shared_bodies: GatewaySharedBodies) -> CallBodies:
     budget = BodyBudget(1 << 30)
-    inline = BodyReader(LEAST_BYTES + 1, 30, what="a call's arguments", budget=budget)
-    large = BodyReader(4 * LEAST_BYTES, 30, what="a call's arguments", budget=budget)
+    inline = BodyReader(MIN_SHARED_BYTES + 1, 30, what="a call's arguments", budget=budget)
+    large = BodyReader(4 * MIN_SHARED_BYTES, 30, what="a call's arguments", budget=budget)
     return CallBodies(inline, large, shared_bodies)
 
 
@@ -73,7 +73,7 @@ async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
     body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
     assert body.data == b""
     assert body.shared is not None
-    assert body.size == 2 * LEAST_BYTES
+    assert body.size == 2 * MIN_SHARED_BYTES
     assert (tmp_path / "gw-1" / body.shared.name).read_bytes() == LARGE + LARGE
     bodies.discard(body)
     assert body.shared.name not in files_in(tmp_path / "gw-1")
@@ -136,7 +136,7 @@ async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypa
 
 
 async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> None:
-    shared_bodies = shared_bodies_in(tmp_path, limit=2 * LEAST_BYTES)
+    shared_bodies = shared_bodies_in(tmp_path, limit=2 * MIN_SHARED_BYTES)
     client = Client(LARGE, leaves=True)
     with pytest.raises(ClientDisconnected):
         await bodies_of(shared_bodies).receive_body(client.headers, client.receive, function="f", may_share=True)
@@ -145,14 +145,14 @@ async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> Non
 
 
 async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
-    shared_bodies = shared_bodies_in(tmp_path, limit=LEAST_BYTES)
+    shared_bodies = shared_bodies_in(tmp_path, limit=MIN_SHARED_BYTES)
     first = shared_bodies.share(LARGE, function="f")
     with pytest.raises(CapacityError):
         shared_bodies.share(LARGE, function="f")
     with pytest.raises(CapacityError):
-        await shared_bodies.receive(Client(LARGE).receive, LEAST_BYTES, function="f")
+        await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES, function="f")
     shared_bodies.discard(first)
-    shared_bodies.discard(await shared_bodies.receive(Client(LARGE).receive, LEAST_BYTES, function="f"))
+    shared_bodies.discard(await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES, function="f"))
 
 
 @pytest.fixture
@@ -165,14 +165,14 @@ def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
 
     def answer(call: Any) -> None:
         content_type, body = gateway.result
-        call.reply(content_type=content_type, parcel=Parcels(tmp_path / shared_bodies.folder).write([body]))
+        call.reply(content_type=content_type, parcel=SharedBodies(tmp_path / shared_bodies.folder).write([body]))
 
     gateway.queue.answer = answer
     yield gateway
     assert files_in(tmp_path / shared_bodies.folder) == set(), "who takes a result removes it"
 
 
-@pytest.mark.parametrize("size", [0, 1, 3 * LEAST_BYTES, 5 << 20])
+@pytest.mark.parametrize("size", [0, 1, 3 * MIN_SHARED_BYTES, 5 << 20])
 async def test_a_result_in_a_parcel_is_the_answer(answering: Any, size: int) -> None:
     answering.result = "image/png", os.urandom(size)
     answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
@@ -181,7 +181,7 @@ async def test_a_result_in_a_parcel_is_the_answer(answering: Any, size: int) -> 
 
 
 async def test_a_result_in_a_parcel_is_a_stream_of_one_too(answering: Any, connection: Any) -> None:
-    text = msgspec.json.encode("x" * LEAST_BYTES)
+    text = msgspec.json.encode("x" * MIN_SHARED_BYTES)
     answering.result = "application/json", text
     events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
     await events.start(answering.app)
@@ -206,9 +206,9 @@ async def test_a_parcel_that_is_gone_is_a_problem_of_its_call(
 
 async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
-    theirs = Parcels(tmp_path / "w-1")
+    theirs = SharedBodies(tmp_path / "w-1")
     name = theirs.write([bytes(4 << 20)])
-    ours = theirs.hand_on(name, Parcels(tmp_path / shared_bodies.folder))
+    ours = theirs.link_into(name, SharedBodies(tmp_path / shared_bodies.folder))
     sent = []
 
     async def send(message: Any) -> None:

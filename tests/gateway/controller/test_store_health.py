@@ -9,8 +9,8 @@ from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import undecided
 from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED, STUCK_FOR_S, Store
+from tests.gateway.controller.known_worlds import world
 from tests.gateway.controller.simulation import assignment
-from tests.gateway.controller.told import world
 
 NOW = 101.0
 

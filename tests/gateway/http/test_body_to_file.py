@@ -13,10 +13,10 @@ import uvloop
 from gpufn_core.errors import CapacityError
 from gpufn_gateway.http.body_reader import ClientDisconnected, write_body
 from gpufn_gateway.http.uvicorn_protocol import sweep
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.listening import serving
 
-BODY = bytes(range(256)) * (4 * LEAST_BYTES // 256)
+BODY = bytes(range(256)) * (4 * MIN_SHARED_BYTES // 256)
 
 
 class App:
@@ -79,7 +79,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
 def test_bodies_arrive_whole_one_after_the_other(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         async with serving(App()) as (_, port), Client.to(port) as client:
-            for body in (BODY, b"small", BODY[: LEAST_BYTES + 1], BODY):
+            for body in (BODY, b"small", BODY[: MIN_SHARED_BYTES + 1], BODY):
                 client.head(len(body))
                 client.writer.write(body)
                 assert await client.answer() == body
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_midway_is_gone(run: Callable[[Awaitable[None]], No
         app.write = lambda part: reached.set()
         async with serving(app) as (_, port), Client.to(port) as client:
             client.head(len(BODY))
-            client.writer.write(BODY[: 2 * LEAST_BYTES])
+            client.writer.write(BODY[: 2 * MIN_SHARED_BYTES])
             await reached.wait()
             client.writer.transport.abort()
             assert isinstance(await app.ended.get(), ClientDisconnected)
@@ -134,7 +134,7 @@ def test_a_body_that_cannot_be_kept_is_refused_and_ends_the_connection(
 
         def write(part: bytes | memoryview) -> None:
             got.extend(part)
-            if len(got) > 2 * LEAST_BYTES:
+            if len(got) > 2 * MIN_SHARED_BYTES:
                 raise CapacityError("memory is full")
 
         app.write = write
@@ -155,7 +155,7 @@ def test_a_body_that_takes_too_long_is_given_up(run: Callable[[Awaitable[None]],
         app.timeout_s = 0.02
         async with serving(app) as (_, port), Client.to(port) as client:
             client.head(len(BODY))
-            client.writer.write(BODY[:LEAST_BYTES])
+            client.writer.write(BODY[:MIN_SHARED_BYTES])
             assert await client.answer() == b"refused"
             assert isinstance(await app.ended.get(), TimeoutError)
             assert await client.reader.read() == b""
@@ -170,7 +170,7 @@ def test_a_client_that_stalls_is_hung_up_on(run: Callable[[Awaitable[None]], Non
         app.write = lambda part: reached.set()
         async with serving(app) as (server, port), Client.to(port) as client:
             client.head(len(BODY))
-            client.writer.write(BODY[: 2 * LEAST_BYTES])
+            client.writer.write(BODY[: 2 * MIN_SHARED_BYTES])
             await reached.wait()
             now = asyncio.get_running_loop().time()
             assert [sweep(server.server_state.connections, now + each) for each in (0, 5, 15)] == [0, 0, 1]

@@ -19,7 +19,7 @@ from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_core.spec.function_spec import Retry
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import How
-from gpufn_gateway.maps.map_closer import EndedMaps
+from gpufn_gateway.maps.map_closer import MapCloser
 from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
@@ -323,7 +323,7 @@ async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any)
         for map_id in (ended, running):
             await put(gateway, "unread", map_id, 0, lines("a"), last=True)
         await end(gateway, "unread", item_id(ended, 0))
-        look = EndedMaps(gateway.bus)
+        look = MapCloser(gateway.bus)
         assert await look.step() == 1
         assert await look.step() == 0
         await streams.purge(gateway.bus, subjects.RESULTS, subjects.result("unread", item_id(ended, 0)))
@@ -352,7 +352,7 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         await end(gateway, "longer", item_id(map_id, 0))
         await forget(gateway, "longer", map_id, 0)
         reading = asyncio.ensure_future(read(gateway, map_id))
-        look = EndedMaps(gateway.bus)
+        look = MapCloser(gateway.bus)
         await look.step()
         assert not await is_noted(gateway, map_id)  # the other item is queued
         await end(gateway, "longer", item_id(map_id, 1))
@@ -393,7 +393,7 @@ async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_fo
         assert newest is not None
         assert newest.entry.revision == 2
         await end(gateway, "redeployed", item_id(map_id, 1))
-        look = EndedMaps(gateway.bus)
+        look = MapCloser(gateway.bus)
         await look.step()
         assert not await is_noted(gateway, map_id)
         await end(gateway, "redeployed", item_id(map_id, 0))
@@ -412,7 +412,7 @@ async def test_a_map_whose_results_are_forgotten_ends_though_others_wait_behind_
             await end(gateway, "busy", item_id(first, index))
             await streams.delete_message(gateway.bus, subjects.ASYNC, seq + index)
         await forget(gateway, "busy", first, 0)
-        await EndedMaps(gateway.bus).step()
+        await MapCloser(gateway.bus).step()
         assert [await is_noted(gateway, map_id) for map_id in (first, second)] == [True, False]
 
 

@@ -26,7 +26,7 @@ METRICS = DeviceMetrics(
 
 
 def _told(gateway: Any) -> None:
-    gateway.registry.take_node_report(REPORT)
+    gateway.registry.receive_node_report(REPORT)
     gateway.registry.device_reports.take(DeviceReport("n1", 1.0, (METRICS,)))
 
 
@@ -46,7 +46,7 @@ async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
     (metrics,) = node["metrics"]
     assert (metrics["uuid"], metrics["utilisation"], metrics["processes"]) == ("GPU-1", 0.5, [[7, 1 << 20, None]])
     gateway.clock.now += 11
-    gateway.registry.take_node_report(REPORT)
+    gateway.registry.receive_node_report(REPORT)
     assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
 
 
@@ -54,14 +54,14 @@ async def test_how_busy_a_worker_kept_its_gpus_is_told_where_the_driver_tells_it
     busy, unknown = (
         ProcessReport(worker, "f", 2, 7, 0.0, gpus_busy=measured) for worker, measured in (("w-1", 1.5), ("w-2", None))
     )
-    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(busy, unknown)))
+    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=(busy, unknown)))
     told = {name: value for name, value in (await _samples(gateway)).items() if "gpus_busy" in name}
     assert told == {'gpufn_worker_gpus_busy{function="f",node="n1",revision="2",worker="w-1"}': 1.5}
 
 
 async def test_what_a_worker_holds_of_each_gpu_is_told(gateway: Any) -> None:
     process = ProcessReport("w-1", "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9})
-    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(process,)))
+    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=(process,)))
     told = {name: value for name, value in (await _samples(gateway)).items() if "gpu_bytes" in name}
     assert told == {'gpufn_worker_gpu_bytes{function="f",gpu="GPU-1",node="n1",revision="2",worker="w-1"}': 9}
 

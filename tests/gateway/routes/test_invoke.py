@@ -404,7 +404,7 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
 
 async def test_what_runners_drop_is_counted_by_node(gateway: Any) -> None:
     for node, dropped in (("a", 3), ("b", 0), ("a", 4)):
-        gateway.registry.take_runner_report(RunnerReport(node, "r", gateway.clock.time(), dropped_outcomes=dropped))
+        gateway.registry.receive_runner_report(RunnerReport(node, "r", gateway.clock.time(), dropped_outcomes=dropped))
     text = (await gateway.get("/metrics")).text
     told = [line for line in text.splitlines() if line.startswith("gpufn_dropped_outcomes_total")]
     assert told == ['gpufn_dropped_outcomes_total{node="a"} 4.0', 'gpufn_dropped_outcomes_total{node="b"} 0.0']

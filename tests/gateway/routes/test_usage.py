@@ -56,7 +56,7 @@ async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_fu
         deleted = UsageKey("2026-10-01", "was-deleted", "platform").record("a")
         await gateway.buckets.usage.put(deleted, encode(Usage(1, 0, 1.0)))
         days_of_it = "since=2026-10-01&until=2026-10-01"
-        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=was_deleted")
+        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=deleted_error")
         none_yet = await gateway.http.get(f"/v1/usage?{days_of_it}&function=not_called")
         unknown = await gateway.http.get(f"/v1/usage?{days_of_it}&function=mistyped")
         no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=a/b")
@@ -97,7 +97,7 @@ async def test_attempts_of_every_call_are_counted_by_node_and_function(gateway: 
         (),
         (RevisionTraffic("f", 4, 1, 1, 0, 1.0, 0.5),),
     ):
-        gateway.registry.take_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=each))
+        gateway.registry.receive_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=each))
     text = (await gateway.get("/metrics")).text
     told = dict(line.rsplit(" ", 1) for line in text.splitlines() if '{function="f",node="a"}' in line)
     assert told == {

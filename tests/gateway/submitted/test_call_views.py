@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.protocol.messages import HeldBy
+from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.protocol.reports import Waiting, WaitReason
 from gpufn_core.spec.function_spec import Batch
@@ -95,7 +95,7 @@ def test_a_queued_call_always_says_why_it_waits(
 
 
 def test_a_call_that_waits_for_its_turn_on_a_gpu_is_queued_though_a_runner_has_it(make: Any) -> None:
-    held = HeldBy("i", "w-1", "n", 1, 0.0, waits_on="GPU-0")
+    held = CallLocation("i", "w-1", "n", 1, 0.0, waits_on="GPU-0")
     assert call_views.status(record(), held)["state"] is InvocationState.QUEUED
     told = call_views.wait_fields(record(), 3, None, make.status("f"), NOW, holder=held)
     assert (told["waiting"].reason.value, told["waiting"].detail) == ("turn", "it waits for its turn on GPU-0")
@@ -121,7 +121,7 @@ def test_events_are_numbered_along_a_life() -> None:
 
 
 def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
-    held = HeldBy("1" * 26, "w", "n", 1, 995.0)
+    held = CallLocation("1" * 26, "w", "n", 1, 995.0)
     assert call_views.status(record(), held)["state"] is InvocationState.RUNNING
     assert call_views.status(record(), held)["timings"] == {"queue_s": 5.0}
     ended = record(state=InvocationState.CANCELLED)

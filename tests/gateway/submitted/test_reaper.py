@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.messages import Cancel, HeldBy, InvocationMessage
+from gpufn_core.protocol.messages import CallLocation, Cancel, InvocationMessage
 from gpufn_core.protocol.records import AttemptRecord
 from gpufn_gateway.submitted import reap_rules
 from gpufn_gateway.submitted.reaper import Reaper
@@ -96,7 +96,7 @@ async def test_what_a_runner_has_is_left_to_it(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("has"), DIGEST)
         invocation = await submit(gateway, "has", x_gpufn_timeout="1")
-        held = encode(HeldBy(invocation, "w", "n", 1, 1.0))
+        held = encode(CallLocation(invocation, "w", "n", 1, 1.0))
         answer = gateway.bus.subscribe(subjects.WHEREABOUTS, lambda message: gateway.bus.publish(message.reply, held))
         await reaper(gateway, 5.0).step()
         assert await state_of(gateway, invocation) == "queued"
@@ -113,7 +113,7 @@ async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats:
         def whereabouts(message: Any) -> None:
             asked.append(message.reply)
             if len(asked) > 1:
-                gateway.bus.publish(message.reply, encode(HeldBy(invocation, "w", "n", 1, 1.0)))
+                gateway.bus.publish(message.reply, encode(CallLocation(invocation, "w", "n", 1, 1.0)))
 
         answer = gateway.bus.subscribe(subjects.WHEREABOUTS, whereabouts)
         await reaper(gateway, 5.0).step()

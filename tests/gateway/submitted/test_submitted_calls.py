@@ -17,7 +17,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.ids import new_invocation_id, new_map_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
+from gpufn_core.protocol.messages import CallLocation, LocateCall, Progress, unpack_invocation
 from gpufn_core.protocol.records import AttemptRecord, CallRecord, Checkpoint, Webhook
 from gpufn_core.protocol.reports import Waiting, WaitReason
 from gpufn_core.spec.function_spec import MethodSpec, Retry
@@ -54,7 +54,7 @@ async def die(gateway: Whole, invocation: str) -> None:
     queue = subjects.async_queue(record.function, record.revision, "*")
     stored = await streams.next_message(gateway.bus, subjects.ASYNC, queue, record.queue_seq)
     assert stored is not None
-    await dead_letters.bury(gateway.bus, record, *unpack_invocation(stored.payload))
+    await dead_letters.store(gateway.bus, record, *unpack_invocation(stored.payload))
     await streams.delete_message(gateway.bus, subjects.ASYNC, record.queue_seq)
 
 
@@ -63,17 +63,17 @@ class Holder:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.held: dict[str, HeldBy] = {}
+        self.held: dict[str, CallLocation] = {}
         bus.subscribe(subjects.WHEREABOUTS, self._on_where)
 
     def _on_where(self, message: Any) -> None:
-        wanted = msgspec.msgpack.decode(message.payload, type=WhereIs).invocation
+        wanted = msgspec.msgpack.decode(message.payload, type=LocateCall).invocation
         for held in self.held.values():
             if wanted in ("", held.invocation):
                 self._bus.publish(message.reply, encode(held))
 
     def start(self, invocation: str, attempt: int = 1) -> None:
-        held = self.held[invocation] = HeldBy(invocation, "w-1", "n", attempt, 5.0)
+        held = self.held[invocation] = CallLocation(invocation, "w-1", "n", attempt, 5.0)
         self._bus.publish(subjects.call_started(invocation), encode(held))
 
     def progress(self, invocation: str, progress: Progress) -> None:
@@ -283,7 +283,7 @@ async def test_runners_are_asked_for_a_call_that_was_delivered_only(nats: Any, m
         asked: list[str] = []
         gateway.bus.subscribe(
             subjects.WHEREABOUTS,
-            lambda message: asked.append(msgspec.msgpack.decode(message.payload, type=WhereIs).invocation),
+            lambda message: asked.append(msgspec.msgpack.decode(message.payload, type=LocateCall).invocation),
         )
         await take(gateway.bus, "asked")
         for invocation in (second, first):

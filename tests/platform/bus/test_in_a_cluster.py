@@ -131,4 +131,4 @@ def _all_are_current(info: dict[str, Any]) -> bool:
 def test_a_cluster_without_a_leader_is_away_and_refuses_nothing() -> None:
     answer = b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}'
     with pytest.raises(BusUnavailable, match="temporarily unavailable"):
-        jetstream.read_answer(answer, "STREAM.CREATE.T")
+        jetstream.read_response(answer, "STREAM.CREATE.T")

@@ -23,7 +23,7 @@ async def work():
 async def serve(settings):
     if sys.argv[1] == "bus":
         raise BusUnavailable("no bus there")
-    await node_process.until_told(work(), "work")
+    await node_process.run_until_signaled(work(), "work")
     print("put away")
 
 def read(environ):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_platform.process.pause_detector import Beats
+from gpufn_platform.process.pause_detector import PauseDetector
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from gpufn_platform.process.pause_detector import Beats
 )
 def test_the_first_beat_after_a_pause_is_left_out(at: list[float], numbers: list[int | None]) -> None:
     """Messages that arrived during our own pause must be read before a peer is considered silent."""
-    beats = Beats(now=0.0)
+    beats = PauseDetector(now=0.0)
     assert [beats.next(now) for now in at] == numbers

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_local.watchdog_listener import Silence, Watchdog
-from gpufn_platform.process.watchdog import ALIVE, tell_watchdog
+from gpufn_platform.process.watchdog import ALIVE, notify_watchdog
 
 
 def test_who_was_never_heard_is_not_silent() -> None:
@@ -58,7 +58,7 @@ def _said(watchdog: Watchdog) -> None:
 
 async def _tell(environ: dict[str, str]) -> None:
     """Run in a running event loop."""
-    tell_watchdog(environ)
+    notify_watchdog(environ)
 
 
 def test_only_what_was_started_is_heard(watchdog: Watchdog) -> None:

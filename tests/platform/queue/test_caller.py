@@ -18,12 +18,12 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import (
-    BegunReply,
-    HeldBy,
+    CallLocation,
     ItemReply,
     ResultReply,
+    StartedReply,
     StreamCredit,
-    WaitedFor,
+    WaitCheck,
     unpack_invocation,
 )
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
@@ -82,7 +82,7 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
     def whereabouts(message: Message) -> None:
         nonlocal asked
         asked += 1
-        runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
+        runner.publish(message.reply, encode(CallLocation(call.id, "w-1", "n-1", 1, 0.0)))
         if asked == 5:
             subscription.unsubscribe()  # the server is killed
 
@@ -103,7 +103,7 @@ async def test_a_call_from_before_a_restart_takes_no_other_out_of_the_queue_that
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     running = await queued(bus, caller)
-    held = encode(HeldBy(running.id, "w-1", "n-1", 1, 0.0))
+    held = encode(CallLocation(running.id, "w-1", "n-1", 1, 0.0))
     runner.subscribe(subjects.WHEREABOUTS, lambda message: runner.publish(message.reply, held))
     before = running.queue_seq
     await crash.restart(bus, runner)
@@ -157,7 +157,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
 
     def whereabouts(message: Message) -> None:
         asked.append(message.reply)
-        runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
+        runner.publish(message.reply, encode(CallLocation(call.id, "w-1", "n-1", 1, 0.0)))
 
     runner.subscribe(subjects.WHEREABOUTS, whereabouts)
     await runner.flush()
@@ -176,7 +176,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_though_it
     bus, caller, call = await waiting(connect, nats)
     runner = await connect(nats)
     await take(runner, "f", is_sync=True)
-    runner.publish(subjects.reply("f", "gw-waits", call.id), pack(BegunReply(call.id)))
+    runner.publish(subjects.reply("f", "gw-waits", call.id), pack(StartedReply(call.id)))
     await runner.flush()
     await bus.flush()
     caller.tick(call.since + 10.1)
@@ -195,7 +195,7 @@ async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_t
     def whereabouts(message: Message) -> None:
         asked.append(message.reply)
         if len(asked) > 1:
-            runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
+            runner.publish(message.reply, encode(CallLocation(call.id, "w-1", "n-1", 1, 0.0)))
 
     runner.subscribe(subjects.WHEREABOUTS, whereabouts)
     await runner.flush()
@@ -279,11 +279,11 @@ async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-begun", clock=SystemClock())
     stream = caller.open_stream(request())
-    stream.take(BegunReply(stream.id), b"")
+    stream.take(StartedReply(stream.id), b"")
     item(stream, 0)
     end(stream, 1)
     assert [body async for _, body in stream.items()] == [b"1"]
-    assert stream.starts_by == math.inf
+    assert stream.start_deadline == math.inf
 
 
 @pytest.mark.parametrize("items", [0, 2])
@@ -300,9 +300,9 @@ async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_
         stream.take(ItemReply(stream.id, number, "application/json", ""), b"")
 
     async def waited_for(*, anew: bool) -> tuple[str, ...]:
-        asked = encode(WaitedFor((stream.id, "of another"), anew))
-        answer = await bus.request(subjects.reply("f", "gw-anew", subjects.ASKED), asked)
-        return msgspec.msgpack.decode(answer.payload, type=WaitedFor).invocations
+        asked = encode(WaitCheck((stream.id, "of another"), anew))
+        answer = await bus.request(subjects.reply("f", "gw-anew", subjects.WAIT_CHECK_PART), asked)
+        return msgspec.msgpack.decode(answer.payload, type=WaitCheck).invocations
 
     assert await waited_for(anew=False) == (stream.id,)
     assert await waited_for(anew=True) == (() if items else (stream.id,))
@@ -475,7 +475,7 @@ async def test_a_call_that_no_stream_takes_ends_with_its_queue_timeout(connect: 
     caller.start()
     call = caller.invoke(request())
     await until(lambda: call.is_refused)
-    caller.fail_unless_begun(GpufnError("the platform stops"))
+    caller.fail_unless_started(GpufnError("the platform stops"))
     with pytest.raises(GpufnError, match="stops"):
         await call.future
 

@@ -144,7 +144,7 @@ class Life(RuleBasedStateMachine):
         if dies_after == "record":
             return
         ended = self._do(call_records.read(self._bus, invocation))[0]
-        self._do(dead_letters.bury(self._bus, ended, message, body))
+        self._do(dead_letters.store(self._bus, ended, message, body))
         if dies_after == "ack":
             self._do(streams.delete_message(self._bus, subjects.ASYNC, seq))
 
@@ -187,7 +187,7 @@ class Life(RuleBasedStateMachine):
     async def _made_up_for(self) -> None:
         """By the reaper, or by the redelivery."""
         for seq, message in await queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000):
-            assert await queue_position.take_out_ended(self._bus, seq, message) is (
+            assert await queue_position.remove_ended_call(self._bus, seq, message) is (
                 self._told[message.id].end is not None
             )
         stored = await queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000)
@@ -274,7 +274,7 @@ async def test_the_dead_letter_of_an_id_that_was_used_again_is_that_of_the_call_
         stored = await streams.message_at(bus, subjects.ASYNC, record.queue_seq)
         assert stored is not None
         for payload in (body, b"not stored again"):
-            await dead_letters.bury(bus, failed, queued_calls.unpack(stored.payload, stored.seq)[0], payload)
+            await dead_letters.store(bus, failed, queued_calls.unpack(stored.payload, stored.seq)[0], payload)
         await forget(bus, record)
         letter = await dead_letters.read(bus, FUNCTION, invocation)
         assert letter is not None

@@ -14,7 +14,7 @@ import pytest
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import BusUnavailable, IdempotencyMismatch
-from gpufn_core.ids import digest_of, id_at, new_invocation_id, new_map_id, new_stem, place_in
+from gpufn_core.ids import digest_of, id_at, new_invocation_id, new_map_id, new_stem, queue_position_in
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import CallRecord
@@ -96,7 +96,7 @@ async def test_a_call_that_waits_is_one_message_and_is_found_by_its_id(nats: Emb
     bus = await begin(nats, connect)
     call = await submit(bus)
     assert (await state_of(bus, subjects.RESULTS))["messages"] == 0
-    assert place_in(call.id) == call.queue_seq == (await state_of(bus, subjects.ASYNC))["last_seq"]
+    assert queue_position_in(call.id) == call.queue_seq == (await state_of(bus, subjects.ASYNC))["last_seq"]
     assert await call_records.read(bus, call.id) == (call, b"")
     assert call.state is InvocationState.QUEUED
     assert call.keep_s == 60.0
@@ -260,10 +260,10 @@ async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, co
     for _ in range(4):
         calls.append(await submit(bus))
         await submit(bus, "other")
-    assert [await queue_position.place(bus, call) for call in calls] == [1, 2, 3, 4]
+    assert [await queue_position.position(bus, call) for call in calls] == [1, 2, 3, 4]
     await take(bus, "waits")
     await call_records.cancel(bus, calls[2], 2.0)
-    assert [await queue_position.place(bus, calls[number]) for number in (0, 1, 3)] == [None, 1, 2]
+    assert [await queue_position.position(bus, calls[number]) for number in (0, 1, 3)] == [None, 1, 2]
 
 
 async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
@@ -275,7 +275,7 @@ async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
     for _ in range(10):
         calls.append(await submit(bus))
         await submit(bus, "other")
-    places = [await queue_position.place(bus, call) for call in calls]
+    places = [await queue_position.position(bus, call) for call in calls]
     assert places[:2] == [1, 2]
     assert places == sorted(places, key=lambda place: place or 0)
     assert all(abs((place or 0) - true) <= 1 for true, place in enumerate(places, 1)), places
@@ -294,4 +294,4 @@ async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
 def test_what_can_be_said_of_a_place_without_a_look_at_the_queue(
     seq: int, waiting: int, last: int, found: tuple[int, int]
 ) -> None:
-    assert queue_position.bounds(seq, streams.Consumed(waiting=waiting, taken=100), last) == found
+    assert queue_position.bounds(seq, streams.ConsumerProgress(waiting=waiting, taken=100), last) == found

@@ -29,7 +29,7 @@ async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connec
     bus.subscribe(
         subjects.DOORBELLS, lambda message: heard.put_nowait((message.subject, wakeups.queue_of(message.payload)))
     )
-    ringer = wakeups.Ringer(bus)
+    ringer = wakeups.WakeupSender(bus)
     for _ in range(100):
         ringer.ring("f", NORMAL)
     ringer.ring("f", LOW)

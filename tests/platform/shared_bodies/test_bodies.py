@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
-from gpufn_core.protocol.limits import PARCEL_BYTES
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_core.protocol.limits import LARGE_BODY_BYTES
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 
 def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path / "a")
+    parcels = SharedBodies(tmp_path / "a")
     name = parcels.write([b"one", memoryview(b"two")])
     view = parcels.take(name)
     assert bytes(view) == b"onetwo"
@@ -31,7 +31,7 @@ def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     name = parcels.write([b"one"])
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(ArtifactUnavailable, match="Cannot allocate memory"):
@@ -39,12 +39,12 @@ def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_empty_parcel_is_one(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     assert bytes(parcels.take(parcels.write([]))) == b""
 
 
 def test_a_parcel_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     body = os.urandom((1 << 20) + 1)
     with parcels.reader(parcels.write([body])) as reader:
         assert list(tmp_path.iterdir()) == []
@@ -55,7 +55,7 @@ def test_a_parcel_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> N
 
 
 def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     name = parcels.write([bytes(1 << 20)])
     with open(tmp_path / name, "r+b") as theirs, parcels.reader(name) as reader:
         parts = reader.parts()
@@ -66,20 +66,20 @@ def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path:
 
 
 def test_a_parcel_that_has_grown_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     name = parcels.write([])
-    os.truncate(tmp_path / name, PARCEL_BYTES + 1)
+    os.truncate(tmp_path / name, LARGE_BODY_BYTES + 1)
     with pytest.raises(ArtifactUnavailable, match="has grown"):
         parcels.reader(name)
 
 
 def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
-    ours, theirs = Parcels(tmp_path / "a"), Parcels(tmp_path / "b")
+    ours, theirs = SharedBodies(tmp_path / "a"), SharedBodies(tmp_path / "b")
     name = ours.write([b"shared"])
     with pytest.raises(ArtifactUnavailable):
-        ours.hand_on(name, theirs)
+        ours.link_into(name, theirs)
     theirs.make()
-    other = ours.hand_on(name, theirs)
+    other = ours.link_into(name, theirs)
     assert os.stat(tmp_path / "a" / name).st_ino == os.stat(tmp_path / "b" / other).st_ino
     assert bytes(theirs.take(other)) == b"shared"
     assert ours.size(name) == 6, "ours stays: the call may run again"
@@ -88,14 +88,14 @@ def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: 
 
 
 def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> None:
-    Parcels(tmp_path / "gpufn-0" / "w-1").write([])
+    SharedBodies(tmp_path / "gpufn-0" / "w-1").write([])
     modes = [os.stat(path).st_mode & 0o777 for path in (tmp_path / "gpufn-0", tmp_path / "gpufn-0" / "w-1")]
     assert modes == [0o700, 0o700]
 
 
 def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
     """Regression: the rest stayed in the host's memory without an owner."""
-    parcels = Parcels(tmp_path / "all" / "w-1")
+    parcels = SharedBodies(tmp_path / "all" / "w-1")
     parcels.make()
     for place in ("", "own", "own/deeper"):
         (tmp_path / "all" / "w-1" / place).mkdir(exist_ok=True)
@@ -105,21 +105,21 @@ def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
 
 
 def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
-    with Parcels(tmp_path / "a").writer() as writer:
+    with SharedBodies(tmp_path / "a").writer() as writer:
         writer.write(b"half of it")
     assert list((tmp_path / "a").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "x", "/etc/passwd", "a" * 25 + "/", "A" * 26])
 def test_a_name_is_nothing_but_a_name(tmp_path: Path, name: str) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     for use in (parcels.take, parcels.look, parcels.reader, parcels.size, parcels.remove):
         with pytest.raises(ProtocolMismatch):
             use(name)
 
 
 def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("x")
     link, fifo, folder = "0" * 26, "1" * 26, "2" * 26
@@ -141,5 +141,5 @@ def test_full_memory_is_a_capacity_error_and_leaves_nothing(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(CapacityError, match="No space left"):
-        Parcels(tmp_path / "a").write([b"x"])
+        SharedBodies(tmp_path / "a").write([b"x"])
     assert list((tmp_path / "a").iterdir()) == []

@@ -13,22 +13,22 @@ import pytest
 
 from gpufn_core.errors import ArtifactUnavailable, CapacityError
 from gpufn_platform.shared_bodies import reuse
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 BODY = b"x" * 5000
 BOUND = 1 << 20
 
 
-def inode(parcels: Parcels, name: str) -> int:
+def inode(parcels: SharedBodies, name: str) -> int:
     return os.stat(os.path.join(parcels.folder, name)).st_ino
 
 
 @pytest.fixture
-def parcels(tmp_path: Path) -> Parcels:
-    return Parcels(tmp_path / "gw", spare_bytes=BOUND)
+def parcels(tmp_path: Path) -> SharedBodies:
+    return SharedBodies(tmp_path / "gw", spare_bytes=BOUND)
 
 
-def test_a_file_that_nobody_needs_is_written_again_under_another_name(parcels: Parcels) -> None:
+def test_a_file_that_nobody_needs_is_written_again_under_another_name(parcels: SharedBodies) -> None:
     first = parcels.write([BODY])
     file = inode(parcels, first)
     assert bytes(parcels.take(first)) == BODY
@@ -41,17 +41,17 @@ def test_a_file_that_nobody_needs_is_written_again_under_another_name(parcels: P
     assert bytes(parcels.take(third)) == BODY + BODY
 
 
-def test_one_that_is_still_to_be_taken_is_left_alone(parcels: Parcels, tmp_path: Path) -> None:
+def test_one_that_is_still_to_be_taken_is_left_alone(parcels: SharedBodies, tmp_path: Path) -> None:
     kept = parcels.write([BODY])
-    worker = Parcels(tmp_path / "w-1")
+    worker = SharedBodies(tmp_path / "w-1")
     worker.make()
-    theirs = parcels.hand_on(kept, worker)
+    theirs = parcels.link_into(kept, worker)
     parcels.remove(kept)
     assert inode(parcels, parcels.write([b"y" * 5000])) != inode(worker, theirs)
     assert bytes(worker.take(theirs)) == BODY
 
 
-def test_one_that_is_mapped_is_left_alone(parcels: Parcels) -> None:
+def test_one_that_is_mapped_is_left_alone(parcels: SharedBodies) -> None:
     """A function keeps an array of its input."""
     view = parcels.take(parcels.write([BODY]))
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_one_that_is_mapped_is_left_alone(parcels: Parcels) -> None:
     del view
 
 
-def test_one_that_is_being_read_is_left_alone(parcels: Parcels) -> None:
+def test_one_that_is_being_read_is_left_alone(parcels: SharedBodies) -> None:
     """A client reads a response slowly."""
     with parcels.reader(parcels.write([BODY])) as reader:
         parcels.take(parcels.write([b"y" * 5000]))
@@ -68,7 +68,7 @@ def test_one_that_is_being_read_is_left_alone(parcels: Parcels) -> None:
         assert b"".join(reader.parts()) == BODY
 
 
-def test_other_readers_get_another_file(parcels: Parcels) -> None:
+def test_other_readers_get_another_file(parcels: SharedBodies) -> None:
     """A previous reader may have kept a path descriptor, which the kernel does not count, and open it later."""
     name = parcels.write([BODY], "mine")
     kept = os.open(os.path.join(parcels.folder, name), os.O_PATH)
@@ -79,7 +79,7 @@ def test_other_readers_get_another_file(parcels: Parcels) -> None:
     os.close(kept)
 
 
-def test_the_oldest_go_beyond_a_bound_and_what_is_in_use_stays(parcels: Parcels) -> None:
+def test_the_oldest_go_beyond_a_bound_and_what_is_in_use_stays(parcels: SharedBodies) -> None:
     names = [parcels.write([bytes(BOUND // 4)]) for _ in range(8)]
     own = set(os.listdir(parcels.folder)) - set(names)
     assert len(own) == 4
@@ -90,13 +90,13 @@ def test_the_oldest_go_beyond_a_bound_and_what_is_in_use_stays(parcels: Parcels)
 def test_they_are_a_part_of_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container has 64 MiB of shared memory by default, and other processes use some of it."""
     monkeypatch.setattr(reuse, "_free_bytes", lambda folder: 4 * len(BODY))
-    parcels = Parcels(tmp_path, spare_bytes=BOUND)
+    parcels = SharedBodies(tmp_path, spare_bytes=BOUND)
     for name in [parcels.write([BODY]), parcels.write([BODY])]:
         parcels.remove(name)
     assert len(os.listdir(tmp_path)) == 1
 
 
-def test_one_that_is_too_large_to_be_kept_costs_no_other(parcels: Parcels) -> None:
+def test_one_that_is_too_large_to_be_kept_costs_no_other(parcels: SharedBodies) -> None:
     parcels.remove(parcels.write([BODY]))
     small = os.listdir(parcels.folder)
     parcels.remove(parcels.write([bytes(2 * BOUND)], "others"))
@@ -104,10 +104,10 @@ def test_one_that_is_too_large_to_be_kept_costs_no_other(parcels: Parcels) -> No
 
 
 def test_a_link_that_comes_too_late_is_no_way_to_what_is_written_next(
-    parcels: Parcels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parcels: SharedBodies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel has looked up the name and waits for the other folder; meanwhile the call ends."""
-    worker = Parcels(tmp_path / "w-1")
+    worker = SharedBodies(tmp_path / "w-1")
     worker.make()
     told = parcels.write([BODY])
     link = os.link
@@ -121,11 +121,11 @@ def test_a_link_that_comes_too_late_is_no_way_to_what_is_written_next(
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(ArtifactUnavailable):
-        parcels.hand_on(told, worker)
+        parcels.link_into(told, worker)
     assert os.listdir(worker.folder) == []
 
 
-def test_a_reader_that_leases_its_file_keeps_nobody_waiting(parcels: Parcels) -> None:
+def test_a_reader_that_leases_its_file_keeps_nobody_waiting(parcels: SharedBodies) -> None:
     """Otherwise the kernel makes the file's writer wait for 45 s."""
     name = parcels.write([BODY])
     with open(os.path.join(parcels.folder, name), "rb") as file:
@@ -137,7 +137,7 @@ def test_a_reader_that_leases_its_file_keeps_nobody_waiting(parcels: Parcels) ->
 
 
 def test_full_memory_takes_the_spare_files_first(
-    parcels: Parcels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parcels: SharedBodies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = parcels.write([BODY])
     parcels.remove(parcels.write([BODY], "others"))
@@ -161,7 +161,7 @@ def test_full_memory_takes_the_spare_files_first(
     assert [bytes(parcels.take(name)) for name in kept] == [b"small"] * 2
 
 
-def test_where_files_know_no_leases_each_is_new(parcels: Parcels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_know_no_leases_each_is_new(parcels: SharedBodies, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
@@ -173,7 +173,7 @@ def test_where_files_know_no_leases_each_is_new(parcels: Parcels, monkeypatch: p
 
 
 def test_nothing_is_left_of_what_a_file_was_though_leases_end_meanwhile(
-    parcels: Parcels, monkeypatch: pytest.MonkeyPatch
+    parcels: SharedBodies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parcels.take(parcels.write([BODY]))
     with parcels.writer() as writer:
@@ -189,14 +189,14 @@ def test_nothing_is_left_of_what_a_file_was_though_leases_end_meanwhile(
         assert bytes(parcels.take(writer.keep())) == b"short"
 
 
-def test_one_that_was_removed_meanwhile_is_forgotten(parcels: Parcels) -> None:
+def test_one_that_was_removed_meanwhile_is_forgotten(parcels: SharedBodies) -> None:
     parcels.remove(parcels.write([BODY]))
     for name in os.listdir(parcels.folder):
         parcels.remove(name)
     assert bytes(parcels.take(parcels.write([BODY]))) == BODY
 
 
-def test_dropped_when_unused_and_at_once(parcels: Parcels) -> None:
+def test_dropped_when_unused_and_at_once(parcels: SharedBodies) -> None:
     def write() -> None:
         parcels.take(parcels.write([BODY]))
 
@@ -212,7 +212,7 @@ def test_dropped_when_unused_and_at_once(parcels: Parcels) -> None:
     assert os.listdir(parcels.folder) == []
 
 
-def test_many_threads_write_and_take_and_each_reads_what_it_wrote(parcels: Parcels) -> None:
+def test_many_threads_write_and_take_and_each_reads_what_it_wrote(parcels: SharedBodies) -> None:
     wrong: list[int] = []
 
     def use(number: int) -> None:
@@ -230,6 +230,6 @@ def test_many_threads_write_and_take_and_each_reads_what_it_wrote(parcels: Parce
 
 
 def test_a_folder_without_spare_files_keeps_none(tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path)
+    parcels = SharedBodies(tmp_path)
     parcels.take(parcels.write([BODY]))
     assert os.listdir(tmp_path) == []

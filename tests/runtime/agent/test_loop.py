@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufn_core.domain.device import DeviceType, Health
-from gpufn_core.domain.worker import OF_THE_NODE, Desired, WorkerState
+from gpufn_core.domain.worker import NODE_PHASE, Desired, WorkerState
 from gpufn_core.spec.resources import Resources
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
@@ -329,7 +329,7 @@ def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says
         monkeypatch.setattr(ProcessLauncher, "launch", no_file)
         worker = await node.assign()
         event = await node.event(worker, "start_failed")
-        assert event.failure.phase == OF_THE_NODE
+        assert event.failure.phase == NODE_PHASE
         assert event.failure.error.message == "Cannot start a process: Too many open files."
         pool = node.reports[-1].devices[0]
         assert (pool.health, pool.health_reason) == (Health.DEGRADED, "Cannot start a process: Too many open files")
@@ -368,7 +368,7 @@ def test_a_process_that_cannot_be_looked_after_is_ended_at_once(on_node: Any, mo
         monkeypatch.setattr(processes, "kill_worker", kill_later)
         worker = await node.assign()
         event = await node.event(worker, "start_failed")
-        assert event.failure.phase == OF_THE_NODE
+        assert event.failure.phase == NODE_PHASE
         await ended(pids[0])
         is_lacking.clear()
         await node.until_buried(worker)

@@ -12,7 +12,7 @@ import msgspec
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import KEPT_S
+from gpufn_core.domain.metering import USAGE_RETENTION_S
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.worker import Assignment, Desired, Exit, WorkerState
 from gpufn_core.home import Home
@@ -127,7 +127,7 @@ class Node:
         self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
-        self.usage = await KeyValue.open(self.bus, subjects.USAGE, ttl_s=KEPT_S)
+        self.usage = await KeyValue.open(self.bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S)
         self.bus.subscribe(subjects.kill(NODE), self._on_kill)
         self.bus.subscribe(subjects.runner_report(NODE), self._on_report)
         self.caller = Caller(self.bus, name="gateway", clock=self.clock)

@@ -110,10 +110,10 @@ def test_who_may_not_wait_for_long_is_told_that_his_call_has_begun(url: str, tmp
         revision = await node.deploy("began", queue_timeout_s=5.0)
         worker = await node.worker(revision)
         call = node.invoke(revision)
-        assert call.starts_by == call.since + 5.0
+        assert call.start_deadline == call.since + 5.0
         run, _ = await worker.run()
         await node.bus.flush()  # its runner's messages have arrived
-        assert call.starts_by == math.inf
+        assert call.start_deadline == math.inf
         worker.answer(run)
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 

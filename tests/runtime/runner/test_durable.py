@@ -17,7 +17,7 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.limits import RECORD_BYTES
-from gpufn_core.protocol.messages import HeldBy, unpack_invocation
+from gpufn_core.protocol.messages import CallLocation, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import Retry
 from gpufn_core.spec.priority import Priority, QueueKind
@@ -27,7 +27,7 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import call_records, dead_letters
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.dispatch.pull_credits import PullCredits
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
@@ -84,7 +84,7 @@ def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
         def where(message: Message) -> None:
             nonlocal asked
             asked += 1
-            node.bus.publish(message.reply, encode(HeldBy(call.id, "w-9", "n9", 1, 0.0)))
+            node.bus.publish(message.reply, encode(CallLocation(call.id, "w-9", "n9", 1, 0.0)))
             if asked == 3:
                 another.unsubscribe()  # it dies
 
@@ -465,7 +465,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
         run, _ = await worker.run()
         assert run.takes_parcel
         body = bytes(range(251)) * (size // 251 + 1)
-        parcel = Parcels(node.home.parcels / "w-1").write([body[:size]])
+        parcel = SharedBodies(node.home.parcels / "w-1").write([body[:size]])
         worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.001, parcel))
         record, kept = await call_records.wait(node.bus, call.id, 20)
         assert (record.state, record.size, record.error) == (InvocationState.SUCCEEDED, size, None)

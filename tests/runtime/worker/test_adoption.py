@@ -12,7 +12,7 @@ import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol.frames import Answer, Cancel, Ready, Run, Verb
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 
@@ -36,7 +36,7 @@ async def g(began: str, until: str):
 
 
 def given(*, is_begun: bool = True, **run: Any) -> tuple[Attempts, Attempt]:
-    attempts = Attempts(Parcels("/nowhere"))
+    attempts = Attempts(SharedBodies("/nowhere"))
     fields = {"method": "", "content_type": "", "accept": "", "delivery": "there", **run}
     attempt = attempts.add(Run(1, "i1", **fields), b"", 1)
     if is_begun:
@@ -130,7 +130,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
         link.number = 2
 
     link = Mock(number=1, is_forked_child=False, wait_for_peer=wait)
-    requests, answers = PendingRequests(link, Parcels(tmp_path)), []
+    requests, answers = PendingRequests(link, SharedBodies(tmp_path)), []
     thread = threading.Thread(target=lambda: answers.append(requests.request(Verb.STATUS, "i")))
     thread.start()
     gone.wait()

@@ -17,7 +17,7 @@ import pytest
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
 from gpufn_core.protocol.launch import EXIT_LINK_LOST
-from gpufn_platform.process.supervisor_fifo import held_open
+from gpufn_platform.process.supervisor_fifo import open_fifo
 
 Start = Any
 
@@ -83,7 +83,7 @@ def test_a_worker_ends_with_its_supervisor_whatever_it_does(make_peer: Start, tm
         open({str(told)!r}, "w").write(str(child.pid))
         re.match("(a+)+$", "a" * 64 + "b")  # for ever, and holds the interpreter
         """
-    with held_open(fifo):
+    with open_fifo(fifo):
         worker = make_peer(source, supervisor_fifo=str(fifo)).launch()
         worker.accept()
         child = os.pidfd_open(int(told.read_text()))

@@ -14,7 +14,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import media, values
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol.frames import Answer, Cancel
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 Start = Any
 
@@ -58,7 +58,7 @@ def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(s
 
 
 def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: Start, tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path / "parcels")
+    parcels = SharedBodies(tmp_path / "parcels")
     worker = start(
         """
         from gpufn import gpu_function

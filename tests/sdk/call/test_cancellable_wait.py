@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpufn import Client
-from gpufn.call.cancellable_wait import CancelScope, woken_by
+from gpufn.call.cancellable_wait import CancelScope, wake_on_cancel
 from gpufn_core.errors import GatewayUnavailable
 
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n1"
@@ -33,7 +33,7 @@ def test_current_and_later_waits_are_woken_and_ended_waits_are_not() -> None:
 
     def waits() -> None:
         for name in ("before", "as it waits", "later"):
-            with woken_by(lambda name=name: woken.append(name)):  # type: ignore[misc]
+            with wake_on_cancel(lambda name=name: woken.append(name)):  # type: ignore[misc]
                 if name == "as it waits":
                     scope.cancel()
 

@@ -45,10 +45,10 @@ def test_a_hint_that_cannot_be_resolved_is_any_and_does_not_break_others(names: 
 
 
 def test_hints_are_replaced_in_place_where_they_can_be_resolved(names: dict[str, Any]) -> None:
-    type_hints.read_in(names["f"])
+    type_hints.resolve_in_place(names["f"])
     assert names["f"].__annotations__ == {
         "array": "np.ndarray", "many": "list[np.ndarray]", "later": names["Later"], "number": int,
         "return": "np.ndarray",
     }  # fmt: skip
-    type_hints.read_in(names["Later"])
+    type_hints.resolve_in_place(names["Later"])
     assert names["Later"].__annotations__ == {"x": int}

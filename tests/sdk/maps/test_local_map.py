@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpufn.call.cancellable_wait import woken_by
+from gpufn.call.cancellable_wait import wake_on_cancel
 from gpufn.maps.local_map import results
 
 
@@ -15,7 +15,7 @@ def test_an_interrupted_map_cancels_its_calls_so_that_the_program_can_end() -> N
 
     def call(number: int) -> int:
         if number:
-            with woken_by(woken.set):
+            with wake_on_cancel(woken.set):
                 waits.set()
                 if woken.wait(30):
                     is_left.set()

@@ -19,8 +19,8 @@ from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTarget
 from gpufn.client.views import MapView
 from gpufn.maps import reader, sender
-from gpufn.maps.platform_map import KeptMap, MapOptions
-from gpufn.maps.reader import Cursor, End, InArrivalOrder, InOrder, ends_of
+from gpufn.maps.platform_map import MapOptions, PlatformMap
+from gpufn.maps.reader import Cursor, End, InArrivalOrder, InOrder, parse_outcomes
 from gpufn.maps.sender import ItemSender
 from gpufn.testing import run_locally
 from gpufn_core.encoding import media, values
@@ -75,12 +75,12 @@ def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
     alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
     data = alive + b"".join(map(record, sent))
     chunks = (data[at : at + size] for at in range(0, len(data), size))
-    assert list(itertools.chain.from_iterable(ends_of(chunks))) == sent
+    assert list(itertools.chain.from_iterable(parse_outcomes(chunks))) == sent
 
 
 def test_a_truncated_record_is_a_broken_connection() -> None:
     with pytest.raises(GatewayUnavailable, match="broke off inside a record"):
-        list(ends_of([record(ends([0])[0])[:-1]]))
+        list(parse_outcomes([record(ends([0])[0])[:-1]]))
 
 
 @given(st.permutations(range(12)), st.integers(0, 12))
@@ -652,7 +652,7 @@ def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: 
                 raise away.pop()
             return media.BYTES, invocation.encode()
 
-    platform_map = KeptMap(Large(), "1" * 26, MapOptions())
+    platform_map = PlatformMap(Large(), "1" * 26, MapOptions())
     end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
     assert platform_map.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
     away.append(GatewayUnavailable("gone"))

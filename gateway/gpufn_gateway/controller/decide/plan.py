@@ -23,7 +23,7 @@ import functools
 from collections.abc import Iterable, Iterator
 
 from gpufn_core.domain import circuit_errors
-from gpufn_core.domain.invocation import OutcomeKind, was_deleted
+from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
@@ -139,7 +139,7 @@ class _Step:
     def _end_calls_of_deleted(self) -> None:
         """End calls that were queued while the gateway deleted their function. The gateway has ended the others."""
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
-            error = was_deleted(name).info()
+            error = deleted_error(name).info()
             for number in sorted(self.world.numbers(name)):
                 self.actions.append(EndQueued(name, number, OutcomeKind.CANCELLED, error))
 
@@ -257,7 +257,7 @@ class _Step:
         record = decided.revision
         if record is not None and record.state is RevisionState.FAILED and record.error is not None:
             if decided.demand is not None and decided.demand.calls:
-                error = circuit_errors.told(decided.key[0], record.error)
+                error = circuit_errors.caller_error(decided.key[0], record.error)
                 self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
             return
         circuit, demand = decided.view.circuit, decided.demand
@@ -266,7 +266,7 @@ class _Step:
         elif decided.view.ended_at_opening < circuit.openings and circuit.last_error is not None and demand is not None:
             decided.view.ended_at_opening = circuit.openings
             if demand.calls:
-                error = circuit_errors.told(decided.key[0], circuit.last_error)
+                error = circuit_errors.caller_error(decided.key[0], circuit.last_error)
                 self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
 
     # 4

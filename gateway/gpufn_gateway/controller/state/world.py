@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
-from gpufn_core.domain.worker import OF_THE_NODE, Assignment, Desired, ParkedMemory, WorkerState
+from gpufn_core.domain.worker import NODE_PHASE, Assignment, Desired, ParkedMemory, WorkerState
 from gpufn_core.errors import ErrorInfo, FunctionStartFailed
 from gpufn_core.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn_core.protocol.reports import (
@@ -185,7 +185,7 @@ class World:
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
-                if event.failure.phase not in (*PARKING_PHASES, OF_THE_NODE) and (
+                if event.failure.phase not in (*PARKING_PHASES, NODE_PHASE) and (
                     worker is None or not worker.has_failed
                 ):
                     self._start_failed((event.function, event.revision), event.failure.error, now)

@@ -18,8 +18,8 @@ _FIRST_TIMEOUT_S: Final = 0.1
 _LONGEST_TIMEOUT_S: Final = 5.0
 
 
-class Signs:
-    """`async with Signs(bus, subject) as signs`, then repeatedly: check, and `await signs.next()`."""
+class ChangeSignal:
+    """`async with ChangeSignal(bus, subject) as signs`, then repeatedly: check, and `await signs.next()`."""
 
     def __init__(self, bus: Bus, *subjects: str) -> None:
         self._bus = bus

@@ -18,7 +18,7 @@ from gpufn_platform.bus.storage import stream_scan
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _SUMMARY = "Gpufn-Record"
-MOST_LOOKED_AT = 100_000
+SCAN_LIMIT = 100_000
 _MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
 _MAX_CHARS = 1000
 _READ_AT_ONCE = 500
@@ -72,7 +72,7 @@ async def newest(
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, newest
     first. Looks at the last 100,000 messages at most, and may skip those stored before `since` (unix seconds)."""
     records: list[S] = []
-    remaining = MOST_LOOKED_AT
+    remaining = SCAN_LIMIT
     async with contextlib.aclosing(
         stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
     ) as ranges:

@@ -290,14 +290,14 @@ async def count(bus: Bus, stream: str, subject: str) -> int:
     return 0 if response.status else int((response.headers or {})["Nats-Num-Pending"]) + 1
 
 
-class Consumed(msgspec.Struct, frozen=True):
+class ConsumerProgress(msgspec.Struct, frozen=True):
     """Progress of a consumer: `waiting` messages not delivered yet, all of them after sequence `taken`."""
 
     waiting: int
     taken: int
 
 
-async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
+async def consumed(bus: Bus, stream: str, consumer: str) -> ConsumerProgress | None:
     """Return the progress of a consumer, or None if the consumer does not exist."""
     try:
         info = await bus.js(f"CONSUMER.INFO.{stream}.{consumer}")
@@ -305,7 +305,7 @@ async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
         if error.err_code in jetstream.NOT_FOUND:
             return None
         raise
-    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
+    return ConsumerProgress(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
 
 
 async def _message(bus: Bus, stream: str, query: dict[str, Any]) -> StoredMessage | None:

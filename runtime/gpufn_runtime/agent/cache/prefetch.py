@@ -21,7 +21,7 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.function_spec import MOST_MODULES, FunctionSpec, Packaging, is_module_name
+from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_runtime.agent.cache.bundles import BundleCache
@@ -153,7 +153,7 @@ class Prefetch:
         """Record modules that workers imported and their template lacked. User code reports them: check each name."""
         known = self._reported_modules.get(revision, frozenset())
         union = known.union(filter(is_module_name, modules))
-        if known < union and len(union) <= MOST_MODULES:
+        if known < union and len(union) <= MAX_MODULES:
             self._reported_modules[revision] = union
             self._changes.set()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gpufn_core.domain.device import Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import Assignment, ParkedMemory
-from gpufn_runtime.agent.decide.parking_proof import Claim
+from gpufn_runtime.agent.decide.parking_check import Claim
 from gpufn_runtime.agent.workers.processes import Process
 
 _MAX_ENDED = 4096  # ids of ended workers, kept so that a late message does not start one of them again

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn_core.errors import PlatformError
-from gpufn_core.protocol.launch import LONGEST_LINE_BYTES, ForkRequest, TemplateReady
+from gpufn_core.protocol.launch import MAX_LINE_BYTES, ForkRequest, TemplateReady
 
 
 class Control(asyncio.Protocol):
@@ -62,7 +62,7 @@ class Control(asyncio.Protocol):
             return
         self._buffer += data
         line, newline, _ = self._buffer.partition(b"\n")
-        if not (newline or len(self._buffer) > LONGEST_LINE_BYTES):
+        if not (newline or len(self._buffer) > MAX_LINE_BYTES):
             return
         try:
             self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))

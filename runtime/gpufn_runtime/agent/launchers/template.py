@@ -26,7 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from gpufn_core.errors import PlatformError
-from gpufn_core.protocol.launch import LONGEST_LINE_BYTES, ForkReply, ForkRequest, TemplateReady
+from gpufn_core.protocol.launch import MAX_LINE_BYTES, ForkReply, ForkRequest, TemplateReady
 from gpufn_runtime.agent.decide import template_choice
 from gpufn_runtime.agent.decide.template_choice import Preload, Use
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
@@ -160,7 +160,7 @@ class Template:
         except BlockingIOError:
             return
         self._buffer += data
-        if not data or len(self._buffer) > LONGEST_LINE_BYTES:
+        if not data or len(self._buffer) > MAX_LINE_BYTES:
             self.kill()
         elif self._waiter is not None and not self._waiter.done() and (line := self._take_line()) is not None:
             self._waiter.set_result(line)

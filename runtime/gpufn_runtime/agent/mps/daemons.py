@@ -24,12 +24,12 @@ from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import End, Joining
-from gpufn_runtime.agent.mps.blame import INCIDENTS, Suspects
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
 from gpufn_runtime.agent.mps.daemon import Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.fault_attribution import INCIDENTS, Suspects
 from gpufn_runtime.agent.workers import processes
 
 log = logging.getLogger(__name__)

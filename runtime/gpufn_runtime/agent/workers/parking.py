@@ -8,7 +8,7 @@ import signal
 from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import WorkerReport
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
-from gpufn_runtime.agent.decide.parking_proof import Claim, verify
+from gpufn_runtime.agent.decide.parking_check import Claim, verify
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers.running_workers import RunningWorkers

@@ -17,7 +17,7 @@ import os
 import signal
 from typing import Protocol
 
-from gpufn_core.domain.worker import OF_THE_NODE, Assignment, ColdStart, Exit, StartFailure
+from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_core.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.protocol.reports import WorkerEventKind
@@ -172,7 +172,7 @@ class Launches:
         info, phase = _error_info(error), "launch"
         log.warning("%s failed to start: %s", record, info.message)
         if isinstance(error, NodeFault):
-            phase = OF_THE_NODE
+            phase = NODE_PHASE
             self._pause_placements(error)
         self._reports.send_event(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
         self._cleanup.clean_up(record, folder, group)

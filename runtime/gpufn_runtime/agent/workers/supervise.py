@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.revision import RevisionKey
-from gpufn_core.domain.worker import END_TOLD_WITHIN_S, Exit
+from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Exit
 from gpufn_core.errors import PlatformError
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
@@ -154,13 +154,13 @@ class Supervisor:
         """Get the exit status from Docker, which is the parent of the container's process."""
         end, untold = ContainerEnd(), ""
         try:
-            async with asyncio.timeout(END_TOLD_WITHIN_S):
+            async with asyncio.timeout(EXIT_REPORT_WITHIN_S):
                 end = await self._containers.end_of(worker.container)
         except PlatformError as error:
             untold = error.message.rstrip(".")
         except TimeoutError:
             untold = (
-                f"the exit status of container {worker.container[:12]} was not known within {END_TOLD_WITHIN_S:g} s"
+                f"the exit status of container {worker.container[:12]} was not known within {EXIT_REPORT_WITHIN_S:g} s"
             )
         if untold:
             log.warning("worker %s: %s", worker.record.worker, untold)

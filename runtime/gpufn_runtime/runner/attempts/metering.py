@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpufn_core.domain.metering import STORED_EACH_S, Usage, UsageKey, day_of
+from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage
@@ -48,7 +48,7 @@ class Meter:
         """Store the usage regularly until cancelled, and then once more."""
         try:
             while True:
-                await asyncio.sleep(STORED_EACH_S)
+                await asyncio.sleep(STORE_INTERVAL_S)
                 await self.store()
         finally:
             await self.store()

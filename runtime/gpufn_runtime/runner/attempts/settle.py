@@ -25,7 +25,7 @@ from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, state
 from gpufn_core.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.limits import KEPT_ATTEMPTS, RECORD_BYTES, inline_bytes
+from gpufn_core.protocol.limits import MAX_ATTEMPT_RECORDS, RECORD_BYTES, inline_bytes
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import AttemptRecord, BodyReference, CallRecord
 from gpufn_platform.bus import jetstream
@@ -312,7 +312,7 @@ class Settler:
     async def _store_dead_letter_and_ack(self, delivery: DeliveryView, record: CallRecord) -> None:
         while record.state.leaves_dead_letter:
             try:
-                await dead_letters.bury(self._bus, record, *unpack_invocation(delivery.payload))
+                await dead_letters.store(self._bus, record, *unpack_invocation(delivery.payload))
                 break
             except GpufnError as error:
                 log.warning("cannot store the dead letter of %s yet: %s", record.id, error)
@@ -424,4 +424,4 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float, node: str) -> tupl
         node=node,
         reason=attempt.reason,
     )
-    return (*attempt.message.attempts, attempt_record)[-KEPT_ATTEMPTS:]
+    return (*attempt.message.attempts, attempt_record)[-MAX_ATTEMPT_RECORDS:]

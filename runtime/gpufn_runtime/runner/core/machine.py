@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic
 
 import msgspec
 
-from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, waited_too_long
+from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Exit, WorkerState
 from gpufn_core.errors import (
@@ -111,7 +111,7 @@ class RevisionMachine(Generic[W]):
             self._emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
             self._emit(actions.OfferCredits())
         elif now >= message.expires_at(self._spec.queue_timeout_s, delivery.delivered):
-            expired = waited_too_long(now - message.submitted_at).info()
+            expired = queue_timeout_error(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
         elif (link := self.capacity.least_busy()) is None:
             self._add_to_backlog(Waiting(delivery, message, event.body, event.caller_was_away))
@@ -598,7 +598,7 @@ class RevisionMachine(Generic[W]):
                 self._tick_running(attempt, cutoff)
         for attempt in list(self._unbegun):
             if attempt.state is AttemptState.WAITING and cutoff >= attempt.expires_at:
-                expired = waited_too_long(self._now.unix - attempt.message.submitted_at).info()
+                expired = queue_timeout_error(self._now.unix - attempt.message.submitted_at).info()
                 self._end_unbegun(attempt, Outcome(OutcomeKind.EXPIRED, expired))
             elif attempt.state is not AttemptState.ENDED:
                 self._touch(attempt)

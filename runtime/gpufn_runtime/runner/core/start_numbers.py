@@ -12,7 +12,7 @@ import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, StartReason
 from gpufn_core.errors import DeviceFailed, PlatformStopping, WorkerLost
-from gpufn_core.protocol.limits import KEPT_ATTEMPTS
+from gpufn_core.protocol.limits import MAX_ATTEMPT_RECORDS
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import AttemptRecord, StartNote
 
@@ -45,7 +45,7 @@ def next_start(
         reason = StartReason.RUNNER_LOST if unknown else first_reason(message)
         return _numbered(message, message.attempt + unknown, message.attempts), reason
     reason = note.interrupted if note.interrupted is not None and not unknown else StartReason.RUNNER_LOST
-    attempts = (*note.attempts, interrupted(note, now))[-KEPT_ATTEMPTS:]
+    attempts = (*note.attempts, interrupted(note, now))[-MAX_ATTEMPT_RECORDS:]
     return _numbered(message, note.attempt + 1 + unknown, attempts), reason
 
 

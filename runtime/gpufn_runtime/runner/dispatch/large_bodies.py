@@ -39,7 +39,7 @@ class NodeBodies:
 
     async def store_result(self, path: Path) -> BodyReference:
         """Store a result for a waiting caller. Raises like `store_arguments`."""
-        owner, ttl_s = large_bodies.waited_owner(), large_bodies.RESULT_EXPIRES_S
+        owner, ttl_s = large_bodies.expiring_owner(), large_bodies.RESULT_EXPIRES_S
         return await large_bodies.store_file(self._bus, subjects.RESULT_FILES, path, owner=owner, ttl_s=ttl_s)
 
     def remove_arguments(self, reference: BodyReference | None) -> None:

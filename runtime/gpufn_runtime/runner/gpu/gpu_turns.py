@@ -179,7 +179,7 @@ class GpuTurns:
         if self._timer is not None:
             self._timer.cancel()
         turns = [seat.turn.began + _MAX_TURN_S for seat in self._seats if seat.turn is not None]
-        next_time = min(self._queue.ask_again_at(now), *turns, math.inf)
+        next_time = min(self._queue.next_check_at(now), *turns, math.inf)
         self._timer = None if next_time == math.inf else self._call_later(max(0.0, next_time - now), self._on_timer)
 
     def _on_timer(self) -> None:
@@ -193,7 +193,7 @@ class GpuTurns:
 
     def _continue_turn(self, seat: Seat, now: float) -> None:
         """Begin attempts in the seat's current turn."""
-        while seat.waiting and seat.turn is not None and self._queue.may_go_on(seat.turn, now):
+        while seat.waiting and seat.turn is not None and self._queue.may_continue(seat.turn, now):
             self._begin_next(seat)
 
     def _begin_next(self, seat: Seat) -> None:

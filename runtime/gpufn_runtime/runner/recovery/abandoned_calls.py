@@ -19,7 +19,7 @@ import msgspec
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.messages import InvocationMessage, WaitedFor
+from gpufn_core.protocol.messages import InvocationMessage, WaitCheck
 from gpufn_platform.bus.connection import Bus, NoResponders
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.core.attempt import Attempt
@@ -29,7 +29,7 @@ _GONE_AFTER_S = 5.0
 _FORGET_AFTER_S = 60.0  # a caller's absence that began longer ago may have ended
 _ANSWER_TIMEOUT_S = 0.5  # "no responders" comes within a millisecond
 
-_waited_for = msgspec.msgpack.Decoder(WaitedFor)
+_waited_for = msgspec.msgpack.Decoder(WaitCheck)
 
 
 class AbandonedCalls:
@@ -57,7 +57,7 @@ class AbandonedCalls:
         for invocation, attempt in self._running.items():
             # The fast path is a connection of its own, and detects lost callers.
             if attempt.message.reply and not attempt.is_direct:
-                calls.setdefault(subjects.beside(attempt.message.reply), []).append(invocation)
+                calls.setdefault(subjects.wait_check(attempt.message.reply), []).append(invocation)
         replies = await asyncio.gather(
             *(self._query(caller, tuple(invocations)) for caller, invocations in calls.items())
         )
@@ -68,12 +68,12 @@ class AbandonedCalls:
 
     def was_caller_away(self, message: InvocationMessage) -> bool:
         """Return whether the caller was away recently: its queued calls are checked before they begin."""
-        return bool(self._away_since) and subjects.beside(message.reply) in self._away_since
+        return bool(self._away_since) and subjects.wait_check(message.reply) in self._away_since
 
     async def is_waited_for(self, message: InvocationMessage) -> bool | None:
         """Return whether the caller waits for the call, which may be restarted. None if the caller is away, perhaps
         briefly."""
-        caller = subjects.beside(message.reply)
+        caller = subjects.wait_check(message.reply)
         waited_for = await self._query(caller, (message.id,), is_restart=True)
         return None if waited_for is None else message.id in waited_for
 
@@ -83,7 +83,7 @@ class AbandonedCalls:
         """Return which invocations the caller waits for. None if the caller has been away for a short time only."""
         try:
             answer = await self._bus.request(
-                caller, encode(WaitedFor(invocations, is_restart)), timeout_s=_ANSWER_TIMEOUT_S
+                caller, encode(WaitCheck(invocations, is_restart)), timeout_s=_ANSWER_TIMEOUT_S
             )
         except NoResponders:
             now = self._clock.monotonic()

@@ -13,11 +13,11 @@ import msgspec
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.messages import BegunReply, HeldBy, WhereIs
+from gpufn_core.protocol.messages import CallLocation, LocateCall, StartedReply
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 
-_where = msgspec.msgpack.Decoder(WhereIs)
+_where = msgspec.msgpack.Decoder(LocateCall)
 
 
 class CallLookup:
@@ -47,7 +47,7 @@ class CallLookup:
         message = attempt.message
         with contextlib.suppress(BusUnavailable):
             if message.reply:
-                self._bus.publish(message.reply, pack(BegunReply(message.id)))
+                self._bus.publish(message.reply, pack(StartedReply(message.id)))
             else:
                 self._bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
 
@@ -64,12 +64,12 @@ class CallLookup:
         elif _is_held(attempt) and message.reply:
             self._bus.publish(message.reply, encode(self._holder(attempt)))
 
-    def _holder(self, attempt: Attempt) -> HeldBy:
+    def _holder(self, attempt: Attempt) -> CallLocation:
         message, worker = attempt.message, attempt.link.worker
         if attempt.state is AttemptState.WAITING:
-            return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=attempt.link.gpu)
+            return CallLocation(message.id, worker, self._node, message.attempt, 0.0, waits_on=attempt.link.gpu)
         run = attempt.run
-        return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+        return CallLocation(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
 
 
 def _is_held(attempt: Attempt) -> bool:

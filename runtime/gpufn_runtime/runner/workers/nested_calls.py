@@ -32,7 +32,7 @@ from gpufn_core.errors import (
     UnsupportedMediaType,
     pickles_refused,
 )
-from gpufn_core.ids import names_invocation, new_invocation_id
+from gpufn_core.ids import is_call_or_item_id, new_invocation_id
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.frames import Verb
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
@@ -273,7 +273,7 @@ class NestedCalls:
             call,
             body,
             max_bytes=MESSAGE_BYTES,
-            owner=bodies.waited_owner(),
+            owner=bodies.expiring_owner(),
             deadline=self._clock.time() + remaining_s,
             ttl_s=ttl_s,
         )
@@ -318,7 +318,7 @@ class NestedCalls:
         return parcel
 
     async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
-        if not names_invocation(call.target):  # it becomes part of a subject, where * would match all calls
+        if not is_call_or_item_id(call.target):  # it becomes part of a subject, where * would match all calls
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         if call.verb == Verb.RESULT:
             record, body = await self._wait_for_end(call.target, call.timeout_s)

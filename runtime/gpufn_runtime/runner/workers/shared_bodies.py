@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, InvalidInput, ResultNotEncodable
-from gpufn_core.protocol.limits import PARCEL_BYTES
+from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_core.protocol.messages import InvocationMessage
-from gpufn_platform.shared_bodies.bodies import Parcels, ParcelWriter
+from gpufn_platform.shared_bodies.bodies import SharedBodies, SharedBodyWriter
 
 _KEPT = "kept"  # the runner's own folder: bodies written by its workers, until they are stored
 _MAX_LOCAL_CALLERS = 1000  # gateways return under new names after a restart
@@ -41,9 +41,9 @@ class NodeSharedBodies:
             return ""
         worker_folder = self._of(worker)
         worker_folder.make()
-        return self._caller_folder(message).hand_on(message.parcel, worker_folder)
+        return self._caller_folder(message).link_into(message.parcel, worker_folder)
 
-    def writer(self, worker: str) -> ParcelWriter:
+    def writer(self, worker: str) -> SharedBodyWriter:
         """Return a writer for a body that is fetched for a worker. Raises CapacityError."""
         return self._of(worker).writer()
 
@@ -61,7 +61,7 @@ class NodeSharedBodies:
         worker_folder, own = self._of(worker), self._of(self.own)
         try:
             worker_folder.make()
-            return own.hand_on(parcel, worker_folder)
+            return own.link_into(parcel, worker_folder)
         finally:
             own.remove(parcel)
 
@@ -83,15 +83,15 @@ class NodeSharedBodies:
         """Return the path of a body in the runner's folder. The code that has stored it must unlink it."""
         return self._root / _KEPT / parcel
 
-    def _move(self, worker: str, parcel: str, open_target: Callable[[], Parcels]) -> str:
+    def _move(self, worker: str, parcel: str, open_target: Callable[[], SharedBodies]) -> str:
         worker_folder = self._of(worker)
         try:
             target = open_target()
-            name = worker_folder.hand_on(parcel, target)
+            name = worker_folder.link_into(parcel, target)
             try:
-                if (size := target.size(name)) > PARCEL_BYTES:
+                if (size := target.size(name)) > LARGE_BODY_BYTES:
                     raise ResultNotEncodable(
-                        f"the body has {size:,} bytes, more than the {PARCEL_BYTES:,} allowed for one call"
+                        f"the body has {size:,} bytes, more than the {LARGE_BODY_BYTES:,} allowed for one call"
                     )
             except GpufnError:
                 target.remove(name)
@@ -120,9 +120,9 @@ class NodeSharedBodies:
         """Remove the folders of an earlier runner's workers. Called at startup."""
         for folder in self._root.glob("w-*"):
             if folder.name not in workers:
-                Parcels(folder).remove_all()
+                SharedBodies(folder).remove_all()
         for folder in self._root.glob("r-*"):
-            Parcels(folder).remove_all()
+            SharedBodies(folder).remove_all()
         self._of(_KEPT).remove_all()
 
     def open(self) -> None:
@@ -132,18 +132,18 @@ class NodeSharedBodies:
     def close(self) -> None:
         self._of(self.own).remove_all()
 
-    def _of(self, worker: str) -> Parcels:
-        return Parcels(self._root / worker)
+    def _of(self, worker: str) -> SharedBodies:
+        return SharedBodies(self._root / worker)
 
-    def _kept_folder(self) -> Parcels:
+    def _kept_folder(self) -> SharedBodies:
         folder = self._of(_KEPT)
         folder.make()
         return folder
 
-    def _caller_folder(self, message: InvocationMessage) -> Parcels:
+    def _caller_folder(self, message: InvocationMessage) -> SharedBodies:
         if not self._is_local(message.parcels):
             raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
-        return Parcels(self._root / message.parcels)
+        return SharedBodies(self._root / message.parcels)
 
     def _is_local(self, caller: str) -> bool:
         return _CALLER.fullmatch(caller) is not None and (self._root / caller).is_dir()

@@ -27,7 +27,7 @@ from gpufn_core.errors import ErrorInfo, ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.limits import PROGRESS_CHARS
-from gpufn_core.spec.function_spec import MOST_MODULES, is_module_name
+from gpufn_core.spec.function_spec import MAX_MODULES, is_module_name
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.busy_time import BusyTime
 from gpufn_runtime.runner.core.machine import ACK_WAIT_S
@@ -303,7 +303,7 @@ class WorkerLink:
         self._queue.on_unfinished(self, unfinished)
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
-        self.modules = tuple(filter(is_module_name, ready.modules[:MOST_MODULES]))
+        self.modules = tuple(filter(is_module_name, ready.modules[:MAX_MODULES]))
         if ready.parked is not None:
             self._on_parked(ready.parked)
             return

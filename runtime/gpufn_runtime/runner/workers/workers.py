@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.worker import END_TOLD_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
+from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo, WorkerLost
 from gpufn_core.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn_core.protocol.reports import WorkerEventKind
@@ -26,7 +26,7 @@ from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 # After a process closed its socket: an agent that was killed is back, and has looked at what ended meanwhile.
-EXPLAINED_WITHIN_S = END_TOLD_WITHIN_S + 2.0
+EXPLAINED_WITHIN_S = EXIT_REPORT_WITHIN_S + 2.0
 # After the runner hung up on a process that runs: without a runner it looks for one, and then ends itself.
 ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
 

@@ -26,7 +26,7 @@ import msgspec
 
 from gpufn.declare import type_hints
 from gpufn.declare.constructor_schema import form_of, made
-from gpufn.declare.hint_adapters import Hook, StandIn, readable
+from gpufn.declare.hint_adapters import HintAdapter, Hook, readable
 from gpufn_core.encoding import native
 from gpufn_core.encoding.msgspec_errors import misfit
 from gpufn_core.errors import InvalidInput
@@ -43,7 +43,7 @@ _OMITTED: Final[Any] = msgspec.field(default_factory=lambda: msgspec.UNSET)
 _NO_RESULT: Final[Any] = object()
 
 
-class _Check(StandIn):
+class _Check(HintAdapter):
     """A part of a hint whose values are converted by `make`."""
 
     def __instancecheck__(cls, value: Any) -> bool:  # noqa: N805  (a metaclass)
@@ -98,7 +98,7 @@ class Instances:
         if origin in _CONTAINERS:
             return origin[tuple(map(self.hint, args))] if args else hint
         kind = origin or hint
-        if not isinstance(kind, type) or isinstance(kind, StandIn):
+        if not isinstance(kind, type) or isinstance(kind, HintAdapter):
             return hint
         if kind in _COLLECTION_HINTS:
             return self._collection(kind, tuple(map(self.hint, args)))
@@ -140,7 +140,7 @@ class Instances:
 
     def _form(self, kind: type[Any]) -> type[msgspec.Struct]:
         """Return a struct of the constructor parameters that instances keep, by field name."""
-        hints = type_hints.of_fields(kind)
+        hints = type_hints.field_hints(kind)
         fields = [
             (name, self._readable(hints.get(name, Any)), *([_OMITTED] if has_default else []))
             for name, has_default in _fields_of(kind)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpufn.call.remote import described
-from gpufn.declare.hint_adapters import StandIn, readable
+from gpufn.declare.hint_adapters import HintAdapter, readable
 from gpufn.declare.type_hints import resolved, signature_of
 from gpufn_core.encoding import media, native, values
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional
@@ -317,7 +317,7 @@ def _python_hint(hint: Any) -> Any:
 def _names_class(hint: Any) -> bool:
     """Return whether `hint` is or contains a class whose instances are checked: a dataclass, an enum and so on."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return isinstance(hint, StandIn) or native.has_form(hint)
+        return isinstance(hint, HintAdapter) or native.has_form(hint)
     return any(map(_names_class, typing.get_args(hint)))
 
 
@@ -331,7 +331,7 @@ def _is_plain(value: Any) -> bool:
 def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one branch per kind
     """Convert a decoded value for a hint that msgspec does not know. (msgspec's dec_hook: a ValueError rejects.)"""
     kind = typing.get_origin(hint) or hint
-    if isinstance(kind, StandIn):
+    if isinstance(kind, HintAdapter):
         return kind.read(value, _convert)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(kind, type):

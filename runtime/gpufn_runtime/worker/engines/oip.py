@@ -22,7 +22,7 @@ from gpufn_core.encoding.media import TENSORS
 from gpufn_core.encoding.msgspec_errors import json_fault
 from gpufn_core.encoding.values import number_word
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.model_spec import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
+from gpufn_core.spec.model_spec import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MAX_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 _MOST_ELEMENTS = 1 << 48  # also limits the other sizes of an empty array
 
 _Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
-_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 _Parameters = dict[str, Any] | None  # some clients write null for omitted parameters
 
 

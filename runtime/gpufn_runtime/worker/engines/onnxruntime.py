@@ -13,7 +13,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from gpufn_core.domain.engine import Backend, EngineManifest
 from gpufn_core.inference.ort_integers import EXACT
-from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.inference.ort_threads import spin_config
 from gpufn_core.spec.model_spec import Precision, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.input_errors import blames_inputs, refused_inputs
@@ -128,7 +128,7 @@ def _session_options(manifest: EngineManifest, cores: float) -> Any:
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = int(settings.get("intra_op_threads", 0)) or max(1, math.ceil(cores))
     options.graph_optimization_level = _LEVELS[str(settings.get("graph_optimization", "all"))]
-    for entry, value in {**waiting(onnxruntime.__version__), **EXACT}.items():
+    for entry, value in {**spin_config(onnxruntime.__version__), **EXACT}.items():
         options.add_session_config_entry(entry, value)
     if manifest.backend.on_gpu and not manifest.cpu_nodes:
         # Otherwise nodes that the provider does not support, or all if it fails to load, would silently run on the CPU.

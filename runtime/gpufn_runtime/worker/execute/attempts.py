@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from gpufn.call.context import Context
 from gpufn_core.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn_core.protocol.frames import Run, Unfinished
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 
 class State(enum.Enum):
@@ -44,7 +44,7 @@ class Attempt:
         "state",
     )
 
-    def __init__(self, run: Run, body: bytes, link: int, parcels: Parcels) -> None:
+    def __init__(self, run: Run, body: bytes, link: int, parcels: SharedBodies) -> None:
         self.run = run
         self._body = body
         self._parcels = parcels
@@ -81,7 +81,7 @@ class Attempt:
 
 
 class Attempts:
-    def __init__(self, parcels: Parcels) -> None:
+    def __init__(self, parcels: SharedBodies) -> None:
         self._parcels = parcels
         self._lock = threading.Lock()
         self._active: dict[int, Attempt] = {}

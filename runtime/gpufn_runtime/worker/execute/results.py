@@ -12,8 +12,8 @@ from gpufn_core.encoding import values
 from gpufn_core.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import Item, Result
-from gpufn_core.protocol.limits import INLINE_BYTES, PARCEL_BYTES
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_core.protocol.limits import INLINE_BYTES, LARGE_BODY_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.error_report import Rejected, bounded, describe
 from gpufn_runtime.worker.link import Link
@@ -35,7 +35,7 @@ class Results:
         attempts: Attempts,
         output: Output,
         bundle_dir: str,
-        parcels: Parcels,
+        parcels: SharedBodies,
         *,
         may_pickle: bool = False,
     ) -> None:
@@ -51,11 +51,11 @@ class Results:
     def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
         try:
             takes_parcel = attempt.run.takes_parcel
-            limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
+            limit = LARGE_BODY_BYTES if takes_parcel else INLINE_BYTES
             content_type, parts = values.encode_parts(
                 value, attempt.run.accept, limit_bytes=limit, may_pickle=self._may_pickle
             )
-            is_parcel = takes_parcel and sum(map(len, parts)) >= LEAST_BYTES
+            is_parcel = takes_parcel and sum(map(len, parts)) >= MIN_SHARED_BYTES
             parcel = self._parcels.write(parts) if is_parcel else ""
             body = b"" if is_parcel else b"".join(parts)
         except CapacityError as error:

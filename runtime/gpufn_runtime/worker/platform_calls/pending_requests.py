@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from gpufn.call.cancellable_wait import woken_by
+from gpufn.call.cancellable_wait import wake_on_cancel
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.errors import (
     InvalidInput,
@@ -20,8 +20,8 @@ from gpufn_core.errors import (
     error_from,
 )
 from gpufn_core.protocol.frames import Answer, AnswerItem, Call, CallCredit, CloseCall, Verb
-from gpufn_core.protocol.limits import PARCEL_BYTES
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_core.protocol.limits import LARGE_BODY_BYTES
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
@@ -36,7 +36,7 @@ _LOST = "the node's runner restarted during this call: it may or may not have ru
 class PendingRequests:
     """Open requests. Thread-safe."""
 
-    def __init__(self, link: Link, parcels: Parcels) -> None:
+    def __init__(self, link: Link, parcels: SharedBodies) -> None:
         self._link = link
         self._parcels = parcels
         self._numbers = itertools.count(1)
@@ -94,7 +94,7 @@ class PendingRequest:
     """One Call frame and its responses. `attempt`: the requesting attempt, if known. `link`: number of the connection
     that it was sent on."""
 
-    def __init__(self, number: int, link: Link, attempt: Attempt | None, parcels: Parcels) -> None:
+    def __init__(self, number: int, link: Link, attempt: Attempt | None, parcels: SharedBodies) -> None:
         self.number = number
         self.attempt = attempt
         self.link = link.number
@@ -108,23 +108,23 @@ class PendingRequest:
         if self._link.is_forked_child:
             self._ended = True
             raise InvalidInput(_FORKED)
-        if len(body) > PARCEL_BYTES:
+        if len(body) > LARGE_BODY_BYTES:
             self._ended = True
             raise PayloadTooLarge(
-                f"the arguments of {target} take {len(body):,} bytes, more than the {PARCEL_BYTES:,} of one call: pass "
-                "a path or an address that the callee can read, or split it into several calls"
+                f"the arguments of {target} take {len(body):,} bytes, more than the {LARGE_BODY_BYTES:,} of one call: "
+                "pass a path or an address that the callee can read, or split it into several calls"
             )
         self._link.wait_for_peer()
         self.link = self._link.number
         parent = self.attempt.run.attempt if self.attempt is not None and self.attempt.link == self.link else 0
-        if len(body) >= LEAST_BYTES:
+        if len(body) >= MIN_SHARED_BYTES:
             fields, body = fields | {"parcel": self._parcels.write([body])}, b""
         self._link.send(Call(self.number, verb, target, parent=parent, **fields), body, link=self.link)
         if self._link.number != self.link:
             self.lose()
 
     def next(self) -> tuple[Answer | AnswerItem, bytes]:
-        with woken_by(self._cancel):
+        with wake_on_cancel(self._cancel):
             frame, data = self._queue.get()
         if self._is_cancelled:
             raise InvocationCancelled  # and `close` cancels the call

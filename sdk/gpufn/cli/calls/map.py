@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpufn.call.transport_protocol import MapTarget
     from gpufn.client.client import Client
     from gpufn.client.views import MapView
-    from gpufn.maps.platform_map import KeptMap
+    from gpufn.maps.platform_map import PlatformMap
     from gpufn.maps.reader import End
 
 _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
@@ -54,7 +54,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
     """
     from gpufn.call.transport_protocol import MapTarget  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
-    from gpufn.maps.platform_map import KeptMap, MapOptions  # noqa: PLC0415
+    from gpufn.maps.platform_map import MapOptions, PlatformMap  # noqa: PLC0415
     from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
     from gpufn_core.ids import new_map_id  # noqa: PLC0415
 
@@ -66,7 +66,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
-        platform_map = KeptMap(_JsonMapTransport(client), id or new_map_id(), options)
+        platform_map = PlatformMap(_JsonMapTransport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             platform_map.waits.bar = bar
@@ -89,7 +89,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
 
 
 class _JsonMapTransport:
-    """The transport of a KeptMap with JSON arguments, and JSON results where possible."""
+    """The transport of a PlatformMap with JSON arguments, and JSON results where possible."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -151,7 +151,7 @@ def _check_line(numbered: tuple[int, bytes]) -> bytes:
     return line.strip()
 
 
-def _print(platform_map: KeptMap, end: End, *, json: bool) -> bool:
+def _print(platform_map: PlatformMap, end: End, *, json: bool) -> bool:
     """Print the outcome of an item. Return False if the item failed."""
     try:
         content_type, body = platform_map.raised(end)

@@ -29,7 +29,7 @@ from gpufn.cli.models.options import (
     name_of,
     onnx_of,
 )
-from gpufn.cli.terminal.output import Json, as_typed, print_json, say, size, step
+from gpufn.cli.terminal.output import Json, as_usage_error, print_json, say, size, step
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
 from gpufn_core.spec.function_spec import Packaging
 
@@ -131,7 +131,7 @@ def _read_model(
     if include:
         raise typer.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
     with onnx_of(file) as onnx:
-        with step(f"Reading {file}"), as_typed():
+        with step(f"Reading {file}"), as_usage_error():
             options = {"name": _single(names) or name_of(file), **worker_options.specified()}
             deployable = _deployment.deployable_model(model_options.model(onnx), options)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
@@ -150,7 +150,7 @@ def _read_file(
         option = options[0].removesuffix("_workers").replace("_", "-")
         raise typer.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
     path = Path(file)
-    with as_typed():
+    with as_usage_error():
         bundle.check_file(path)
         check_globs(import_root(path.resolve()), include)
     # Standard output is for the command's results, which programs parse with --json; not for prints of the file.

@@ -10,7 +10,7 @@ from gpufn.cli.terminal.name_completion import FunctionName
 from gpufn.cli.terminal.output import (
     Json,
     ago,
-    as_typed,
+    as_usage_error,
     confirm,
     duration,
     print_fields,
@@ -144,7 +144,7 @@ def scale(
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    with Client() as client, as_typed():
+    with Client() as client, as_usage_error():
         view = client.scale(name, min_workers, max_workers)
     if json:
         print_json(view)

@@ -11,7 +11,7 @@ import typer
 
 from gpufn.cli import new_app
 from gpufn.cli.calls.arguments import Class
-from gpufn.cli.terminal.output import Json, WrongUsage, as_typed, duration, print_json, print_table, say
+from gpufn.cli.terminal.output import Json, WrongUsage, as_usage_error, duration, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gpufn.client.views import ScheduleView
@@ -82,7 +82,7 @@ def add(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         if cron is not None:
             name, _, method = function.partition(".")
-            with as_typed():
+            with as_usage_error():
                 schedule = Schedule(cron, "UTC" if timezone is None else timezone, parsed, method, Missed(missed))
             view = client.add_schedule(name, schedule, priority=priority)
         else:

@@ -36,7 +36,7 @@ def usage(
     charged. A call is counted within ten seconds of its end.
     """
     from gpufn.client.client import Client  # noqa: PLC0415
-    from gpufn_core.domain.metering import STORED_EACH_S, Usage  # noqa: PLC0415
+    from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     with Client() as client:
@@ -55,5 +55,5 @@ def usage(
             (*group, total.calls, total.failed, duration(total.run_s), f"{total.gpu_s:.1f}" if total.gpu_s else "-")
             for group, total in sorted(totals.items())
         ],
-        empty=f"no calls have ended since {first}; a call is counted within {STORED_EACH_S:g} s of its end",
+        empty=f"no calls have ended since {first}; a call is counted within {STORE_INTERVAL_S:g} s of its end",
     )

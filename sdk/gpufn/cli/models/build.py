@@ -20,7 +20,17 @@ from gpufn.cli.models.options import (
     is_model,
     onnx_of,
 )
-from gpufn.cli.terminal.output import Json, WrongUsage, as_typed, duration, print_json, print_table, say, size, step
+from gpufn.cli.terminal.output import (
+    Json,
+    WrongUsage,
+    as_usage_error,
+    duration,
+    print_json,
+    print_table,
+    say,
+    size,
+    step,
+)
 from gpufn_core.domain.engine import Accuracy, Latency
 from gpufn_core.errors import BuildFailed, GpufnError
 
@@ -63,7 +73,7 @@ def build(  # noqa: PLR0917  Typer passes them by name
     check_output(report)
     options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
     with onnx_of(model) as onnx, Client() as client:
-        with step(f"Reading {model}"), as_typed():
+        with step(f"Reading {model}"), as_usage_error():
             spec, paths = prepare("model", options.model(onnx), Path.cwd())
         with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as update:
             upload(client, paths, update)

@@ -27,7 +27,7 @@ def nodes(json: Json = False) -> None:
     for node in reports:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
-            say(f"the clock of node {node['node']} is {clock_skew.described(skew_s)}: {clock_skew.REMEDY}")
+            say(f"the clock of node {node['node']} is {clock_skew.describe(skew_s)}: {clock_skew.REMEDY}")
 
 
 def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:

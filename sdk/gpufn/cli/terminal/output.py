@@ -53,7 +53,7 @@ class WrongUsage(InvalidInput):
 
 
 @contextlib.contextmanager
-def as_typed(field: str | None = None) -> Iterator[None]:
+def as_usage_error(field: str | None = None) -> Iterator[None]:
     """Raise WrongUsage for invalid input detected inside the `with`. `field` is the option with the input, if any."""
     try:
         yield

@@ -15,8 +15,8 @@ from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.decide.actions import Action, Drain, EndCheck, EndQueued, MoveActive, MoveServing, Start
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.state.world import World
+from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
-from tests.gateway.controller.told import tell, world
 
 RAISED = ErrorInfo("function_start_failed", "no such file", error_type="OSError")
 TOO_MUCH = Resources(memory_bytes=99 * GIB)

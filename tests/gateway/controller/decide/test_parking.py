@@ -23,8 +23,8 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import Placement, can_resume, place
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook
 from gpufn_gateway.controller.state.world import World
+from tests.gateway.controller.known_worlds import why_no_room
 from tests.gateway.controller.simulation import GIB, Sim, cpu, function, gpu, node, revision
-from tests.gateway.controller.told import why_no_room
 
 PARKS = ScalingPolicy(idle_timeout_s=10, park_timeout_s=100, max_workers=2)
 HELD = ParkedMemory(GIB, 300 << 20)

@@ -24,8 +24,8 @@ from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.decide.rollout import LINGER_S
 from gpufn_gateway.controller.state.world import World
+from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, assignment, cpu, function, node, revision
-from tests.gateway.controller.told import tell, world
 
 
 def test_a_restarted_controller_keeps_what_runs_for_one_window() -> None:

@@ -10,8 +10,8 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import has_kind
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
 from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, NodeUse
+from tests.gateway.controller.known_worlds import why_no_room
 from tests.gateway.controller.simulation import GIB, cpu, gpu, node
-from tests.gateway.controller.told import why_no_room
 
 
 def lease(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.worker import OF_THE_NODE, Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
+from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.controller.state.views import NODE_FORGOTTEN_S
+from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import assignment
-from tests.gateway.controller.told import tell, world
 
 
 def test_a_revision_is_in_use_while_it_has_workers_or_calls_and_that_is_known() -> None:
@@ -88,7 +88,7 @@ def test_a_start_that_fails_on_its_node_is_no_failure_of_the_function() -> None:
     starting = world()
     for name in ("w0", "w1", "w2"):
         starting.on_assignment(name, assignment(name), 100.0)
-        failure = StartFailure(OF_THE_NODE, ErrorInfo("platform_error", "Cannot start a process: no memory."))
+        failure = StartFailure(NODE_PHASE, ErrorInfo("platform_error", "Cannot start a process: no memory."))
         starting.on_event(WorkerEvent(WorkerEventKind.START_FAILED, name, "f", 1, "a", 0.0, failure=failure), 100.0)
         assert starting.workers[name].state is WorkerState.FAILED
     assert repr(starting.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"

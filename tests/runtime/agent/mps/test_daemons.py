@@ -235,13 +235,13 @@ class SlowStop:
     """Replaces a daemon's `stop`: waits for a signal to continue."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.begun, self.may_continue = asyncio.Event(), asyncio.Event()
         self._stop = daemon.stop
         daemon.stop = self  # type: ignore[method-assign]
 
     async def __call__(self) -> None:
         self.begun.set()
-        await self.may_go_on.wait()
+        await self.may_continue.wait()
         await self._stop()
 
     async def meanwhile(self, stopping: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> None:
@@ -250,7 +250,7 @@ class SlowStop:
         await self.begun.wait()
         tasks.append(asyncio.create_task(other))
         await asyncio.sleep(0)
-        self.may_go_on.set()
+        self.may_continue.set()
         await asyncio.gather(*tasks)
 
 

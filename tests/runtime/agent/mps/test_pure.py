@@ -8,9 +8,9 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS
-from gpufn_runtime.agent.mps.blame import FORGOTTEN_S, Suspects
 from gpufn_runtime.agent.mps.client import client_environment
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
+from gpufn_runtime.agent.mps.fault_attribution import FORGOTTEN_S, Suspects
 
 OWN = 1000
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import KEPT_S, Usage
+from gpufn_core.domain.metering import USAGE_RETENTION_S, Usage
 from gpufn_core.errors import BusUnavailable, DeviceFailed
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.messages import InvocationMessage
@@ -118,7 +118,7 @@ def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended
 def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "KEPT_ATTEMPTS", 1)
+    monkeypatch.setattr(settle, "MAX_ATTEMPT_RECORDS", 1)
 
     async def queued_again(node: Node, invocation: str, attempt: int) -> CallRecord:
         while (found := await records.read(node.bus, invocation)) is None or found[0].attempt < attempt:
@@ -215,7 +215,7 @@ def _on_bus(url: str, test: Any) -> None:
     async def main() -> None:
         bus = await Bus.connect(url, name="test")
         try:
-            await test(await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S))
+            await test(await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S))
         finally:
             await bus.close()
 

@@ -79,7 +79,7 @@ def message_of(revision: Revision, invocation: str) -> InvocationMessage:
 
 @asynccontextmanager
 async def gateway_of(node: Node) -> AsyncIterator[Gateway]:
-    gateway = Gateway(*await asyncio.open_unix_connection(str(node.home.lane_socket)))
+    gateway = Gateway(*await asyncio.open_unix_connection(str(node.home.fast_path_socket)))
     try:
         yield gateway
     finally:

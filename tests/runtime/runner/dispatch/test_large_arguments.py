@@ -15,7 +15,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.records import BodyReference, CallRecord
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records, dead_letters, large_bodies
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node, read
 
@@ -36,7 +36,7 @@ async def is_stored(node: Node) -> bool:
 
 
 def taken(node: Node, run: frames.Run) -> bytes:
-    return bytes(Parcels(node.home.parcels / "w-1").take(run.parcel))
+    return bytes(SharedBodies(node.home.parcels / "w-1").take(run.parcel))
 
 
 def failed(run: frames.Run) -> frames.Result:

@@ -192,7 +192,7 @@ def test_a_place_in_the_queue_counts_those_of_higher_classes(url: str, tmp_path:
     async def test(node: Node) -> None:
         revision = await node.deploy("places")
         calls = [await submit(node, revision, b"1", priority) for priority in (LOW, NORMAL, HI, NORMAL, LOW)]
-        assert [await queue_position.place(node.bus, call) for call in calls] == [4, 2, 1, 3, 5]
+        assert [await queue_position.position(node.bus, call) for call in calls] == [4, 2, 1, 3, 5]
 
     on_node(url, tmp_path, test)
 

@@ -10,7 +10,7 @@ from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Desired, WorkerState
 from gpufn_core.protocol import frames
-from gpufn_core.protocol.messages import HeldBy
+from gpufn_core.protocol.messages import CallLocation
 from gpufn_platform.queue import call_records
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 from tests.runtime.runner.workers.test_nested_calls import call_of
@@ -34,7 +34,7 @@ async def both_ready(node: Node) -> None:
         pass
 
 
-async def waiting(node: Node, invocation: str) -> HeldBy:
+async def waiting(node: Node, invocation: str) -> CallLocation:
     while True:
         held = await call_records.where(node.bus, invocation)
         if held is not None and held.waits_on:

@@ -15,7 +15,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import PROTOCOL, encode
-from gpufn_core.protocol.messages import HeldBy
+from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority, QueueKind
@@ -215,7 +215,7 @@ def test_what_another_runner_has_by_now_is_stopped(url: str, tmp_path: Path, *, 
         run = await orphan(node, url, revision)
 
         def where(message: Message) -> None:
-            node.bus.publish(message.reply, encode(HeldBy(run.invocation, "w-9", "n9", 1, 0.0)))
+            node.bus.publish(message.reply, encode(CallLocation(run.invocation, "w-9", "n9", 1, 0.0)))
 
         node.bus.subscribe(subjects.WHEREABOUTS, where)
         await cancelled(await come_back(node, run), run)
@@ -257,7 +257,7 @@ def test_a_call_that_somebody_waits_for_does_not_run_twice_while_another_runner_
         asked = asyncio.Event()
 
         def where(message: Message) -> None:
-            node.bus.publish(message.reply, encode(HeldBy(run.invocation, "w-9", "n9", 1, 0.0)))
+            node.bus.publish(message.reply, encode(CallLocation(run.invocation, "w-9", "n9", 1, 0.0)))
             asked.set()
 
         node.bus.subscribe(subjects.WHEREABOUTS, where)

@@ -25,7 +25,7 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, large_bodies, queued_calls
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.pending import PendingCall
-from gpufn_platform.shared_bodies.bodies import Parcels
+from gpufn_platform.shared_bodies.bodies import SharedBodies
 from tests.runtime.runner.node import Node, on_node
 from tests.taking import take
 
@@ -420,8 +420,8 @@ def test_arguments_that_a_worker_makes_up_are_refused(url: str, tmp_path: Path, 
     on_node(url, tmp_path, test)
 
 
-def parcels_of(node: Node, worker: str = "w-1") -> Parcels:
-    return Parcels(node.home.parcels / worker)
+def parcels_of(node: Node, worker: str = "w-1") -> SharedBodies:
+    return SharedBodies(node.home.parcels / worker)
 
 
 async def stored_arguments(node: Node) -> dict[str, int]:

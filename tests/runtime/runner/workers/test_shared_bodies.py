@@ -17,7 +17,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.queue import large_bodies
 from gpufn_platform.queue.caller import Caller
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from tests.runtime.runner.node import FakeWorker, Node, on_node, read
 
@@ -27,11 +27,11 @@ def _parcels_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Home, "parcels", property(lambda home: home.root / "parcels"))
 
 
-def caller_with_parcels(node: Node) -> tuple[Caller, Parcels, list[str]]:
+def caller_with_parcels(node: Node) -> tuple[Caller, SharedBodies, list[str]]:
     dropped: list[str] = []
     caller = Caller(node.bus, name="gw-large", clock=node.clock)
     caller.start(parcels="gw-large", drop=dropped.append)
-    parcels = Parcels(node.home.parcels / "gw-large")
+    parcels = SharedBodies(node.home.parcels / "gw-large")
     parcels.remove(parcels.write([]))  # the folder exists
     return caller, parcels, dropped
 
@@ -40,11 +40,11 @@ def invoke(caller: Caller, node: Node, revision: Revision, parcel: str = "") -> 
     return caller.invoke(node.request(revision)._replace(body=b"", parcel=parcel))
 
 
-def worker_parcels(node: Node, worker: FakeWorker) -> Parcels:
-    return Parcels(node.home.parcels / worker.worker)
+def worker_parcels(node: Node, worker: FakeWorker) -> SharedBodies:
+    return SharedBodies(node.home.parcels / worker.worker)
 
 
-def _exists(parcels: Parcels) -> bool:
+def _exists(parcels: SharedBodies) -> bool:
     return os.path.exists(parcels.folder)
 
 
@@ -106,7 +106,7 @@ def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_pat
 
 
 @pytest.mark.parametrize("folder", ["", "gw-far"])
-@pytest.mark.parametrize("size", [LEAST_BYTES, MESSAGE_BYTES + 1])
+@pytest.mark.parametrize("size", [MIN_SHARED_BYTES, MESSAGE_BYTES + 1])
 def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, folder: str, size: int) -> None:
     """In the reply or, if too large for it, by reference. Such a result was refused."""
 
@@ -186,7 +186,7 @@ def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_serve
     async def test(node: Node) -> None:
         revision = await node.deploy("unread")
         await node.revisions.delete(subjects.revision_key("unread", 1))
-        theirs = Parcels(node.home.parcels / "w-1")
+        theirs = SharedBodies(node.home.parcels / "w-1")
         theirs.write([b"left"])
         await node.assign(revision, "w-1")
         await node.unassign("w-1")

@@ -540,7 +540,7 @@ class Road:
     forks: list[Road] = dataclasses.field(default_factory=list)
 
 
-def of_fields(walk: Walk | None = None, trip: Trip | None = None, route: Route | None = None) -> None: ...
+def field_hints(walk: Walk | None = None, trip: Trip | None = None, route: Route | None = None) -> None: ...
 
 
 @pytest.mark.parametrize("encode", [msgspec.json.encode, lambda named: values.encode_call((), named)])
@@ -557,7 +557,7 @@ def of_fields(walk: Walk | None = None, trip: Trip | None = None, route: Route |
 )  # fmt: skip
 def test_such_hints_of_fields_are_read_as_well(encode: Callable[[Any], bytes], given: Any, made: Any) -> None:
     kind = JSON if encode is msgspec.json.encode else NATIVE
-    assert Parameters(of_fields).bind(kind, encode(given)) == ([], made)
+    assert Parameters(field_hints).bind(kind, encode(given)) == ([], made)
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def test_such_hints_of_fields_are_read_as_well(encode: Callable[[Any], bytes], g
 )
 def test_what_does_not_fit_a_fields_hint_names_the_field(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput) as raised:
-        Parameters(of_fields).bind(JSON, msgspec.json.encode(given))
+        Parameters(field_hints).bind(JSON, msgspec.json.encode(given))
     assert raised.value.message == said
 
 

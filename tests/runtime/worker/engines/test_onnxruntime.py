@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from gpufn_core.domain.engine import Backend, EngineManifest
-from gpufn_core.inference.ort_threads import waiting
+from gpufn_core.inference.ort_threads import spin_config
 from gpufn_core.spec.model_spec import DATATYPES
 from gpufn_runtime.worker.engines.onnxruntime import OrtSession, open_engine
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
@@ -94,7 +94,7 @@ def test_settings_are_the_manifests_and_threads_else_the_workers_cores(
 
     options = _session_options(manifest(settings={"graph_optimization": "none", **settings}), cores)
     assert options.intra_op_num_threads == threads
-    for entry, value in waiting(onnxruntime.__version__).items():
+    for entry, value in spin_config(onnxruntime.__version__).items():
         assert options.get_session_config_entry(entry) == value
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
     assert options.get_session_config_entry("session.x64quantprecision") == "1"  # otherwise int8 is wrong without VNNI

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.encoding import media
-from gpufn_platform.shared_bodies.bodies import LEAST_BYTES, Parcels
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.worker import link
 from gpufn_runtime.worker.link import Link
 
@@ -19,8 +19,8 @@ Start = Any
 
 
 def test_a_result_that_was_taken_leaves_its_memory_to_a_later_one(start: Start, tmp_path: Path) -> None:
-    parcels = Parcels(tmp_path / "w-1")
-    worker = start(f"def f(letter: str): return letter.encode() * {LEAST_BYTES}", parcels=parcels.folder)
+    parcels = SharedBodies(tmp_path / "w-1")
+    worker = start(f"def f(letter: str): return letter.encode() * {MIN_SHARED_BYTES}", parcels=parcels.folder)
 
     def call(letter: str) -> str:
         worker.run(f'{{"letter": "{letter}"}}'.encode(), accept=media.BYTES, takes_parcel=True)
@@ -32,11 +32,11 @@ def test_a_result_that_was_taken_leaves_its_memory_to_a_later_one(start: Start, 
     file = os.stat(tmp_path / "w-1" / first).st_ino
     second = call("b")
     assert os.stat(tmp_path / "w-1" / second).st_ino != file, "the first was not taken yet"
-    assert bytes(parcels.take(first)) == b"a" * LEAST_BYTES
+    assert bytes(parcels.take(first)) == b"a" * MIN_SHARED_BYTES
     third = call("c")
     assert os.stat(tmp_path / "w-1" / third).st_ino == file
-    assert bytes(parcels.take(second)) == b"b" * LEAST_BYTES
-    assert bytes(parcels.take(third)) == b"c" * LEAST_BYTES
+    assert bytes(parcels.take(second)) == b"b" * MIN_SHARED_BYTES
+    assert bytes(parcels.take(third)) == b"c" * MIN_SHARED_BYTES
 
 
 def test_what_a_link_owner_wants_done_when_nothing_comes_is_done(

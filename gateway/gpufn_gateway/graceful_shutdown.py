@@ -26,7 +26,7 @@ class _Calls(Protocol):
 
     @property
     def pending(self) -> int: ...
-    def fail_unless_begun(self, error: GpufnError) -> None: ...
+    def fail_unless_started(self, error: GpufnError) -> None: ...
     def fail_all(self, error: GpufnError) -> None: ...
 
 
@@ -75,5 +75,5 @@ class GracefulShutdown:
         ):
             if now >= next_check_at:
                 next_check_at = now + _UNSTARTED_POLL_S
-                self._calls.fail_unless_begun(error)
+                self._calls.fail_unless_started(error)
             await asyncio.sleep(_POLL_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gpufn_core.errors import GpufnError, PlatformStopping
-from gpufn_gateway.stopping import GracefulShutdown
+from gpufn_gateway.graceful_shutdown import GracefulShutdown
 
 
 class Calls:
@@ -14,7 +14,7 @@ class Calls:
         self.looked = asyncio.Event()
         self.ended: list[GpufnError] = []
 
-    def fail_unless_begun(self, error: GpufnError) -> None:
+    def fail_unless_started(self, error: GpufnError) -> None:
         assert isinstance(error, PlatformStopping)
         self.looked.set()
 

@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.worker import Desired, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import ProcessReport
-from gpufn_runtime.agent.decide.parking_proof import MAX_REMAINING_BYTES, Claim, verify
+from gpufn_runtime.agent.decide.parking_check import MAX_REMAINING_BYTES, Claim, verify
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
 
