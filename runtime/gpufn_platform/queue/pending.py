@@ -31,10 +31,11 @@ class Owner(Protocol):
 class PendingCall:
     """One invocation with a waiting caller. Await `future` for the ResultReply and the result's bytes.
 
-    `offered`: the invocation while it is on the fast path, since it may still have to be queued. `start_deadline`: the
-    call ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown. `previous_seq`:
-    its sequence before a reconnect, which another call may have now. `unstored`: the packed message from its publish
-    until the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
+    `offered`: the invocation while it is on the fast path, since it may still have to be queued. `start_deadline`:
+    the call ends if no runner has started it by then. `queue_seq`: its sequence in the sync queue, 0 if unknown.
+    `previous_seq`: its sequence before a reconnect, which another call may have now. `unstored`: the packed message
+    from its publish until the PubAck. `is_refused`: the server did not store it, and the Caller has not published
+    it again yet.
     """
 
     __slots__ = (
