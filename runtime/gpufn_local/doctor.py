@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli.terminal.output import Json, print_json, say, size
+from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.output import print_json, say, size
 from gpufn.cli.version import installed
 from gpufn_core.domain import clock_skew
 from gpufn_core.errors import BusUnavailable, GpufnError
@@ -37,7 +38,9 @@ class Finding(msgspec.Struct, frozen=True):
     do: str = ""
 
 
-def doctor(json: Json = False) -> None:
+@click.command(cls=Command)
+@json_option
+def doctor(json: bool) -> None:
     """Check this machine, and say what to do about each finding.
 
     Ends with 1 when something keeps the platform from running.
@@ -52,7 +55,7 @@ def doctor(json: Json = False) -> None:
             if finding.do:
                 say(f"{'':<{width + 8}}→ {finding.do}")
     if any(finding.state == "bad" for finding in findings):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _mark(state: str) -> str:
@@ -136,7 +139,9 @@ def _gpu() -> Iterator[Finding]:
     line = driver.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
     yield Finding("GPU driver", "ok", line)
     if installed("nvidia-ml-py") is None:
-        yield Finding("GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn[gpu]'")
+        yield Finding(
+            "GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn[gpu]'"
+        )
     elif not any(Path("/dev").glob("nvidia[0-9]*")):
         yield Finding("GPU", "bad", "no /dev/nvidia* here", "in a container, start it with --gpus all")
     else:

@@ -14,10 +14,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
+import click
 import msgspec
-import typer
 
 from gpufn.cli.terminal.escape import in_one_line, visible, visible_json
 from gpufn_core.errors import (
@@ -45,11 +45,9 @@ _MIN_WRAP_COLUMNS = 20
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # of a JSON error
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON. Errors are JSON too, on standard error.")]
-
 
 class WrongUsage(InvalidInput):
-    """The command line is invalid. The exit code is 2, as for errors that Typer or the gateway detects."""
+    """The command line is invalid. The exit code is 2, as for errors that click or the gateway detects."""
 
 
 @contextlib.contextmanager
@@ -164,12 +162,12 @@ def say(text: str, *, err: bool = False, lead: str = "") -> None:
 def confirm(question: str) -> None:
     """Exit with code 1 unless the answer is yes. Raises InvalidInput if there is no answer, as in a script."""
     try:
-        is_confirmed = typer.confirm(visible(question), err=True)
-    except typer.Abort:
-        typer.echo(err=True)
+        is_confirmed = click.confirm(visible(question), err=True)
+    except click.Abort:
+        click.echo(err=True)
         raise InvalidInput("not deleted: the question was not answered; --yes deletes without asking") from None
     if not is_confirmed:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def print_json(value: Any) -> None:
