@@ -13,6 +13,7 @@ from gpufn.cli.operate.nodes import device_name, metrics_of, state_of, workers_o
 from gpufn.cli.terminal.command import Command, FloatRange
 from gpufn.cli.terminal.escape import in_one_line
 from gpufn.cli.terminal.output import duration, size
+from gpufn_core.errors import GpufnError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,8 +33,11 @@ def top(interval: float, once: bool) -> None:
 
     Ctrl-C ends the command.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.live import Live  # noqa: PLC0415
+    try:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.live import Live  # noqa: PLC0415
+    except ImportError as error:
+        raise GpufnError("gpufn top needs rich: pip install rich") from error
 
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import re
 import shutil
 import sys
@@ -210,13 +211,18 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
         say(f"{name:<{width}}  {value}".replace("\n", f"\n{'':<{width}}  "))
 
 
+def is_animated() -> bool:
+    """Return whether standard error is a terminal and rich is installed, which draws spinners and bars."""
+    return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+
+
 @contextlib.contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner during a long step, at a terminal only.
+    """Show a spinner during a long step, at a terminal only, and only if rich is installed.
 
     Yields a function that adds a reason to the text; "" removes it.
     """
-    if not sys.stderr.isatty():
+    if not is_animated():
         yield lambda reason: None
         return
     from rich.console import Console  # noqa: PLC0415
