@@ -67,7 +67,7 @@ def _python() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     missing = [name for name in ("nats-py", "starlette", "uvicorn", "uvloop") if installed(name) is None]
     if missing:
-        yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install 'gpufn[local]'")
+        yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install gpufn-platform")
     else:
         yield Finding("packages", "ok", "all that `gpufn up` needs")
 
@@ -140,7 +140,7 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("GPU driver", "ok", line)
     if installed("nvidia-ml-py") is None:
         yield Finding(
-            "GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn[gpu]'"
+            "GPU", "bad", "the driver is there, its Python package is not", "pip install 'gpufn-platform[gpu]'"
         )
     elif not any(Path("/dev").glob("nvidia[0-9]*")):
         yield Finding("GPU", "bad", "no /dev/nvidia* here", "in a container, start it with --gpus all")

