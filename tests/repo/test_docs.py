@@ -9,10 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import click
 import pytest
-import typer.main
 
 from gpufn_core.domain.device import DeviceType, Health, Share
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind, Settlement
@@ -64,12 +63,15 @@ def test_every_variable_that_the_code_names_has_its_line() -> None:
     assert sorted(name for name in read - _INTERNAL if f"| `{name}` |" not in text) == []
 
 
-def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if hasattr(command, "list_commands"):
-        for name in command.list_commands(None):
-            yield from _commands(command.get_command(None, name), (*path, name))
-    else:
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
         yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None
+        yield from _commands(subcommand, (*path, name))
 
 
 def test_every_command_and_option_has_its_line() -> None:
@@ -77,7 +79,7 @@ def test_every_command_and_option_has_its_line() -> None:
 
     text = (DOCS / "reference" / "cli.md").read_text()
     lacking = []
-    for path, command in _commands(typer.main.get_command(app)):
+    for path, command in _commands(app):
         name = " ".join(("gpufn", *path))
         section = re.search(rf"^## `{re.escape(name)}\b(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         if section is None:

@@ -6,6 +6,7 @@ import re
 import tomllib
 
 import gpufn
+from gpufn.deploy.import_guard import is_reserved
 from tests.conftest import ROOT
 
 
@@ -29,6 +30,13 @@ def test_both_distributions_have_one_version_and_share_no_package() -> None:
         for folder in ("sdk", "gateway", "runtime", "builder")
         for path in ROOT.glob(f"{folder}/*/py.typed")
     }
+
+
+def test_a_file_of_a_user_cannot_shadow_a_dependency_of_the_sdk() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=]", dependency)[0] for dependency in dependencies} | {"rich"}
+    assert "click" in names
+    assert sorted(name for name in names if not is_reserved(name)) == []
 
 
 def test_the_readme_has_at_most_900_words() -> None:

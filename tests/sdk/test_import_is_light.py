@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-_HEAVY = ("httpx", "typer", "rich", "cloudpickle", "asyncio", "numpy", "pydantic", "concurrent.futures", "nats")
+_HEAVY = ("httpx", "click", "rich", "cloudpickle", "asyncio", "numpy", "pydantic", "concurrent.futures", "nats")
 
 
 def _loaded_by(code: str) -> set[str]:

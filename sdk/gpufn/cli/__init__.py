@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Iterator
-from enum import Enum
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO, get_args, get_type_hints
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-import typer
-from typer.core import TyperGroup
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name → module and function, and the first line of its help (a test compares them)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -84,95 +85,105 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that requests completions
 _ARGV = "gpufn.argv"  # context key: the command and its arguments
-_UsageError: Any = typer.BadParameter.__mro__[1]  # click's: from the installed click, or the copy in newer typers
 _ESCAPE_ERRORS = "gpufn-escape"  # codec error handler for characters that cannot be encoded
-_TYPE_NAMES: dict[Any, str] = {str: "str", int: "int", float: "float", Path: "path"}
+_PLATFORM = ("gpufn_local", "gpufn_platform")
 _EXIT_CODES = (
     "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no capacity, 7 the function raised, 8 build failed, "
     "else 1"
 )
 
 
-class LazyGroup(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
+class LazyGroup(click.Group):
+    """Group that imports the module of a command only when the command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        target = getattr(importlib.import_module(module), attribute)
-        if not isinstance(target, typer.Typer):
-            function, target = target, new_app()
-            target.command(cmd_name)(function)
-        command = typer.main.get_command(target)
-        command.name = cmd_name
-        _set_metavars(command)
+        if ctx.resilient_parsing and importlib.util.find_spec(module.partition(".")[0]) is None:
+            return None  # a shell completes a command of the platform, which is not installed here
+        command: click.Command = getattr(import_module(module, cmd_name), attribute)
         return command
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
             from gpufn.cli.terminal.suggestions import similar_command  # noqa: PLC0415
 
             ctx.fail(f"there is no command {args[0]!r}{similar_command(args[0], COMMANDS)}")
         ctx.meta[_ARGV] = list(args)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of all commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands without importing them, and the options."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+        commands = [
+            CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _error_reports():  # --help writes output here
             return super().make_context(*args, **options)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
         with _error_reports(ctx):
             try:
                 return super().invoke(ctx)
-            except _UsageError as error:
+            except click.UsageError as error:
                 from gpufn.cli.terminal.suggestions import usage_hint  # noqa: PLC0415
 
-                error.message += usage_hint(error.message, ctx.meta.get(_ARGV, []))
-                if not _wants_json(ctx):
+                message = error.format_message()
+                if hint := usage_hint(message, ctx.meta.get(_ARGV, [])):
+                    message = message.removesuffix(".") + hint
+                if _wants_json(ctx):
+                    from gpufn.cli.terminal.output import WrongUsage  # noqa: PLC0415
+
+                    raise WrongUsage(message) from error
+                if not hint:
                     raise
-                from gpufn.cli.terminal.output import WrongUsage  # noqa: PLC0415
-
-                raise WrongUsage(error.format_message()) from error
+                raise click.UsageError(message, error.ctx) from error
 
 
-def _set_metavars(command: Any) -> None:
-    """Show the value of an option as `<int>` instead of Typer's `<int range>` or `<list[str]>`."""
-    for subcommand in getattr(command, "commands", {}).values():
-        _set_metavars(subcommand)
-    hints = get_type_hints(command.callback) if command.callback is not None else {}
-    for param in command.params:
-        kinds = {hints.get(param.name), *get_args(hints.get(param.name))}
-        kinds |= {item for kind in kinds for item in get_args(kind)}
-        if param.param_type_name != "option":
-            continue
-        if names := [_TYPE_NAMES[kind] for kind in kinds if kind in _TYPE_NAMES]:
-            param.metavar = f"<{names[0]}>"
-        elif choices := [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]:
-            param.metavar = f"<{'|'.join(str(each.value) for each in choices[0])}>"
+def import_module(module: str, command: str) -> ModuleType:
+    """Import the module of `command`. Raises GpufnError if it needs the platform, which is not installed here."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _PLATFORM:
+            raise
+        from gpufn_core.errors import GpufnError  # noqa: PLC0415
+
+        raise GpufnError(f"gpufn {command} needs the platform on this machine: pip install gpufn-platform") from error
 
 
-def _wants_json(ctx: Any) -> bool:
+def _wants_json(ctx: click.Context) -> bool:
     """Return whether the command line has --json, even if it could not be parsed."""
     argv: list[str] = ctx.meta.get(_ARGV, [])
     return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
 
 
 @contextlib.contextmanager
-def _error_reports(ctx: Any = None) -> Iterator[None]:
+def _error_reports(ctx: click.Context | None = None) -> Iterator[None]:
     """Turn an error into one line and an exit code. A closed pipe, as behind `| head`, ends the command with code 0."""
     try:
         yield
     except BrokenPipeError as error:
         _discard(sys.stdout)
-        raise typer.Exit(0) from error
-    except typer.Exit:
+        raise click.exceptions.Exit(0) from error
+    except KeyboardInterrupt as error:  # click would print "Aborted!" and exit with code 1
+        raise click.exceptions.Exit(130) from error
+    except click.exceptions.Exit:
         raise
     except Exception as error:
         if os.environ.get("GPUFN_DEBUG"):
@@ -185,41 +196,36 @@ def _error_reports(ctx: Any = None) -> Iterator[None]:
             report(error, json=ctx is not None and _wants_json(ctx))
         except OSError:  # standard error cannot be written
             _discard(sys.stderr)
-        raise typer.Exit(code) from error
+        raise click.exceptions.Exit(code) from error
 
 
-def _version(show: bool) -> None:
-    if show:
+def _version(context: click.Context, param: click.Parameter, show: bool) -> None:
+    if show and not context.resilient_parsing:
         import gpufn  # noqa: PLC0415
 
         sys.stdout.write(f"gpufn {gpufn.__version__}\n")
         sys.stdout.flush()
-        raise typer.Exit
+        context.exit()
 
 
-def new_app(**options: Any) -> typer.Typer:
-    """Return a Typer app with the settings that all commands share."""
-    return typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        **options,
-    )
-
-
-app = new_app(cls=LazyGroup, no_args_is_help=True)
-
-
-@app.callback(epilog=f"--debug, anywhere, shows the traceback of an error. Exit codes on failure: {_EXIT_CODES}.")
-def _gpufn(
-    url: Annotated[
-        str | None, typer.Option(help="Address of the gateway. Default: GPUFN_URL, else the one on this machine.")
-    ] = None,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version of gpufn.")
-    ] = False,
-) -> None:
+@click.group(
+    "gpufn",
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog=f"--debug, anywhere, shows the traceback of an error. Exit codes on failure: {_EXIT_CODES}.",
+)
+@click.option(
+    "--url", metavar="<str>", help="Address of the gateway. Default: GPUFN_URL, else the one on this machine."
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version of gpufn.",
+)
+def app(url: str | None) -> None:
     """Serverless GPU functions on your own machines."""
     if url:
         from gpufn.cli.terminal.output import as_usage_error  # noqa: PLC0415
@@ -237,12 +243,8 @@ def main() -> NoReturn:
     if "--debug" in options:
         argv.remove("--debug")
         os.environ["GPUFN_DEBUG"] = "1"
-    if COMPLETE in os.environ:
-        from typer.completion import completion_init  # type: ignore[attr-defined]  # noqa: PLC0415
-
-        completion_init()
     try:
-        typer.main.get_command(app).main(args=argv, prog_name="gpufn")
+        app.main(args=argv, prog_name="gpufn", complete_var=COMPLETE)
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError:  # the usage error could not be written

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import enum
-from typing import Annotated
+import click
+from click.shell_completion import get_completion_class
 
-import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-from gpufn.cli import COMPLETE
+from gpufn.cli import COMPLETE, app
+from gpufn.cli.terminal.command import Argument, Command
 
 
-class Shell(enum.StrEnum):
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
-def completion(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish.")]) -> None:
+@click.command(cls=Command)
+@click.argument(
+    "shell",
+    cls=Argument,
+    type=click.Choice(["bash", "zsh", "fish"]),
+    metavar="SHELL",
+    help="Shell: bash, zsh or fish.",
+)
+def completion(shell: str) -> None:
     """Print a shell script that completes commands, options and functions.
 
     bash: add `eval "$(gpufn completion bash)"` to ~/.bashrc. zsh: add `eval "$(gpufn completion zsh)"` to ~/.zshrc,
     after compinit. fish: write the script to ~/.config/fish/completions/gpufn.fish.
     """
-    options = {"prog_name": "gpufn", "complete_var": COMPLETE, "shell": shell.value}  # `shell` is not a command to run
-    typer.echo(get_completion_script(**options))
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None
+    click.echo(shell_class(app, {}, "gpufn", COMPLETE).source(), nl=False)

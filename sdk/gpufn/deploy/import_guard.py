@@ -19,7 +19,9 @@ _DEPENDENCIES = frozenset(
     {
         "gpufn",
         "gpufn_core",
+        "click",
         "cloudpickle",
+        "cronsim",
         "httpx",
         "httpcore",
         "h11",
@@ -28,7 +30,6 @@ _DEPENDENCIES = frozenset(
         "certifi",
         "msgspec",
         "rich",
-        "typer",
     }
 )
 

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 
 class WaitDisplay:
-    """Shows why the items of a map are not being sent: on its bar, or without a bar as a line at a terminal."""
+    """Shows why the items of a map are not being sent: on its bar, or without a bar or rich as a line at a terminal."""
 
     def __init__(self) -> None:
         self.bar: Bar | None = None
 
     def __call__(self, text: str) -> None:
-        if self.bar is not None:
+        if self.bar is not None and self.bar.is_drawn:
             self.bar.wait(text)
         elif text and sys.stderr.isatty():
             sys.stderr.write(f"gpufn: {text}\n")
@@ -28,6 +28,10 @@ class Bar:
         self._total = total
         self._progress: Any = None
         self._task: Any = None
+
+    @property
+    def is_drawn(self) -> bool:
+        return self._progress is not None
 
     def advance(self) -> None:
         """Count one more result."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 from typing import Any
 
+import click
 import pytest
-import typer
 
 import gpufn
 from gpufn.cli import COMMANDS
@@ -34,9 +33,9 @@ def test_help_lists_every_command_without_importing_them() -> None:
 def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
     where, text = COMMANDS[name]
     module, _, attribute = where.partition(":")
-    target = getattr(importlib.import_module(module), attribute)
-    own = target.info.help if isinstance(target, typer.Typer) else (inspect.getdoc(target) or "").splitlines()[0]
-    assert own == text
+    target: click.Command = getattr(importlib.import_module(module), attribute)
+    assert target.help is not None
+    assert (target.name, target.help.splitlines()[0]) == (name, text)
     assert command(name, "--help").exit_code == 0
 
 
@@ -190,8 +189,7 @@ def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> N
             2,
             {
                 "code": "invalid_input",
-                "detail": "got unexpected extra argument(s) (3); the revision is an option: "
-                "gpufn rollback f --revision 3",
+                "detail": "got unexpected extra argument (3); the revision is an option: gpufn rollback f --revision 3",
                 "retryable": False,
             },
         ),
@@ -226,6 +224,15 @@ def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.Mon
     assert "FunctionNotFound" in repr(command("describe", "f").exception)
 
 
+def test_an_interrupt_is_exit_code_130_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpufn.client.client.Client.functions", interrupt)
+    result = command("ls")
+    assert (result.exit_code, result.output) == (130, "")
+
+
 @pytest.mark.parametrize("verb", ["invoke", "describe"])
 def test_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGateway, verb: str) -> None:
     missing = {"code": "function_not_found", "detail": "There is no function 'gret'."}
@@ -254,7 +261,7 @@ def test_the_version_is_an_option_too() -> None:
             ["submit", "f", "{x:", "1}"],
             """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'""",
         ),
-        (["ls", "--url", "http://127.0.0.1:1"], "; put it before the command: gpufn --url URL ls"),
+        (["ls", "--url", "http://127.0.0.1:1"], "'; put it before the command: gpufn --url URL ls"),
         (["rollback", "f", "3"], "; the revision is an option: gpufn rollback f --revision 3"),
         (["scale", "f", "3"], "; the numbers are options: gpufn scale f --min 3 --max 3"),
         (["scale", "f", "1", "3"], "; the numbers are options: gpufn scale f --min 1 --max 3"),
@@ -282,7 +289,7 @@ def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], hint: st
 
 def test_a_word_too_many_beside_an_option_is_only_refused() -> None:
     """It is unknown which of the words is the option's value."""
-    assert command("scale", "--min", "1", "f", "3").stderr.endswith("Error: Got unexpected extra argument(s) (3)\n")
+    assert command("scale", "--min", "1", "f", "3").stderr.endswith("Error: Got unexpected extra argument (3)\n")
 
 
 def test_a_word_too_many_is_no_json() -> None:

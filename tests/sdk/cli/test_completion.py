@@ -16,11 +16,11 @@ _CLASS = VIEW | {"name": "g", "spec": VIEW["spec"] | {"methods": [{"name": "up"}
 
 
 def _completed(words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    for name, value in {COMPLETE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}.items():
+    for name, value in {COMPLETE: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}.items():
         monkeypatch.setenv(name, value)
     process = subprocess.run([sys.executable, "-m", "gpufn"], capture_output=True, text=True, timeout=60, check=False)
     assert process.stderr == ""
-    return process.stdout.split()
+    return [line.partition(",")[2] for line in process.stdout.splitlines() if line]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,8 @@ def _completed(words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("gpufn logs ", ["f", "g"]),
         ("gpufn logs g", ["g"]),
         ("gpufn invoke ", ["f", "g.up", "g.down"]),
+        ("gpufn calls --state q", ["queued"]),
+        ("gpufn frobnicate --", ["--url", "--version", "--help"]),
     ],
 )
 def test_commands_options_and_functions_are_completed(

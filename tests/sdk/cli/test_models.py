@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress

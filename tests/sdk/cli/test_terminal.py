@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
@@ -188,7 +188,7 @@ def test_what_a_locale_has_no_letters_for_is_escaped_and_json_stays_json(
 
 
 def test_an_interrupt_while_the_command_line_is_being_imported_is_told_by_the_exit_code_alone(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "gpufn", "version"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

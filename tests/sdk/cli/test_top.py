@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from click.testing import CliRunner
 from rich.console import Console
-from typer.testing import CliRunner
 
 from gpufn.cli import app
 from gpufn.cli.operate.top import screen

@@ -11,7 +11,7 @@ from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, LaunchOrd
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
 
-_NO_DOCKER = "install gpufn[docker] there"
+_NO_DOCKER = "install gpufn-platform[docker] there"
 
 
 class LauncherByImage:

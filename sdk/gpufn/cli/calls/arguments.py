@@ -8,11 +8,12 @@ import os
 import sys
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import msgspec
-import typer
 
+from gpufn.cli.terminal.command import PATH, Argument
 from gpufn.cli.terminal.escape import visible
 from gpufn.cli.terminal.output import WrongUsage, duration, print_json, say
 from gpufn.cli.terminal.suggestions import as_json
@@ -23,21 +24,23 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from gpufn.client.views import RawResult
 
-Arguments = Annotated[
-    str | None, typer.Argument(help="Arguments as a JSON object; @FILE reads a file, - reads standard input.")
-]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="Arguments, as ARGUMENTS.")]
-File = Annotated[
-    Path | None, typer.Option(help="File whose bytes are one parameter; ARGUMENTS has the other parameters.")
-]
-Class = Annotated[
-    Priority | None,
-    typer.Option(
-        "--priority",
-        help="Priority class. Default: the function's. hi needs a key with the scope hi.",
-    ),
-]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="File for the result.")]
+arguments_argument = click.argument(
+    "arguments",
+    cls=Argument,
+    required=False,
+    help="Arguments as a JSON object; @FILE reads a file, - reads standard input.",
+)
+data_option = click.option("--data", "-d", help="Arguments, as ARGUMENTS.")
+file_option = click.option(
+    "--file", type=PATH, help="File whose bytes are one parameter; ARGUMENTS has the other parameters."
+)
+priority_option = click.option(
+    "--priority",
+    type=click.Choice([priority.value for priority in Priority]),
+    callback=lambda context, param, value: None if value is None else Priority(value),
+    help="Priority class. Default: the function's. hi needs a key with the scope hi.",
+)
+output_option = click.option("--output", "-o", type=PATH, help="File for the result.")
 
 
 class Body(NamedTuple):
@@ -50,7 +53,7 @@ class Body(NamedTuple):
 
 def body_of(arguments: str | None, data: str | None, file: Path | None) -> Body:
     if arguments is not None and data is not None:
-        raise typer.BadParameter("pass either ARGUMENTS or --data")
+        raise click.BadParameter("pass either ARGUMENTS or --data")
     text = arguments if arguments is not None else data
     if file is not None:
         content_type = mimetypes.guess_type(file.name)[0] or media.BYTES

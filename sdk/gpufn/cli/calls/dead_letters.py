@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-from gpufn.cli import new_app
-from gpufn.cli.terminal.name_completion import FunctionName
-from gpufn.cli.terminal.output import Json, WrongUsage, ago, print_json, print_table, say
+from gpufn.cli.terminal.command import PATH, Argument, Group, json_option, limit_option
+from gpufn.cli.terminal.name_completion import function_name
+from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say
 
-app = new_app(help="List, show, replay and drop dead letters (submitted calls that failed permanently).")
+app = Group("dlq", help="List, show, replay and drop dead letters (submitted calls that failed permanently).")
 
-Id = Annotated[str, typer.Argument(help="Id of the call, as `gpufn dlq ls` prints it.")]
-OptionalId = Annotated[str | None, typer.Argument(help="Id of the call, as `gpufn dlq ls` prints it.")]
-All = Annotated[bool, typer.Option("--all", help="All dead letters of the function.")]
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """List, show, replay and drop dead letters (submitted calls that failed permanently)."""
-    if context.invoked_subcommand is None:
-        ls(json=json)
+_ID_HELP = "Id of the call, as `gpufn dlq ls` prints it."
+_optional_id = click.argument("id", cls=Argument, required=False, help=_ID_HELP)
+_all_option = click.option("--all", "every", is_flag=True, help="All dead letters of the function.")
 
 
 @app.command()
-def ls(
-    name: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")] = 20,
-    json: Json = False,
-) -> None:
+@click.argument("name", cls=Argument, required=False, help="Name of the function. Default: all functions.")
+@limit_option
+@json_option
+def ls(name: str | None, limit: int, json: bool) -> None:
     """List dead letters, newest first. They are deleted after 14 days."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -47,12 +38,11 @@ def ls(
 
 
 @app.command()
-def show(
-    name: FunctionName,
-    id: Id,  # noqa: A002
-    payload: Annotated[Path | None, typer.Option(help="File for the call's arguments.")] = None,
-    json: Json = False,
-) -> None:
+@function_name
+@click.argument("id", cls=Argument, help=_ID_HELP)
+@click.option("--payload", type=PATH, help="File for the call's arguments.")
+@json_option
+def show(name: str, id: str, payload: Path | None, json: bool) -> None:  # noqa: A002
     """Show the attempts and the error of a dead letter."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -76,7 +66,11 @@ def show(
 
 
 @app.command()
-def replay(name: FunctionName, id: OptionalId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
+@function_name
+@_optional_id
+@_all_option
+@json_option
+def replay(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa: A002
     """Submit a dead letter again, as a new call of the revision that serves now."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -93,7 +87,11 @@ def replay(name: FunctionName, id: OptionalId = None, every: All = False, json: 
 
 
 @app.command()
-def drop(name: FunctionName, id: OptionalId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
+@function_name
+@_optional_id
+@_all_option
+@json_option
+def drop(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa: A002
     """Remove a dead letter and its payload."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

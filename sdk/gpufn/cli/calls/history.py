@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import Annotated
 
-import typer
+import click
 
-from gpufn.cli.terminal.output import Json, WrongUsage, ago, duration, print_json, print_table
+from gpufn.cli.terminal.command import Argument, Command, json_option, limit_option
+from gpufn.cli.terminal.output import WrongUsage, ago, duration, print_json, print_table
 from gpufn_core.domain.invocation import InvocationState
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -17,16 +17,17 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SPAN_S = 36_500 * 86400.0  # a longer one could exceed the range of dates
 
 
+@click.command(cls=Command)
+@click.argument("name", cls=Argument, required=False, help="Name of the function. Default: all functions.")
+@click.option("--function", help="Name of the function, which may be deleted.")
+@click.option(
+    "--state", type=click.Choice([state.value for state in InvocationState]), help="Only calls in this state."
+)
+@click.option("--since", help="Only calls submitted in this time span, such as 90s, 15m, 2h or 3d.")
+@limit_option
+@json_option
 def calls(
-    name: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
-    *,
-    function: Annotated[str | None, typer.Option(help="Name of the function, which may be deleted.")] = None,
-    state: Annotated[InvocationState | None, typer.Option(help="Only calls in this state.")] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Only calls submitted in this time span, such as 90s, 15m, 2h or 3d.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")] = 20,
-    json: Json = False,
+    *, name: str | None, function: str | None, state: str | None, since: str | None, limit: int, json: bool
 ) -> None:
     """List submitted calls and maps, newest first.
 
@@ -36,7 +37,8 @@ def calls(
 
     since_at = None if since is None else time.time() - parse_span_s(since)
     with Client() as client:
-        views = client.calls(name, function=function, state=state, since=since_at, limit=limit)
+        only = None if state is None else InvocationState(state)
+        views = client.calls(name, function=function, state=only, since=since_at, limit=limit)
         without_method, _, _ = (name or function or "").partition(".")  # a map belongs to the class, not to a method
         maps = [] if state else client.maps(without_method or None, limit=limit)
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]

@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli.calls.arguments import Arguments, Class, Data, File, Output, body_of, check_output, show
+from gpufn.cli.calls.arguments import (
+    arguments_argument,
+    body_of,
+    check_output,
+    data_option,
+    file_option,
+    output_option,
+    priority_option,
+    show,
+)
 from gpufn.cli.calls.wait_reasons import reported_waits
-from gpufn.cli.terminal.name_completion import CallableName
-from gpufn.cli.terminal.output import Json, print_json_line, step
+from gpufn.cli.terminal.command import Command, FloatRange, json_option
+from gpufn.cli.terminal.name_completion import callable_name
+from gpufn.cli.terminal.output import print_json_line, step
 from gpufn_core.errors import Forbidden
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
+from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
 
 
-def invoke(  # noqa: PLR0917  Typer passes them by name
-    name: CallableName,
-    arguments: Arguments = None,
-    data: Data = None,
-    file: File = None,
-    output: Output = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Timeout of the call in seconds. Default: the function's timeout.", min=0.001, max=LONGEST_TIMEOUT_S
-        ),
-    ] = None,
-    priority: Class = None,
-    json: Json = False,
+@click.command(cls=Command)
+@callable_name
+@arguments_argument
+@data_option
+@file_option
+@output_option
+@click.option(
+    "--timeout",
+    type=FloatRange(0.001, LONGEST_TIMEOUT_S),
+    help="Timeout of the call in seconds. Default: the function's timeout.",
+)
+@priority_option
+@json_option
+def invoke(
+    *,
+    name: str,
+    arguments: str | None,
+    data: str | None,
+    file: Path | None,
+    output: Path | None,
+    timeout: float | None,
+    priority: Priority | None,
+    json: bool,
 ) -> None:
     """Call a function and print its result.
 

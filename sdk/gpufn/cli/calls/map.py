@@ -6,16 +6,18 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli.calls.arguments import Class
-from gpufn.cli.terminal.name_completion import CallableName
-from gpufn.cli.terminal.output import Json, WrongUsage, print_json_line, say
+from gpufn.cli.calls.arguments import priority_option
+from gpufn.cli.terminal.command import Command, FloatRange, IntRange, json_option
+from gpufn.cli.terminal.name_completion import callable_name
+from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media
 from gpufn_core.errors import Forbidden, GpufnError, RateLimited
+from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.call.transport_protocol import MapTarget
@@ -27,25 +29,33 @@ if TYPE_CHECKING:
 _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 
 
-def map_(  # noqa: PLR0917  Typer passes them by name
-    name: CallableName,
-    data: Annotated[
-        str, typer.Option("--data", "-d", help="Items: @FILE, or @- for standard input, with a JSON object per line.")
-    ],
-    as_they_come: Annotated[
-        bool, typer.Option("--as-they-come", help="Print results as they arrive, not in the order of the lines.")
-    ] = False,
-    window: Annotated[
-        int | None, typer.Option(help="Maximum number of lines read ahead of the output. Default: 10,000.", min=1)
-    ] = None,
-    id: Annotated[  # noqa: A002
-        str | None, typer.Option(help="Id of a map to continue. Accepted lines are not sent again.")
-    ] = None,
-    priority: Class = None,
-    max_wait: Annotated[
-        float | None, typer.Option(help="Maximum wait for a limit of the key, in seconds. Default: 60.", min=0)
-    ] = None,
-    json: Json = False,
+@click.command("map", cls=Command)
+@callable_name
+@click.option(
+    "--data", "-d", required=True, help="Items: @FILE, or @- for standard input, with a JSON object per line."
+)
+@click.option("--as-they-come", is_flag=True, help="Print results as they arrive, not in the order of the lines.")
+@click.option(
+    "--window",
+    type=IntRange(min=1),
+    help="Maximum number of lines read ahead of the output. Default: 10,000.",
+)
+@click.option("--id", help="Id of a map to continue. Accepted lines are not sent again.")
+@priority_option
+@click.option(
+    "--max-wait", type=FloatRange(min=0), help="Maximum wait for a limit of the key, in seconds. Default: 60."
+)
+@json_option
+def map_(
+    *,
+    name: str,
+    data: str,
+    as_they_come: bool,
+    window: int | None,
+    id: str | None,  # noqa: A002
+    priority: Priority | None,
+    max_wait: float | None,
+    json: bool,
 ) -> None:
     """Call a function for each line of a file, and print one result per line.
 
@@ -85,7 +95,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
                 raise
     if failed:
         say(f"gpufn: {failed:,} {'item' if failed == 1 else 'items'} failed", err=True)
-        raise typer.Exit(_FAILED_ITEMS)
+        raise click.exceptions.Exit(_FAILED_ITEMS)
 
 
 class _JsonMapTransport:

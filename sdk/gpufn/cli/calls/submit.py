@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from gpufn.cli.calls.arguments import Arguments, Class, Data, File, Output, body_of, show
-from gpufn.cli.terminal.name_completion import CallableName
-from gpufn.cli.terminal.output import Json, ago, duration, print_fields, print_json, print_table, say, step
+from gpufn.cli.calls.arguments import (
+    arguments_argument,
+    body_of,
+    data_option,
+    file_option,
+    output_option,
+    priority_option,
+    show,
+)
+from gpufn.cli.terminal.command import Argument, Command, FloatRange, json_option
+from gpufn.cli.terminal.name_completion import callable_name
+from gpufn.cli.terminal.output import ago, duration, print_fields, print_json, print_table, say, step
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound, MapNotFound
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
@@ -18,22 +28,32 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from gpufn.client.views import MapView
 
-Id = Annotated[str, typer.Argument(help="Id of the call, as `gpufn submit` prints it.")]
-MapOrCallId = Annotated[str, typer.Argument(help="Id of the call or map.")]
+_call_or_map_id = click.argument("id", cls=Argument, help="Id of the call or map.")
 
 
-def submit(  # noqa: PLR0917  Typer passes them by name
-    name: CallableName,
-    arguments: Arguments = None,
-    data: Data = None,
-    file: File = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which the call expires, queued or running.", min=0.001, max=LONGEST_TIMEOUT_S),
-    ] = None,
-    webhook: Annotated[str | None, typer.Option(help="URL that receives a webhook when the call ends.")] = None,
-    priority: Class = None,
-    json: Json = False,
+@click.command(cls=Command)
+@callable_name
+@arguments_argument
+@data_option
+@file_option
+@click.option(
+    "--timeout",
+    type=FloatRange(0.001, LONGEST_TIMEOUT_S),
+    help="Seconds after which the call expires, queued or running.",
+)
+@click.option("--webhook", help="URL that receives a webhook when the call ends.")
+@priority_option
+@json_option
+def submit(
+    *,
+    name: str,
+    arguments: str | None,
+    data: str | None,
+    file: Path | None,
+    timeout: float | None,
+    webhook: str | None,
+    priority: Priority | None,
+    json: bool,
 ) -> None:
     """Queue a call and print its id, for `gpufn result ID`."""
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -56,14 +76,22 @@ def submit(  # noqa: PLR0917  Typer passes them by name
         say(view.id)
 
 
+@click.command(cls=Command)
+@click.argument("id", cls=Argument, help="Id of the call, as `gpufn submit` prints it.")
+@output_option
+@click.option("--wait", is_flag=True, help="Wait until the call ends.")
+@click.option(
+    "--timeout",
+    type=FloatRange(min=0),
+    help="Maximum wait in seconds. Default: no wait, or no limit with --wait.",
+)
+@json_option
 def result(
-    id: Id,  # noqa: A002
-    output: Output = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the call ends.")] = False,
-    timeout: Annotated[
-        float | None, typer.Option(help="Maximum wait in seconds. Default: no wait, or no limit with --wait.", min=0)
-    ] = None,
-    json: Json = False,
+    id: str,  # noqa: A002
+    output: Path | None,
+    wait: bool,
+    timeout: float | None,
+    json: bool,
 ) -> None:
     """Print the result of a submitted call, or its error.
 
@@ -90,7 +118,10 @@ def result(
     show(raw, output, json=json)
 
 
-def status(id: MapOrCallId, json: Json = False) -> None:  # noqa: A002
+@click.command(cls=Command)
+@_call_or_map_id
+@json_option
+def status(id: str, json: bool) -> None:  # noqa: A002
     """Show the status of a submitted call or a map.
 
     For a call: its state, the reason if it waits, its worker and its attempts. For a map: the number of ended items.
@@ -157,7 +188,10 @@ def _show_map(view: MapView, *, json: bool) -> None:
     )
 
 
-def cancel(id: MapOrCallId, json: Json = False) -> None:  # noqa: A002
+@click.command(cls=Command)
+@_call_or_map_id
+@json_option
+def cancel(id: str, json: bool) -> None:  # noqa: A002
     """Cancel a submitted call, or the remaining items of a map."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gpufn.cli.terminal.output import say
+from gpufn.cli.terminal.output import is_animated, say
 from gpufn_core.errors import GpufnError
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ _POLL_S: Final = 1.0
 def reported_waits(client: Client, function: str, show: Callable[[str], None], *, json: bool = False) -> Iterator[None]:
     """Poll the gateway once a second for the reason why the function's calls wait.
 
-    At a terminal each reason goes to `show`, the text beside the spinner. Otherwise each new reason is a line on
+    With a spinner each reason goes to `show`, the text beside the spinner. Otherwise each new reason is a line on
     standard error, unless `json`: then standard error is reserved for an error in JSON.
     """
-    is_terminal = sys.stderr.isatty()
-    if json and not is_terminal:
+    has_spinner = is_animated()
+    if json and not has_spinner:
         yield
         return
     ended = threading.Event()
@@ -37,7 +36,7 @@ def reported_waits(client: Client, function: str, show: Callable[[str], None], *
                 waiting = client.why(function).waiting
             except GpufnError:  # the key may only invoke, or the call itself will report the fault
                 return
-            if is_terminal:
+            if has_spinner:
                 show(waiting.detail if waiting else "running")
             elif waiting and waiting.reason != last:
                 last = waiting.reason

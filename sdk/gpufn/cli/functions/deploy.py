@@ -6,30 +6,21 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
+import click
 
 from gpufn.cli.models.options import (
-    Gpu,
-    IdleTimeout,
-    MaxBatch,
-    MaxWorkers,
-    Memory,
-    MinWorkers,
     ModelOptions,
-    ParkTimeout,
-    PrecisionOption,
-    RequireGpu,
-    Samples,
-    ShapeOption,
-    ToleranceOption,
     WorkerOptions,
     is_model,
+    model_options,
     name_of,
     onnx_of,
+    worker_options,
 )
-from gpufn.cli.terminal.output import Json, as_usage_error, print_json, say, size, step
+from gpufn.cli.terminal.command import Argument, Command, FloatRange, json_option
+from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
 from gpufn_core.spec.function_spec import Packaging
 
@@ -41,48 +32,57 @@ if TYPE_CHECKING:
     from gpufn_core.spec.function_spec import FunctionSpec
 
 
-def deploy(  # noqa: PLR0917  Typer passes them by name
-    file: Annotated[
-        str,
-        typer.Argument(help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY."),
-    ],
-    name: Annotated[
-        list[str] | None,
-        typer.Option(help="Function to deploy (default: all of the file; repeatable), or the name of a model."),
-    ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Glob of more files to send, such as 'data/*'. It is relative to the file's folder, or for a file in "
-            "a package to the folder that contains the package. Repeatable."
-        ),
-    ] = None,
-    precision: PrecisionOption = None,
-    max_batch: MaxBatch = None,
-    shape: ShapeOption = None,
-    samples: Samples = None,
-    tolerance: ToleranceOption = None,
-    require_gpu: RequireGpu = False,
-    gpu: Gpu = None,
-    memory: Memory = None,
-    min_workers: MinWorkers = None,
-    max_workers: MaxWorkers = None,
-    idle_timeout: IdleTimeout = None,
-    park_timeout: ParkTimeout = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until calls go to the new revision, or return at once.")
-    ] = True,
-    timeout: Annotated[
-        float | None, typer.Option(help="Maximum wait in seconds. Default: the function's startup_timeout.", min=0)
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Start a worker of the new revision before calls go there.")
-    ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Create a new revision even if nothing changed.")] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a function that came from another file or project.")
-    ] = False,
-    json: Json = False,
+@click.command(cls=Command)
+@click.argument(
+    "file",
+    cls=Argument,
+    type=click.Path(readable=False),  # for completion; a model is a path, or FILE.py:FACTORY
+    help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY.",
+)
+@click.option(
+    "--name",
+    multiple=True,
+    help="Function to deploy (default: all of the file; repeatable), or the name of a model.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    help="Glob of more files to send, such as 'data/*'. It is relative to the file's folder, or for a file in "
+    "a package to the folder that contains the package. Repeatable.",
+)
+@model_options
+@worker_options
+@click.option("--wait/--no-wait", default=True, help="Wait until calls go to the new revision, or return at once.")
+@click.option(
+    "--timeout", type=FloatRange(min=0), help="Maximum wait in seconds. Default: the function's startup_timeout."
+)
+@click.option("--check/--no-check", default=True, help="Start a worker of the new revision before calls go there.")
+@click.option("--force", is_flag=True, help="Create a new revision even if nothing changed.")
+@click.option("--replace", is_flag=True, help="Replace a function that came from another file or project.")
+@json_option
+def deploy(
+    *,
+    file: str,
+    name: tuple[str, ...],
+    include: tuple[str, ...],
+    precision: str | None,
+    max_batch: int | None,
+    shape: tuple[str, ...],
+    samples: Path | None,
+    tolerance: tuple[str, ...],
+    require_gpu: bool,
+    gpu: tuple[str, ...],
+    memory: str | None,
+    min_workers: int | None,
+    max_workers: int | None,
+    idle_timeout: float | None,
+    park_timeout: float | None,
+    wait: bool,
+    timeout: float | None,
+    check: bool,
+    force: bool,
+    replace: bool,
+    json: bool,
 ) -> None:
     """Deploy the functions of a file, or a model.
 
@@ -104,10 +104,10 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     """
     from gpufn.client.client import Client  # noqa: PLC0415
 
-    model_options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
-    worker_options = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
+    for_model = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
+    for_workers = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
     read = _read_model if is_model(file) else _read_file
-    with read(file, name or [], include or [], model_options, worker_options) as deployables, Client() as client:
+    with read(file, list(name), list(include), for_model, for_workers) as deployables, Client() as client:
         options = _DeployOptions(wait=wait, timeout_s=timeout, force=force, check=check, replace=replace)
         _deploy(client, deployables, options, json=json)
 
@@ -129,7 +129,7 @@ def _read_model(
     from gpufn.deploy.deploy_source import source_of_file  # noqa: PLC0415
 
     if include:
-        raise typer.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
+        raise click.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
     with onnx_of(file) as onnx:
         with step(f"Reading {file}"), as_usage_error():
             options = {"name": _single(names) or name_of(file), **worker_options.specified()}
@@ -148,7 +148,7 @@ def _read_file(
 
     if options := [*model_options.specified(), *worker_options.specified()]:
         option = options[0].removesuffix("_workers").replace("_", "-")
-        raise typer.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
+        raise click.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
     path = Path(file)
     with as_usage_error():
         bundle.check_file(path)
@@ -234,7 +234,7 @@ def _wait(client: Client, deployment: Deployment, timeout_s: float | None) -> Fu
 
 def _single(names: list[str]) -> str:
     if len(names) > 1:
-        raise typer.BadParameter("a model has only one --name")
+        raise click.BadParameter("a model has only one --name")
     return names[0] if names else ""
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Annotated
 
-import typer
+import click
 
-from gpufn.cli.terminal.name_completion import FunctionName
-from gpufn.cli.terminal.output import Json, print_json_line, say
+from gpufn.cli.terminal.command import Command, IntRange, json_option
+from gpufn.cli.terminal.name_completion import function_name
+from gpufn.cli.terminal.output import print_json_line, say
 
 _STREAM_MARKS = {"stderr": "! ", "error": "# "}
 
 
-def logs(
-    name: FunctionName,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Also print new lines as they arrive, until Ctrl-C.")
-    ] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Number of last lines.")] = 100,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@click.option("--follow", "-f", is_flag=True, help="Also print new lines as they arrive, until Ctrl-C.")
+@click.option("--tail", "-n", type=IntRange(min=0), default=100, help="Number of last lines.")
+@json_option
+def logs(name: str, follow: bool, tail: int, json: bool) -> None:
     """Show the logs of a function's workers.
 
     `!` marks standard error, and the output of subprocesses. `#` marks errors of calls and worker starts. A heading

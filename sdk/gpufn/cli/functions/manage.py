@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from gpufn.cli.terminal.name_completion import FunctionName
+from gpufn.cli.terminal.command import Command, IntRange, json_option, yes_option
+from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import (
-    Json,
     ago,
     as_usage_error,
     confirm,
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from gpufn_core.protocol.reports import WorkerCounts
 
 
-def ls(json: Json = False) -> None:
+@click.command(cls=Command)
+@json_option
+def ls(json: bool) -> None:
     """List the functions.
 
     The counts of queued and running calls are updated once a second, so a call that has just ended may be included.
@@ -57,13 +59,11 @@ def ls(json: Json = False) -> None:
     )
 
 
-def describe(
-    name: FunctionName,
-    env_values: Annotated[
-        bool, typer.Option("--env-values", help="Show the values of env too. Needs the scope deploy.")
-    ] = False,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@click.option("--env-values", is_flag=True, help="Show the values of env too. Needs the scope deploy.")
+@json_option
+def describe(name: str, env_values: bool, json: bool) -> None:
     """Show a function's revision, workers and options."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -127,16 +127,22 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def scale(
-    name: FunctionName,
-    min_workers: Annotated[
-        int | None, typer.Option("--min", min=0, help="Minimum number of workers. Default: as deployed.")
-    ] = None,
-    max_workers: Annotated[
-        int | None, typer.Option("--max", min=0, help="Maximum number of workers. Default: as deployed.")
-    ] = None,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@click.option(
+    "--min",
+    "min_workers",
+    type=IntRange(min=0),
+    help="Minimum number of workers. Default: as deployed.",
+)
+@click.option(
+    "--max",
+    "max_workers",
+    type=IntRange(min=0),
+    help="Maximum number of workers. Default: as deployed.",
+)
+@json_option
+def scale(name: str, min_workers: int | None, max_workers: int | None, json: bool) -> None:
     """Set the minimum and maximum number of a function's workers.
 
     The setting applies until the next `gpufn scale`, also after deploys. Without --min and --max the function's own
@@ -158,16 +164,12 @@ def scale(
         say(f"{view.name} has {low if low == high else f'{low} to {high}'} worker{'s' if high != 1 else ''}")
 
 
-def rollback(
-    name: FunctionName,
-    revision: Annotated[
-        int | None, typer.Option(help="Number of the revision. Default: the one before the active revision.")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until calls go to the revision, or return at once.")
-    ] = True,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@click.option("--revision", type=int, help="Number of the revision. Default: the one before the active revision.")
+@click.option("--wait/--no-wait", default=True, help="Wait until calls go to the revision, or return at once.")
+@json_option
+def rollback(name: str, revision: int | None, wait: bool, json: bool) -> None:
     """Make an earlier revision active."""
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.declare.options import default_of  # noqa: PLC0415
@@ -185,11 +187,11 @@ def rollback(
         say(f"{view.name}@{view.active} " + ("is active" if view.serving != view.active else "serves"))
 
 
-def rm(
-    name: FunctionName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@yes_option
+@json_option
+def rm(name: str, yes: bool, json: bool) -> None:
     """Delete a function. Queued calls are cancelled; running calls finish."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli import new_app
-from gpufn.cli.calls.arguments import Class
-from gpufn.cli.terminal.output import Json, WrongUsage, as_usage_error, duration, print_json, print_table, say
+from gpufn.cli.calls.arguments import priority_option
+from gpufn.cli.terminal.command import Argument, Group, json_option
+from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say
+from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.client.views import ScheduleView
@@ -19,23 +20,15 @@ if TYPE_CHECKING:
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
-Id = Annotated[str, typer.Argument(help="Id of the schedule, as `gpufn schedules ls` prints it.")]
+app = Group("schedules", help="List, add, pause and remove schedules.")
 
-app = new_app(help="List, add, pause and remove schedules.")
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """List, add, pause and remove schedules."""
-    if context.invoked_subcommand is None:
-        list_schedules(json=json)
+_id_argument = click.argument("id", cls=Argument, help="Id of the schedule, as `gpufn schedules ls` prints it.")
 
 
 @app.command("ls")
-def list_schedules(
-    function: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
-    json: Json = False,
-) -> None:
+@click.argument("function", cls=Argument, required=False, help="Name of the function. Default: all functions.")
+@json_option
+def list_schedules(function: str | None, json: bool) -> None:
     """List the declared and the added schedules."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -51,33 +44,36 @@ def list_schedules(
 
 
 @app.command()
-def add(  # noqa: PLR0917  Typer passes them by name
-    function: Annotated[str, typer.Argument(help="Name of the function, or FUNCTION.METHOD for a class.")],
-    arguments: Annotated[str, typer.Argument(help="Arguments as a JSON object.")] = "{}",
-    cron: Annotated[
-        str | None, typer.Option(help="Cron line (minute, hour, day, month, day of week), such as '*/5 * * * *'.")
-    ] = None,
-    delay: Annotated[str | None, typer.Option("--in", help="Delay of a single call: 90s, 10m, 2h or 3d.")] = None,
-    timezone: Annotated[
-        str | None, typer.Option(help="Time zone of the cron line, such as Europe/Berlin. Default: UTC.")
-    ] = None,
-    missed: Annotated[
-        str | None, typer.Option(help="Handling of missed runs of the cron line: skip, once or all. Default: once.")
-    ] = None,
-    priority: Class = None,
-    json: Json = False,
+@click.argument("function", cls=Argument, help="Name of the function, or FUNCTION.METHOD for a class.")
+@click.argument("arguments", cls=Argument, default="{}", help="Arguments as a JSON object. Default: {}.")
+@click.option("--cron", help="Cron line (minute, hour, day, month, day of week), such as '*/5 * * * *'.")
+@click.option("--in", "delay", help="Delay of a single call: 90s, 10m, 2h or 3d.")
+@click.option("--timezone", help="Time zone of the cron line, such as Europe/Berlin. Default: UTC.")
+@click.option("--missed", help="Handling of missed runs of the cron line: skip, once or all. Default: once.")
+@priority_option
+@json_option
+def add(
+    *,
+    function: str,
+    arguments: str,
+    cron: str | None,
+    delay: str | None,
+    timezone: str | None,
+    missed: str | None,
+    priority: Priority | None,
+    json: bool,
 ) -> None:
     """Add a schedule: repeated calls with --cron, or a single call with --in."""
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn_core.spec.schedule import Missed, Schedule  # noqa: PLC0415
 
     if (cron is None) is (delay is None):
-        raise typer.BadParameter("pass either --cron or --in")
+        raise click.BadParameter("pass either --cron or --in")
     if cron is None and (timezone is not None or missed is not None):
-        raise typer.BadParameter("--timezone and --missed need --cron")
+        raise click.BadParameter("--timezone and --missed need --cron")
     missed = "once" if missed is None else missed
     if missed not in tuple(Missed):
-        raise typer.BadParameter(f"--missed must be skip, once or all, not {missed!r}")
+        raise click.BadParameter(f"--missed must be skip, once or all, not {missed!r}")
     parsed = _arguments(arguments)
     with Client() as client:
         if cron is not None:
@@ -94,7 +90,9 @@ def add(  # noqa: PLR0917  Typer passes them by name
 
 
 @app.command("rm")
-def remove(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def remove(id: str, json: bool) -> None:  # noqa: A002
     """Remove an added schedule. To remove a declared schedule, deploy the function without it."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -107,19 +105,25 @@ def remove(id: Id, json: Json = False) -> None:  # noqa: A002
 
 
 @app.command()
-def pause(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def pause(id: str, json: bool) -> None:  # noqa: A002
     """Pause a schedule. Calls due during the pause are skipped."""
     _pause(id, json, paused=True)
 
 
 @app.command()
-def resume(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def resume(id: str, json: bool) -> None:  # noqa: A002
     """Resume a paused schedule."""
     _pause(id, json, paused=False)
 
 
 @app.command()
-def run(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def run(id: str, json: bool) -> None:  # noqa: A002
     """Make one extra call now and print its id, for `gpufn result ID`."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

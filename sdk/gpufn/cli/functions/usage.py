@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import datetime
-import enum
-from typing import Annotated
 
-import typer
+import click
 
 from gpufn.cli.calls.history import parse_span_s
-from gpufn.cli.terminal.output import Json, duration, print_json, print_table
+from gpufn.cli.terminal.command import Argument, Command, json_option
+from gpufn.cli.terminal.output import duration, print_json, print_table
+
+_COLUMNS = ("day", "function", "key")
 
 
-class By(enum.StrEnum):
-    DAY = "day"
-    FUNCTION = "function"
-    KEY = "key"
-
-
-def usage(
-    name: Annotated[str | None, typer.Argument(help="Name of the function. Default: all functions.")] = None,
-    *,
-    since: Annotated[str, typer.Option(help="Age of the first UTC day, such as 3d or 12h.")] = "6d",
-    key: Annotated[str | None, typer.Option(help="Only calls with the API key of this id.")] = None,
-    by: Annotated[
-        list[By] | None,
-        typer.Option(help="Column to group by. Repeatable. Default: day, function and key."),
-    ] = None,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@click.argument("name", cls=Argument, required=False, help="Name of the function. Default: all functions.")
+@click.option("--since", default="6d", help="Age of the first UTC day, such as 3d or 12h.")
+@click.option("--key", help="Only calls with the API key of this id.")
+@click.option(
+    "--by",
+    type=click.Choice(_COLUMNS),
+    multiple=True,
+    help="Column to group by. Repeatable. Default: day, function and key.",
+)
+@json_option
+def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], json: bool) -> None:
     """Show the run time and the GPU seconds of calls.
 
     A running call is charged one GPU second per second for each GPU of its worker; under MPS, the worker's share of
@@ -41,7 +37,7 @@ def usage(
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     with Client() as client:
         rows = client.usage(function=name, key=key, since=first.isoformat())
-    columns = list(dict.fromkeys(by or By))
+    columns = list(dict.fromkeys(by or _COLUMNS))
     totals: dict[tuple[str, ...], Usage] = {}
     for row in rows:
         group = tuple(str(getattr(row, column)) for column in columns)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+import click
 
 from gpufn.cli.functions.manage import workers
-from gpufn.cli.terminal.name_completion import FunctionName
-from gpufn.cli.terminal.output import Json, print_fields, print_json
+from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.name_completion import function_name
+from gpufn.cli.terminal.output import print_fields, print_json
 from gpufn_core.spec.priority import Priority
 
 
-def why(
-    name: FunctionName,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the numbers behind the decision too.")] = False,
-    json: Json = False,
-) -> None:
+@click.command(cls=Command)
+@function_name
+@click.option("--verbose", "-v", is_flag=True, help="Show the numbers behind the decision too.")
+@json_option
+def why(name: str, verbose: bool, json: bool) -> None:
     """Explain a function's number of workers, and why its calls wait."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

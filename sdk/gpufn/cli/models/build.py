@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
-import typer
 
 from gpufn.cli.calls.arguments import check_output
-from gpufn.cli.models.options import (
-    MaxBatch,
-    ModelOptions,
-    PrecisionOption,
-    RequireGpu,
-    Samples,
-    ShapeOption,
-    ToleranceOption,
-    is_model,
-    onnx_of,
-)
-from gpufn.cli.terminal.output import (
-    Json,
-    WrongUsage,
-    as_usage_error,
-    duration,
-    print_json,
-    print_table,
-    say,
-    size,
-    step,
-)
+from gpufn.cli.models.options import ModelOptions, is_model, model_options, onnx_of
+from gpufn.cli.terminal.command import PATH, Argument, Command, json_option
+from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say, size, step
 from gpufn_core.domain.engine import Accuracy, Latency
 from gpufn_core.errors import BuildFailed, GpufnError
 
@@ -39,22 +20,31 @@ if TYPE_CHECKING:
     from gpufn.client.views import BuildView
 
 
-def build(  # noqa: PLR0917  Typer passes them by name
-    model: Annotated[str, typer.Argument(help="ONNX file, or FILE.py:FACTORY for a torch module.")],
-    precision: PrecisionOption = None,
-    max_batch: MaxBatch = None,
-    shape: ShapeOption = None,
-    samples: Samples = None,
-    tolerance: ToleranceOption = None,
-    require_gpu: RequireGpu = False,
-    device: Annotated[str | None, typer.Option(help="Device kind, as in `gpufn nodes`. Default: the CPU.")] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="File for the report: HTML if its name ends in .html, else JSON.")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the build ends, or return at once.")
-    ] = True,
-    json: Json = False,
+@click.command(cls=Command)
+@click.argument(
+    "model",
+    cls=Argument,
+    type=click.Path(readable=False),  # for completion; it is a path, or FILE.py:FACTORY
+    help="ONNX file, or FILE.py:FACTORY for a torch module.",
+)
+@model_options
+@click.option("--device", help="Device kind, as in `gpufn nodes`. Default: the CPU.")
+@click.option("--report", type=PATH, help="File for the report: HTML if its name ends in .html, else JSON.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the build ends, or return at once.")
+@json_option
+def build(
+    *,
+    model: str,
+    precision: str | None,
+    max_batch: int | None,
+    shape: tuple[str, ...],
+    samples: Path | None,
+    tolerance: tuple[str, ...],
+    require_gpu: bool,
+    device: str | None,
+    report: Path | None,
+    wait: bool,
+    json: bool,
 ) -> None:
     """Build a model's engines without deploying it.
 

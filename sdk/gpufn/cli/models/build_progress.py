@@ -1,14 +1,13 @@
-"""Progress of builds: bars at a terminal, otherwise one line per stage."""
+"""Progress of builds: bars at a terminal if rich is installed, otherwise one line per stage."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpufn.cli.terminal.escape import visible
-from gpufn.cli.terminal.output import say
+from gpufn.cli.terminal.output import is_animated, say
 from gpufn_core.domain.engine import BuildState
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ Show = Callable[[Sequence["BuildView"]], None]
 def build_progress(ids: Sequence[str]) -> Iterator[Show]:
     """Yield a function that shows the builds `ids` on standard error. On an interrupt, print how to cancel them."""
     try:
-        if sys.stderr.isatty():
+        if is_animated():
             with _bars() as show:
                 yield show
         else:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
+import click
 import msgspec
-import typer
 
-from gpufn.cli import new_app
-from gpufn.cli.terminal.output import Json, ago, duration, print_json, print_table, say
+from gpufn.cli.terminal.command import PATH, Argument, Group, json_option
+from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say
 
-app = new_app(help="List and cancel model builds, and read their reports.")
+app = Group("builds", help="List and cancel model builds, and read their reports.")
 
-Id = Annotated[str, typer.Argument(help="Id of the build.")]
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """List and cancel model builds, and read their reports."""
-    if context.invoked_subcommand is None:
-        list_builds(json=json)
+_id_argument = click.argument("id", cls=Argument, help="Id of the build.")
 
 
 @app.command("ls")
-def list_builds(json: Json = False) -> None:
+@json_option
+def list_builds(json: bool) -> None:
     """List the builds, newest first."""
     from gpufn.cli.models.build_progress import describe_progress  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -46,7 +39,9 @@ def list_builds(json: Json = False) -> None:
 
 
 @app.command()
-def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def cancel(id: str, json: bool) -> None:  # noqa: A002
     """Cancel a build. A revision that waits for it fails; the old revision keeps serving."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -60,13 +55,9 @@ def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
 
 
 @app.command()
-def report(
-    id: Id,  # noqa: A002
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File for the report: HTML if its name ends in .html, else JSON."),
-    ] = None,
-) -> None:
+@_id_argument
+@click.option("--output", "-o", type=PATH, help="File for the report: HTML if its name ends in .html, else JSON.")
+def report(id: str, output: Path | None) -> None:  # noqa: A002
     """Print a build's report as JSON, or write it to a file."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from gpufn.cli import new_app
-from gpufn.cli.terminal.output import Json, ago, duration, print_json, print_table, say, size
+from gpufn.cli.terminal.command import Group, json_option
+from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:
     from gpufn.client.views import EngineView
 
-app = new_app(help="List built engines, and remove unused ones.")
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """List built engines, and remove unused ones."""
-    if context.invoked_subcommand is None:
-        list_engines(json=json)
+app = Group("engines", help="List built engines, and remove unused ones.")
 
 
 @app.command("ls")
-def list_engines(json: Json = False) -> None:
+@json_option
+def list_engines(json: bool) -> None:
     """List the engines, newest first."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -37,10 +31,9 @@ def list_engines(json: Json = False) -> None:
 
 
 @app.command()
-def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the engines without removing them.")] = False,
-    json: Json = False,
-) -> None:
+@click.option("--dry-run", is_flag=True, help="List the engines without removing them.")
+@json_option
+def gc(dry_run: bool, json: bool) -> None:
     """Remove unused engines.
 
     An engine is unused if only failed and retired revisions have it, or if `gpufn build` made it and no function has

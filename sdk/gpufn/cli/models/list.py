@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from gpufn.cli import new_app
-from gpufn.cli.terminal.output import Json, duration, print_fields, print_json, print_table
+from gpufn.cli.terminal.command import Argument, Group, json_option
+from gpufn.cli.terminal.output import duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from gpufn.client.views import EngineView, ModelView
     from gpufn_core.spec.model_spec import TensorSpec
 
-app = new_app(help="List and describe the models that serve.")
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """List and describe the models that serve."""
-    if context.invoked_subcommand is None:
-        list_models(json=json)
+app = Group("models", help="List and describe the models that serve.")
 
 
 @app.command("ls")
-def list_models(json: Json = False) -> None:
+@json_option
+def list_models(json: bool) -> None:
     """List the models, including those in functions."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -46,9 +40,9 @@ def list_models(json: Json = False) -> None:
 
 
 @app.command()
-def describe(
-    name: Annotated[str, typer.Argument(help="Name of the model, or FUNCTION.PARAMETER.")], json: Json = False
-) -> None:
+@click.argument("name", cls=Argument, help="Name of the model, or FUNCTION.PARAMETER.")
+@json_option
+def describe(name: str, json: bool) -> None:
     """Show a model's tensors, shapes and engines."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

@@ -8,55 +8,61 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
+import click
 
+from gpufn.cli.terminal.command import PATH, FloatRange, IntRange, options_together
 from gpufn.cli.terminal.output import WrongUsage, step
 from gpufn_core.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model
 
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option("--precision", help="Precision of a model's engine: fp32, tf32, fp16, bf16 or int8. Default: fp32."),
-]
-MaxBatch = Annotated[
-    int | None, typer.Option(help="Maximum rows per run of a model, for batching calls. Default: 1.", min=1)
-]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option(
+model_options = options_together(
+    click.option("--precision", help="Precision of a model's engine: fp32, tf32, fp16, bf16 or int8. Default: fp32."),
+    click.option(
+        "--max-batch",
+        type=IntRange(min=1),
+        help="Maximum rows per run of a model, for batching calls. Default: 1.",
+    ),
+    click.option(
         "--shape",
+        multiple=True,
         help="Shape of a model's input, such as x=1x3x224x224, or a range x=MIN:TYPICAL:MAX. Repeatable.",
     ),
-]
-Samples = Annotated[
-    Path | None,
-    typer.Option(help="Samples for a model: .npz or .safetensors, an array per input, samples along the first axis."),
-]
-ToleranceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tolerance", help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable."
+    click.option(
+        "--samples",
+        type=PATH,
+        help="Samples for a model: .npz or .safetensors, an array per input, samples along the first axis.",
     ),
-]
-RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Do not use a CPU engine for a model.")]
-
-Gpu = Annotated[
-    list[str] | None,
-    typer.Option(help="GPU of a model's workers: 'any' or a name such as L4. Repeatable, in order of preference."),
-]
-Memory = Annotated[str | None, typer.Option(help="Memory of one model worker, such as 2Gi.")]
-MinWorkers = Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of model workers.")]
-MaxWorkers = Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of model workers.")]
-IdleTimeout = Annotated[
-    float | None, typer.Option(min=0, help="Seconds without calls after which a model worker parks or ends.")
-]
-ParkTimeout = Annotated[
-    float | None, typer.Option(min=0, help="Seconds after which a parked model worker ends; 0 disables parking.")
-]
+    click.option(
+        "--tolerance",
+        multiple=True,
+        help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable.",
+    ),
+    click.option("--require-gpu", is_flag=True, help="Do not use a CPU engine for a model."),
+)
+worker_options = options_together(
+    click.option(
+        "--gpu",
+        multiple=True,
+        help="GPU of a model's workers: 'any' or a name such as L4. Repeatable, in order of preference.",
+    ),
+    click.option("--memory", help="Memory of one model worker, such as 2Gi."),
+    click.option("--min", "min_workers", type=IntRange(min=0), help="Minimum number of model workers."),
+    click.option("--max", "max_workers", type=IntRange(min=0), help="Maximum number of model workers."),
+    click.option(
+        "--idle-timeout",
+        type=FloatRange(min=0),
+        help="Seconds without calls after which a model worker parks or ends.",
+    ),
+    click.option(
+        "--park-timeout",
+        type=FloatRange(min=0),
+        help="Seconds after which a parked model worker ends; 0 disables parking.",
+    ),
+)
 
 _FACTORY = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_]\w*)")
 
@@ -74,9 +80,9 @@ class ModelOptions(NamedTuple):
 
     precision: str | None
     max_batch: int | None
-    shape: Sequence[str] | None
+    shape: Sequence[str]
     samples: Path | None
-    tolerance: Sequence[str] | None
+    tolerance: Sequence[str]
     require_gpu: bool
 
     def specified(self) -> list[str]:
@@ -89,18 +95,18 @@ class ModelOptions(NamedTuple):
         options: dict[str, Any] = {
             "precision": self.precision,
             "max_batch": self.max_batch,
-            "shapes": shapes_of(self.shape or ()),
+            "shapes": shapes_of(self.shape),
             "samples": self.samples,
-            "tolerance": tolerance_of(self.tolerance or ()),
+            "tolerance": tolerance_of(self.tolerance),
             "require": "gpu" if self.require_gpu else None,
         }
         return Model(onnx, **{option: value for option, value in options.items() if value})
 
 
 class WorkerOptions(NamedTuple):
-    """Options of a model's workers from the command line; None if not given."""
+    """Options of a model's workers from the command line; None or empty if not given."""
 
-    gpu: Sequence[str] | None
+    gpu: Sequence[str]
     memory: str | None
     min_workers: int | None
     max_workers: int | None
@@ -108,7 +114,7 @@ class WorkerOptions(NamedTuple):
     park_timeout: float | None
 
     def specified(self) -> dict[str, Any]:
-        return {name: value for name, value in self._asdict().items() if value is not None}
+        return {name: value for name, value in self._asdict().items() if value not in (None, ())}
 
 
 def name_of(source: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-from typing import Annotated
 
-import typer
+import click
 
-from gpufn.cli import new_app
-from gpufn.cli.terminal.output import Json, ago, confirm, print_json, print_table, say
+from gpufn.cli import import_module
+from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, json_option, options_together, yes_option
+from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say
 from gpufn_core.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
@@ -18,47 +17,49 @@ _MIN_S, _MAX_S = 0.001, 1e9  # per day; excludes NaN and infinity, which JSON en
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _RESET_MODULE = "gpufn_local.key_reset"  # part of the platform, which may not be installed on a client
 
-app = new_app(help="Create, limit, list and delete API keys.")
+app = Group("keys", help="Create, limit, list and delete API keys.")
 
-Id = Annotated[str, typer.Argument(help="Id of the key.")]
-Rate = Annotated[str | None, typer.Option(help="Maximum rate of calls, such as 50/s, 600/min or 1000/h.")]
-Burst = Annotated[
-    int | None, typer.Option(help="Maximum number of calls at once. Default: the calls of one second.", min=1)
-]
-Concurrency = Annotated[int | None, typer.Option(help="Maximum number of synchronous calls in flight.", min=1)]
-Queued = Annotated[int | None, typer.Option(help="Maximum number of submitted calls that have not ended.", min=1)]
-RunSeconds = Annotated[
-    float | None,
-    typer.Option(help="Maximum run time of its calls in seconds per UTC day.", min=_MIN_S, max=_MAX_S),
-]
-GpuSeconds = Annotated[
-    float | None, typer.Option(help="Maximum GPU seconds of its calls per UTC day.", min=_MIN_S, max=_MAX_S)
-]
-
-
-@app.callback(invoke_without_command=True)
-def _list_by_default(context: typer.Context, json: Json = False) -> None:
-    """Create, limit, list and delete API keys."""
-    if context.invoked_subcommand is None:
-        list_keys(json=json)
+_id_argument = click.argument("id", cls=Argument, help="Id of the key.")
+_limit_options = options_together(
+    click.option("--rate", help="Maximum rate of calls, such as 50/s, 600/min or 1000/h."),
+    click.option(
+        "--burst",
+        type=IntRange(min=1),
+        help="Maximum number of calls at once. Default: the calls of one second.",
+    ),
+    click.option("--concurrency", type=IntRange(min=1), help="Maximum number of synchronous calls in flight."),
+    click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended."),
+    click.option(
+        "--run-seconds",
+        type=FloatRange(_MIN_S, _MAX_S),
+        help="Maximum run time of its calls in seconds per UTC day.",
+    ),
+    click.option(
+        "--gpu-seconds", type=FloatRange(_MIN_S, _MAX_S), help="Maximum GPU seconds of its calls per UTC day."
+    ),
+)
 
 
 @app.command()
-def create(  # noqa: PLR0917  Typer passes them by name
-    label: Annotated[str, typer.Argument(help="Purpose of the key, shown in lists.")] = "",
-    scope: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin."
-        ),
-    ] = None,
-    rate: Rate = None,
-    burst: Burst = None,
-    concurrency: Concurrency = None,
-    queued: Queued = None,
-    run_seconds: RunSeconds = None,
-    gpu_seconds: GpuSeconds = None,
-    json: Json = False,
+@click.argument("label", cls=Argument, default="", help="Purpose of the key, shown in lists.")
+@click.option(
+    "--scope",
+    multiple=True,
+    help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin.",
+)
+@_limit_options
+@json_option
+def create(
+    *,
+    label: str,
+    scope: tuple[str, ...],
+    rate: str | None,
+    burst: int | None,
+    concurrency: int | None,
+    queued: int | None,
+    run_seconds: float | None,
+    gpu_seconds: float | None,
+    json: bool,
 ) -> None:
     """Create a key and print it once. Without --scope the key has every permission.
 
@@ -70,7 +71,7 @@ def create(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         key = client.create_key(
             label,
-            scope or ["admin"],
+            list(scope) or ["admin"],
             rate=per_second(rate),
             burst=burst,
             concurrency=concurrency,
@@ -91,15 +92,19 @@ def create(  # noqa: PLR0917  Typer passes them by name
 
 
 @app.command()
-def limit(  # noqa: PLR0917  Typer passes them by name
-    id: Id,  # noqa: A002
-    rate: Rate = None,
-    burst: Burst = None,
-    concurrency: Concurrency = None,
-    queued: Queued = None,
-    run_seconds: RunSeconds = None,
-    gpu_seconds: GpuSeconds = None,
-    json: Json = False,
+@_id_argument
+@_limit_options
+@json_option
+def limit(
+    *,
+    id: str,  # noqa: A002
+    rate: str | None,
+    burst: int | None,
+    concurrency: int | None,
+    queued: int | None,
+    run_seconds: float | None,
+    gpu_seconds: float | None,
+    json: bool,
 ) -> None:
     """Replace all limits of a key. Without options, remove its limits."""
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -121,7 +126,8 @@ def limit(  # noqa: PLR0917  Typer passes them by name
 
 
 @app.command("ls")
-def list_keys(json: Json = False) -> None:
+@json_option
+def list_keys(json: bool) -> None:
     """List the keys, without their secrets."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -144,7 +150,7 @@ def per_second(rate: str | None) -> float | None:
         return None
     match = _RATE.fullmatch(rate.strip())
     if match is None or not float(match["calls"]):
-        raise typer.BadParameter(f"{rate!r} is not a rate: write for example 50/s, 600/min or 1000/h")
+        raise click.BadParameter(f"{rate!r} is not a rate: write for example 50/s, 600/min or 1000/h")
     return float(match["calls"]) / _SECONDS[match["per"]]
 
 
@@ -178,7 +184,9 @@ def _limits(limits: KeyLimits) -> str:
 
 
 @app.command("rm")
-def remove(id: Id, json: Json = False) -> None:  # noqa: A002
+@_id_argument
+@json_option
+def remove(id: str, json: bool) -> None:  # noqa: A002
     """Delete a key. The gateway rejects it from then on."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -191,19 +199,19 @@ def remove(id: Id, json: Json = False) -> None:  # noqa: A002
 
 
 @app.command()
-def reset(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    json: Json = False,
-) -> None:
+@yes_option
+@json_option
+def reset(yes: bool, json: bool) -> None:
     """Delete all keys, for example after losing them. The command needs no key: it uses NATS, not the gateway.
 
     Run it on the platform's machine: it reads GPUFN_HOME, or GPUFN_NATS_URL for an external NATS server. Afterwards a
     gateway on 127.0.0.1 serves this machine without a key. A gateway on another address rejects every request: make it
     listen on 127.0.0.1 to create the first key.
     """
+    platform = import_module(_RESET_MODULE, "keys reset")
     if not yes and not json:
         confirm("Delete every API key?")
-    deleted = importlib.import_module(_RESET_MODULE).delete_all_keys()
+    deleted = platform.delete_all_keys()
     if json:
         print_json({"deleted": deleted})
     else:
@@ -211,13 +219,10 @@ def reset(
 
 
 @app.command("webhook-secret")
-def webhook_secret(
-    id: Annotated[str, typer.Argument(help="Id of the key, or `platform`.")] = "platform",  # noqa: A002
-    change: Annotated[
-        bool, typer.Option("--change", help="Create a new secret. The old one also signs until the next change.")
-    ] = False,
-    json: Json = False,
-) -> None:
+@click.argument("id", cls=Argument, default="platform", help="Id of the key, or `platform`. Default: platform.")
+@click.option("--change", is_flag=True, help="Create a new secret. The old one also signs until the next change.")
+@json_option
+def webhook_secret(id: str, change: bool, json: bool) -> None:  # noqa: A002
     """Show the secret that signs webhooks, for receivers that verify them.
 
     A webhook given with a call is signed with the secret of the key that submitted the call. The platform's secret

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufn.cli.terminal.output import Json, ago, print_json, print_table, say, size
+import click
+
+from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.output import ago, print_json, print_table, say, size
 from gpufn_core.domain import clock_skew
 
 _UUID_LENGTH = 12  # the prefix GPU-5a1b7e0c distinguishes the GPUs of a node
 
 
-def nodes(json: Json = False) -> None:
+@click.command(cls=Command)
+@json_option
+def nodes(json: bool) -> None:
     """List the nodes and their devices."""
     from gpufn.client.client import Client  # noqa: PLC0415
 

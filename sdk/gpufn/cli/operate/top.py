@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from gpufn.cli.operate.nodes import device_name, metrics_of, state_of, workers_on
+from gpufn.cli.terminal.command import Command, FloatRange
 from gpufn.cli.terminal.escape import in_one_line
 from gpufn.cli.terminal.output import duration, size
+from gpufn_core.errors import GpufnError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,18 +25,19 @@ _FIXED = (1, 2, 3, 4)  # columns that keep their width; the first and the last s
 _FULL, _HIGH = 0.95, 0.8
 
 
-def top(
-    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.2)] = 1.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Print once and exit. Always on if the output is not a terminal.")
-    ] = False,
-) -> None:
+@click.command(cls=Command)
+@click.option("--interval", type=FloatRange(min=0.2), default=1.0, help="Seconds between two updates.")
+@click.option("--once", is_flag=True, help="Print once and exit. Always on if the output is not a terminal.")
+def top(interval: float, once: bool) -> None:
     """Watch devices and their workers live.
 
     Ctrl-C ends the command.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.live import Live  # noqa: PLC0415
+    try:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.live import Live  # noqa: PLC0415
+    except ImportError as error:
+        raise GpufnError("gpufn top needs rich: pip install rich") from error
 
     from gpufn.client.client import Client  # noqa: PLC0415
 

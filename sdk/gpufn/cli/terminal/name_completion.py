@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
+from gpufn.cli.terminal.command import Argument
 from gpufn_core.errors import GpufnError
 
 
-def function_names(incomplete: str) -> list[str]:
-    return [
-        name
-        for name in dict.fromkeys(name.partition(".")[0] for name in callable_names(""))
-        if name.startswith(incomplete)
-    ]
+def _function_names(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    names = dict.fromkeys(name.partition(".")[0] for name in _callables())
+    return [name for name in names if name.startswith(incomplete)]
 
 
-def callable_names(incomplete: str) -> list[str]:
+def _callable_names(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in _callables() if name.startswith(incomplete)]
+
+
+def _callables() -> list[str]:
     """Return the names that can be called: functions, and FUNCTION.METHOD for classes."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
@@ -26,15 +26,17 @@ def callable_names(incomplete: str) -> list[str]:
             views = client.functions()
     except GpufnError:
         return []
-    names = [
+    return [
         f"{view.name}.{method['name']}" if method.get("name") else view.name
         for view in views
         for method in view.spec.get("methods", ())
     ]
-    return [name for name in names if name.startswith(incomplete)]
 
 
-FunctionName = Annotated[str, typer.Argument(help="Name of the function.", autocompletion=function_names)]
-CallableName = Annotated[
-    str, typer.Argument(help="Name of the function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
-]
+function_name = click.argument("name", cls=Argument, help="Name of the function.", shell_complete=_function_names)
+callable_name = click.argument(
+    "name",
+    cls=Argument,
+    help="Name of the function, or FUNCTION.METHOD for a class.",
+    shell_complete=_callable_names,
+)

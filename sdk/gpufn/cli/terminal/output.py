@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import re
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
+import click
 import msgspec
-import typer
 
 from gpufn.cli.terminal.escape import in_one_line, visible, visible_json
 from gpufn_core.errors import (
@@ -45,11 +46,9 @@ _MIN_WRAP_COLUMNS = 20
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # of a JSON error
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON. Errors are JSON too, on standard error.")]
-
 
 class WrongUsage(InvalidInput):
-    """The command line is invalid. The exit code is 2, as for errors that Typer or the gateway detects."""
+    """The command line is invalid. The exit code is 2, as for errors that click or the gateway detects."""
 
 
 @contextlib.contextmanager
@@ -164,12 +163,12 @@ def say(text: str, *, err: bool = False, lead: str = "") -> None:
 def confirm(question: str) -> None:
     """Exit with code 1 unless the answer is yes. Raises InvalidInput if there is no answer, as in a script."""
     try:
-        is_confirmed = typer.confirm(visible(question), err=True)
-    except typer.Abort:
-        typer.echo(err=True)
+        is_confirmed = click.confirm(visible(question), err=True)
+    except click.Abort:
+        click.echo(err=True)
         raise InvalidInput("not deleted: the question was not answered; --yes deletes without asking") from None
     if not is_confirmed:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def print_json(value: Any) -> None:
@@ -212,13 +211,18 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
         say(f"{name:<{width}}  {value}".replace("\n", f"\n{'':<{width}}  "))
 
 
+def is_animated() -> bool:
+    """Return whether standard error is a terminal and rich is installed, which draws spinners and bars."""
+    return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+
+
 @contextlib.contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner during a long step, at a terminal only.
+    """Show a spinner during a long step, at a terminal only, and only if rich is installed.
 
     Yields a function that adds a reason to the text; "" removes it.
     """
-    if not sys.stderr.isatty():
+    if not is_animated():
         yield lambda reason: None
         return
     from rich.console import Console  # noqa: PLC0415

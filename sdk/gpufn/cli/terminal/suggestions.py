@@ -55,7 +55,7 @@ def usage_hint(message: str, argv: list[str]) -> str:
         if command in ("invoke", "submit") and (arguments := as_json(words[1:])):
             return f"; the arguments are one JSON object: {arguments}"
         return _EXTRA_ARGUMENT_HINTS.get(command, "").format(words[0], words[min(1, len(words) - 1)], words[-1])
-    if message.endswith("No such option: --url"):
+    if message.startswith("No such option") and "--url" in message:
         return f"; put it before the command: gpufn --url URL {argv[0]}"
     return ""
 
