@@ -220,7 +220,7 @@ async def test_of_an_endless_map_the_items_are_cancelled_that_wait_and_no_others
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log entries of the first items have expired; most of these items ended long ago."""
-    for name in ("_KEPT_CHUNKS", "_PRUNE_EACH"):
+    for name in ("_KEPT_CHUNKS", "_PRUNE_INTERVAL"):
         monkeypatch.setattr(map_log, name, 1)
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("endless"), DIGEST)

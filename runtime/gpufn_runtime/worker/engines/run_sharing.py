@@ -92,7 +92,7 @@ class SharedRuns:
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return a pool with one thread per parallel run, so that one is always free. The threads of the event loop may
-        all be waiting in `run`, for the task that has to lead."""
+        all be blocked in `run` until the leading task has run."""
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (imported by asyncio anyway)
 
         with self._lock:
