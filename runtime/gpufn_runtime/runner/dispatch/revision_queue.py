@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -17,6 +18,7 @@ from gpufn_core.domain.invocation import Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import (
     ArtifactUnavailable,
+    BusUnavailable,
     ErrorInfo,
     GpufnError,
     ProtocolMismatch,
@@ -150,16 +152,22 @@ class RevisionQueue:
         if self._is_dispatching:
             return
         self._is_dispatching = True
+        clock, handle, execute = self._clock, self._machine.handle, self._EXECUTE
         try:
             while self._events:
-                now = events.Now(self._clock.monotonic(), self._clock.time())
-                for action in self._machine.handle(self._events.popleft(), now):
-                    self._execute(action)
+                now = events.Now(clock.monotonic(), clock.time())
+                for action in handle(self._events.popleft(), now):
+                    try:
+                        execute[type(action)](self, action)
+                    except BusUnavailable as error:  # NATS redelivers the call after `ack_wait`
+                        log.debug("%s: %s", type(action).__name__, error)
+                    except Exception:  # the rest of the actions must be executed
+                        log.exception("cannot execute %s", type(action).__name__)
         finally:
             self._is_dispatching = False
-        if self._timer is None and self._machine.is_busy:
-            self._ticked_at = self._clock.monotonic()
-            self._timer = self._loop.call_later(_TICK_S, self._on_timer)
+            if self._timer is None and self._machine.is_busy:
+                self._ticked_at = clock.monotonic()
+                self._timer = self._loop.call_later(_TICK_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -215,14 +223,6 @@ class RevisionQueue:
         self._adoption.begin(link, unfinished)
 
     # --- actions ------------------------------------------------------------------------------------------------------
-
-    def _execute(self, action: actions.Action) -> None:
-        try:
-            self._EXECUTE[type(action)](self, action)
-        except GpufnError as error:  # without the bus: NATS redelivers the call after `ack_wait`
-            log.debug("%s: %s", type(action).__name__, error)
-        except Exception:
-            log.exception("cannot execute %r", action)
 
     def _get_arguments(self, action: actions.GetArguments) -> None:
         attempt, message = action.attempt, action.attempt.message
@@ -366,8 +366,7 @@ class RevisionQueue:
     def _report_room(self) -> None:
         self._on_room(self.revision, self._capacity.fast_path_room())
 
-    def _link(self, attempt: Attempt) -> WorkerLink:
-        return cast("WorkerLink", attempt.link)
+    _link = staticmethod(cast("Callable[[Attempt], WorkerLink]", operator.attrgetter("link")))
 
     _EXECUTE: Mapping[type[actions.Action], Callable[[Any, Any], None]] = {
         actions.GetArguments: _get_arguments,
