@@ -83,4 +83,5 @@ class Meter:
         del self._sent[key]
 
     def _add(self, key: UsageKey, usage: Usage) -> None:
-        self._counted[key] = self._counted.get(key, Usage()) + usage
+        counted = self._counted.get(key)
+        self._counted[key] = usage if counted is None else counted + usage

@@ -25,7 +25,7 @@ from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 
 
-class AttemptState(enum.Enum):
+class AttemptState(enum.StrEnum):
     PREPARING = "preparing"
     WAITING = "waiting"
     CHECKING = "checking"

@@ -6,12 +6,19 @@ import enum
 import math
 from typing import Final
 
-from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, Settlement, StartReason, settlement_for
+from gpufn_core.domain.invocation import (
+    DELIVERIES_ON_FAILED_GPUS,
+    Outcome,
+    OutcomeKind,
+    Settlement,
+    StartReason,
+    settlement_for,
+)
 from gpufn_core.errors import DeviceFailed, PlatformStopping
 from gpufn_runtime.runner.core.attempt import Attempt
 
 
-class Ending(enum.Enum):
+class Ending(enum.StrEnum):
     """How a call goes on. HAND_BACK: the platform interrupted it; it runs again and uses up no retry. RETRY: its policy
     repeats it. END: the outcome is final."""
 
@@ -21,6 +28,7 @@ class Ending(enum.Enum):
 
 
 HAND_BACK_REASONS: Final = {DeviceFailed.code: StartReason.DEVICE_FAILED, PlatformStopping.code: StartReason.STOPPED}
+_SUCCEEDED, _END = OutcomeKind.SUCCEEDED, Ending.END
 SETTLEMENTS: Final = {Ending.RETRY: Settlement.RETRY, Ending.END: Settlement.ACK}
 
 
@@ -35,8 +43,8 @@ def ending_of(attempt: Attempt, outcome: Outcome, now: float) -> Ending:
     | some       | any: a reader has seen items                   | END       |
     |            | any other                                      | END       |
     """
-    if attempt.run.items:
-        return Ending.END
+    if attempt.run.items or (outcome.error is None and outcome.kind is _SUCCEEDED):
+        return _END
     reason = hand_back_reason(outcome)
     if reason is StartReason.STOPPED:
         return Ending.HAND_BACK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +16,7 @@ from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 
 
-class Now(NamedTuple):
+class Now(msgspec.Struct, frozen=True, gc=False):
     """The time of an event, in seconds."""
 
     monotonic: float

@@ -49,6 +49,9 @@ _MAX_DELIVERIES = 100  # each one is a hand-back, or a runner that died with the
 _CALLER_RECONNECT_S = 1.0  # a caller that lost the bus has reconnected by then
 _FETCH_RETRY_S = 1.0  # until the bus is back or memory is free
 _CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
+# Each call needs these, and Python looks up a member of an enum slowly.
+_SUCCEEDED, _HAND_BACK = OutcomeKind.SUCCEEDED, Ending.HAND_BACK
+_RUNNING, _ENDED = AttemptState.RUNNING, AttemptState.ENDED
 _HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # since it got its slot
 
 # How long a worker may take to stop a call. A sync function cannot be interrupted, so its worker is killed at once
@@ -76,14 +79,14 @@ class RevisionMachine(Generic[W]):
         self._methods = {method.name: method for method in revision.spec.methods}
         self._unbegun: dict[Attempt, None] = {}  # attempts that have a slot and have not begun, in order
         self._losses: dict[str, _Loss] = {}
-        self._actions: list[actions.Action] = []
+        self._emit = list[actions.Action]().append  # to the actions of the event that is being handled
         self._now = Now(0.0, 0.0)
 
     def handle(self, event: events.Event, now: Now) -> list[actions.Action]:
         """Return the actions that follow from the event, in order."""
         self._now = now
         result: list[actions.Action] = []
-        self._actions = result
+        self._emit = result.append
         self._HANDLERS[type(event)](self, event)
         return result
 
@@ -160,7 +163,8 @@ class RevisionMachine(Generic[W]):
 
     def _serve_backlog(self) -> None:
         """Start waiting calls in free slots. Return the rest if there are no slots, or calls are not short."""
-        backlog = self.capacity.backlog
+        if not (backlog := self.capacity.backlog):
+            return
         while backlog and self.capacity.free:
             call = backlog.next()
             if call.delivery.is_withdrawn:
@@ -287,7 +291,7 @@ class RevisionMachine(Generic[W]):
 
     def _free_unbegun(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that does not begin."""
-        attempt.move(AttemptState.ENDED)
+        attempt.move(_ENDED)
         del self._unbegun[attempt]
         if attempt.parcel:
             self._emit(actions.DropBody(attempt.link, attempt.parcel))
@@ -326,7 +330,7 @@ class RevisionMachine(Generic[W]):
             busy_from=link.busy.begin(now.monotonic),
             granted=granted,
         )
-        attempt.move(AttemptState.RUNNING)
+        attempt.move(_RUNNING)
         del self._unbegun[attempt]
         link.attempts[attempt.number] = attempt
         takes_parcel = not message.stream
@@ -414,18 +418,20 @@ class RevisionMachine(Generic[W]):
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def _on_result_received(self, event: events.ResultReceived) -> None:
-        attempt, result = event.attempt, event.result
+        attempt, result, run = event.attempt, event.result, event.attempt.run
         self._free(attempt)
-        elapsed_s = self._now.monotonic - attempt.run.began
-        attempt.run.busy_s = min(attempt.run.busy_s, _within(result.run_s, elapsed_s, elapsed_s))
-        outcome = self._as_decided(attempt, Outcome(result.kind, result.error))
-        if result.parcel and outcome.kind is OutcomeKind.SUCCEEDED:
+        elapsed_s = self._now.monotonic - run.began
+        run_s = _within(result.run_s, elapsed_s, elapsed_s)
+        run.busy_s = min(run.busy_s, run_s)
+        outcome = Outcome(result.kind, result.error)
+        if run.ending is not None:
+            outcome = self._as_decided(attempt, outcome)
+        if result.parcel and outcome.kind is _SUCCEEDED:
             self._emit(actions.CollectResult(attempt, result))
         else:
             if result.parcel:
                 self._emit(actions.DropBody(attempt.link, result.parcel))
             self._end_by_result(attempt, result, outcome, body=b"" if result.parcel else event.body)
-        run_s = _within(result.run_s, elapsed_s, elapsed_s)
         self.capacity.ended(run_s, len(event.body))
         self._after_end(attempt.link)
 
@@ -449,12 +455,12 @@ class RevisionMachine(Generic[W]):
         charged_s = run_s if result.charged_s is None else _within(result.charged_s, elapsed_s, run_s)
         self.ended += 1
         self.run_seconds += run_s
-        if outcome.kind is not OutcomeKind.SUCCEEDED:
+        if outcome.kind is not _SUCCEEDED:
             self.failed += 1
             body = b""
             self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
         ending = ending_of(attempt, outcome, self._now.unix)
-        if ending is Ending.HAND_BACK:
+        if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
         self._charge(attempt, outcome, charged_s)
@@ -480,7 +486,7 @@ class RevisionMachine(Generic[W]):
         self.failed += 1
         outcome = self._as_decided(attempt, Outcome(OutcomeKind.LOST, error))
         ending = ending_of(attempt, outcome, self._now.unix)
-        if ending is Ending.HAND_BACK:
+        if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
         self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
@@ -497,7 +503,7 @@ class RevisionMachine(Generic[W]):
 
     def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
         self.gpu_seconds += attempt.gpu_s
-        self._emit(actions.Charge(attempt, outcome.kind is not OutcomeKind.SUCCEEDED, run_s))
+        self._emit(actions.Charge(attempt, outcome.kind is not _SUCCEEDED, run_s))
 
     def _as_decided(self, attempt: Attempt, outcome: Outcome) -> Outcome:
         """Return the outcome, unless the runner has decided another one."""
@@ -517,16 +523,17 @@ class RevisionMachine(Generic[W]):
         self._leave_worker(attempt)
 
     def _leave_worker(self, attempt: Attempt) -> None:
-        attempt.move(AttemptState.ENDED)
+        attempt.move(_ENDED)
         attempt.link.attempts.pop(attempt.number, None)
         self._stop_counting(attempt)
         self._emit(actions.Release(attempt))
 
     def _stop_counting(self, attempt: Attempt) -> None:
         """Stop counting the worker's time for this attempt."""
-        if attempt.run.busy_from is not None:
-            attempt.run.busy_s = attempt.link.busy.end(attempt.run.busy_from, self._now.monotonic)
-            attempt.run.busy_from = None
+        run = attempt.run
+        if run.busy_from is not None:
+            run.busy_s = attempt.link.busy.end(run.busy_from, self._now.monotonic)
+            run.busy_from = None
 
     def _after_end(self, link: WorkerView) -> None:
         """A slot is free again, or poisoned."""
@@ -650,9 +657,6 @@ class RevisionMachine(Generic[W]):
         if is_long_running:
             self._return_backlog()
             self._emit(actions.ShrinkCredits())
-
-    def _emit(self, action: actions.Action) -> None:
-        self._actions.append(action)
 
     _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Any, Any], None]]] = {
         events.Arrived: _on_arrived,

@@ -37,6 +37,7 @@ from gpufn_runtime.runner.workers.worker_socket import WorkerSocket
 
 log = logging.getLogger(__name__)
 
+_READY = WorkerState.READY  # each call needs it several times, and Python looks up a member of an enum slowly
 _MAX_START_S = 86_400.0
 _MAX_ATTEMPTS = 1 << 53  # per worker; each number is used once
 _MAX_OPEN_CALLS = 1024  # nested calls that one worker may have open at once
@@ -139,7 +140,7 @@ class WorkerLink:
     @property
     def accepts_calls(self) -> bool:
         """Whether it accepts attempts. A worker with a poisoned slot is about to end."""
-        return self.state is WorkerState.READY and not self.slots.poisoned
+        return self.state is _READY and not self.slots.poisoned
 
     @property
     def free(self) -> int:

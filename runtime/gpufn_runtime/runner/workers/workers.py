@@ -25,6 +25,8 @@ from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
+# Each call needs these, and Python looks up a member of an enum slowly.
+_DRAINING, _PARKING = WorkerState.DRAINING, WorkerState.PARKING
 # After a process closed its socket: an agent that was killed is back, and has looked at what ended meanwhile.
 EXPLAINED_WITHIN_S = EXIT_REPORT_WITHIN_S + 2.0
 # After the runner hung up on a process that runs: without a runner it looks for one, and then ends itself.
@@ -122,9 +124,9 @@ class Workers:
             link.idle_since = self._clock.monotonic()
             if link.slots.poisoned:
                 self._retire(link, "a call did not end in time")
-        if link.state is WorkerState.DRAINING:
+        if link.state is _DRAINING:
             link.drain()
-        elif link.state is WorkerState.PARKING:
+        elif link.state is _PARKING:
             link.park(self._clock.monotonic())
 
     def _drain(self, link: WorkerLink) -> None:
