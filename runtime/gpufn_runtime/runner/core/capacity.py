@@ -35,7 +35,11 @@ class Capacity(Generic[W]):
     @property
     def slots(self) -> int:
         """Number of slots of the workers that take calls, free or not."""
-        return sum(link.slots.total for link in self.links.values() if link.accepts_calls)
+        slots = 0
+        for link in self.links.values():
+            if link.accepts_calls:
+                slots += link.slots.total
+        return slots
 
     def became_ready(self, link: WorkerView, since: float) -> None:
         """Record a READY worker. `since` is in unix seconds."""
@@ -90,7 +94,7 @@ class Capacity(Generic[W]):
         self.backlog.ended(run_s / self._calls_per_run, body_bytes)
 
     def _max_backlog(self) -> int:
-        if not self.backlog.is_short or self.must_take_turns:
+        if self.must_take_turns:
             return 0
         workers = 0
         for link in self.links.values():
