@@ -1,14 +1,18 @@
-"""How the edge of the state machine executes actions."""
+"""The edge of the state machine: actions that fail, the timer, and what is kept of ended calls."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.worker import Exit
+from gpufn_platform.queue import call_records
 from gpufn_runtime.runner.attempts.settle import Settler
-from tests.runtime.runner.node import Node, on_node
+from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
 
 
 def test_an_action_that_fails_stops_no_other_and_its_log_has_no_arguments(
@@ -34,3 +38,54 @@ def test_an_action_that_fails_stops_no_other_and_its_log_has_no_arguments(
     assert "cannot execute Settle" in caplog.text
     assert "a bug" in caplog.text
     assert "a secret" not in caplog.text
+
+
+def test_the_timer_stops_and_the_backlog_opens_when_nothing_runs_any_longer(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("f")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        queue = node.serving._queues.get(revision.key)
+        assert queue is not None
+        while not queue._capacity.backlog.is_closed:  # a call runs for long
+            await node.reports.get()
+        worker.answer(run)
+        await call.future
+        while queue._timer is not None:
+            await node.reports.get()
+        assert not queue._capacity.backlog.is_closed
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "exit_", [Exit(signal=9), Exit(signal=9, stopping=True), Exit(signal=9, device_fault="Xid 79")]
+)
+def test_nothing_is_kept_of_calls_that_have_ended(url: str, tmp_path: Path, exit_: Exit) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("f", retries=RETRY_AT_ONCE, concurrency=2)
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        await worker.run()
+        await asyncio.sleep(0.4)  # its start is noted
+        assert node.serving._start_log._notes
+        worker.die()
+        await node.reap("f", exit_)
+        other = await node.worker(revision, "w-2")
+        run, _ = await other.run()
+        assert run.number == 2
+        waited = node.invoke(revision, b"2")
+        await other.echo(1)
+        await asyncio.sleep(0.4)
+        other.answer(run)
+        await waited.future
+        record, _ = await call_records.wait(node.bus, call.id, 10)
+        assert record.state is InvocationState.SUCCEEDED
+        queue = node.serving._queues.get(revision.key)
+        assert queue is not None
+        while queue._timer is not None or node.serving._settler.unsettled or node.serving._start_log._notes:
+            await node.reports.get()
+        assert (dict(node.serving._attempts), dict(queue._machine._unbegun), queue._machine._losses) == ({}, {}, {})
+
+    on_node(url, tmp_path, test)
