@@ -21,6 +21,7 @@ from gpufn_core.errors import (
     BusUnavailable,
     ErrorInfo,
     GpufnError,
+    PlatformError,
     ProtocolMismatch,
     ResultNotEncodable,
 )
@@ -223,6 +224,7 @@ class RevisionQueue:
         self._adoption.begin(link, unfinished)
 
     # --- actions ------------------------------------------------------------------------------------------------------
+    # Each lookup is answered, whatever fails: an attempt without an answer would keep its slot and its call for good.
 
     def _get_arguments(self, action: actions.GetArguments) -> None:
         attempt, message = action.attempt, action.attempt.message
@@ -246,6 +248,9 @@ class RevisionQueue:
         except GpufnError as error:
             log.warning("cannot fetch the arguments of %s now: %s", attempt.message.id, error)
             self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=False))
+        except Exception:
+            log.exception("cannot fetch the arguments of %s; the call returns to its queue", attempt.message.id)
+            self._dispatch(events.ArgumentsFailed(attempt, PlatformError().info(), is_lost=False))
         else:
             self._dispatch(events.ArgumentsReady(attempt, parcel))
 
@@ -266,16 +271,19 @@ class RevisionQueue:
         self._tasks.start(self._look_up_record(action.attempt, is_repeated=action.is_repeated))
 
     async def _look_up_record(self, attempt: Attempt, *, is_repeated: bool) -> None:
-        invocation, record, holder, note = attempt.message.id, None, None, None
+        invocation, record, is_elsewhere, note = attempt.message.id, None, False, None
         try:
             record = await call_records.record_of(self._bus, invocation)
             if is_repeated:
-                holder = await call_records.where(self._bus, invocation)
+                is_elsewhere = await call_records.where(self._bus, invocation) is not None
                 note = await self._start_log.read(invocation, attempt.delivery.seq)
         except GpufnError as error:
             log.warning("cannot look up %s: %s", invocation, error)
+        except Exception:
+            log.exception("cannot look up %s; the call returns to its queue", invocation)
+            is_elsewhere = True
         found = record[0] if record is not None else None
-        self._dispatch(events.RecordChecked(attempt, found, holder is not None, note))
+        self._dispatch(events.RecordChecked(attempt, found, is_elsewhere, note))
 
     def _check_caller(self, action: actions.CheckCaller) -> None:
         self._attempts.add(action.attempt)
@@ -283,14 +291,21 @@ class RevisionQueue:
 
     async def _look_up_caller(self, attempt: Attempt, *, is_repeated: bool) -> None:
         is_elsewhere, is_waited_for = False, None
-        if is_repeated:
-            try:
-                is_elsewhere = await call_records.where(self._bus, attempt.message.id) is not None
-            except GpufnError as error:
-                log.warning("cannot look up which runner has %s: %s", attempt.message.id, error)
-        if not is_elsewhere:
-            is_waited_for = await self._abandoned_calls.is_waited_for(attempt.message)
+        try:
+            if is_repeated:
+                is_elsewhere = await self._is_elsewhere(attempt.message.id)
+            if not is_elsewhere:
+                is_waited_for = await self._abandoned_calls.is_waited_for(attempt.message)
+        except Exception:
+            log.exception("cannot ask for the caller of %s; the call returns to its queue", attempt.message.id)
         self._dispatch(events.CallerChecked(attempt, is_waited_for, is_elsewhere))
+
+    async def _is_elsewhere(self, invocation: str) -> bool:
+        try:
+            return await call_records.where(self._bus, invocation) is not None
+        except GpufnError as error:
+            log.warning("cannot look up which runner has %s: %s", invocation, error)
+            return False
 
     def _send_run(self, action: actions.SendRun) -> None:
         self._attempts.add(action.attempt)
