@@ -50,9 +50,7 @@ class _Started(msgspec.Struct):
 
 @click.command(cls=Command)
 @click.option("--port", type=IntRange(0, 65_535), default=8090, help="The gateway's port; 0 picks a free one.")
-@click.option(
-    "--host", default="127.0.0.1", help="The gateway's address; any except loopback requires an API key."
-)
+@click.option("--host", default="127.0.0.1", help="The gateway's address; any except loopback requires an API key.")
 @click.option("--detach", "-d", is_flag=True, help="Return when ready; keep running in background.")
 @click.option("--nats", help="URL of your own NATS server, with credentials; start none.")
 @click.option(
