@@ -100,7 +100,7 @@ def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> 
     first = parking.look("swapped")
     assert "launch;dur=" in first["timing"]
     parking.until_parked("swapped", first)
-    assert "1 parked, 600 s at most" in parking.why("swapped")
+    assert "1 parked for at most 600 s" in parking.why("swapped")
     assert "parked" in parking.platform.gpufn("top")
     second = parking.look("swapped")
     assert (second["pid"], second["times"], second["device"]) == (first["pid"], first["times"] + 1, "weights")
