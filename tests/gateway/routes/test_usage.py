@@ -56,7 +56,7 @@ async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_fu
         deleted = UsageKey("2026-10-01", "was-deleted", "platform").record("a")
         await gateway.buckets.usage.put(deleted, encode(Usage(1, 0, 1.0)))
         days_of_it = "since=2026-10-01&until=2026-10-01"
-        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=deleted_error")
+        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=was_deleted")
         none_yet = await gateway.http.get(f"/v1/usage?{days_of_it}&function=not_called")
         unknown = await gateway.http.get(f"/v1/usage?{days_of_it}&function=mistyped")
         no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=a/b")
