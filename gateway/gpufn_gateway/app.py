@@ -101,7 +101,7 @@ class App:
 
     def _send_after_sync(self, path: str, send: Send) -> Send:
         """Wrap `send` so that a successful response starts only after the data it reports is on disk."""
-        sync = self._disk.accepted if _is_call_path(path) else self._disk.recorded
+        sync = self._disk.sync_calls if _is_call_path(path) else self._disk.sync_records
 
         async def send_after_sync(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "http.response.start" and event["status"] < 400:

@@ -56,12 +56,12 @@ class StoreSync:
         if self.is_full():
             raise StoreFull("The disk of the message bus is full. Free some space; until then nothing is stored.")
 
-    async def recorded(self) -> None:
+    async def sync_records(self) -> None:
         """Wait until records are on disk. Raises BusUnavailable if the disk fails."""
         if self._recorded is not None:
             await self._recorded.wait()
 
-    async def accepted(self) -> None:
+    async def sync_calls(self) -> None:
         """Wait until accepted calls are on disk. Raises BusUnavailable if the disk fails."""
         if self._accepted is not None:
             await self._accepted.wait()

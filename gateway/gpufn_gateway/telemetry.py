@@ -92,7 +92,7 @@ class CallStats:
         """Count a request that was rejected before it became a call."""
         self.refusals[code] = self.refusals.get(code, 0) + 1
 
-    def told(self, outcome: str) -> None:
+    def count_webhook(self, outcome: str) -> None:
         """Count a webhook that was delivered or given up."""
         self.webhooks[outcome] = self.webhooks.get(outcome, 0) + 1
 

@@ -22,7 +22,7 @@ class Silence:
     process stood still, every process gets the full time again.
 
     >>> silence = Silence(limit_s=60.0)
-    >>> silence.heard(7, now=0.0)
+    >>> silence.received(7, now=0.0)
     >>> [silence.over(now) for now in (30.0, 60.0, 90.0)]
     [[], [7], []]
     """
@@ -32,7 +32,7 @@ class Silence:
         self._heard_at: dict[int, float] = {}  # by pid
         self._looked_at = 0.0
 
-    def heard(self, pid: int, now: float) -> None:
+    def received(self, pid: int, now: float) -> None:
         self._heard_at[pid] = now
 
     def forget(self, pid: int) -> None:
@@ -114,7 +114,7 @@ class Watchdog:
         """Return the pids of hung processes, each once. `now` is monotonic."""
         for pid, greeter in self._greeters.items():
             if greeter.has_greeted(now):
-                self._silence.heard(pid, now)
+                self._silence.received(pid, now)
         while True:
             try:
                 message, rights, _, _ = self._socket.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
@@ -123,7 +123,7 @@ class Watchdog:
             for _, kind, data in rights:
                 pid = _CREDENTIALS.unpack(data)[0] if kind == socket.SCM_CREDENTIALS else 0
                 if pid in self._watched and message == ALIVE:
-                    self._silence.heard(pid, now)
+                    self._silence.received(pid, now)
 
     def watch(self, pid: int) -> None:
         """Accept heartbeats of a process that has started. Other senders are ignored."""
@@ -132,7 +132,7 @@ class Watchdog:
     def watch_nats(self, pid: int, port: int, now: float) -> None:
         """Watch a nats-server that has started and listens."""
         self._greeters[pid] = _Greeter(port, self.look_every_s)
-        self._silence.heard(pid, now)
+        self._silence.received(pid, now)
 
     def forget(self, pid: int) -> None:
         """Remove a process that has ended."""

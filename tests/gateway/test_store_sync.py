@@ -71,12 +71,12 @@ def test_an_accepted_call_syncs_the_blocks_that_changed_and_folders_with_new_one
 
     async def scenario() -> None:
         disk = StoreSync(tmp_path, waits=True)
-        await disk.accepted()
+        await disk.sync_calls()
         assert sorted(synced) == ["1.blk", "2.blk", "msgs"]
         synced.clear()
         (folder / "2.blk").write_bytes(b"more")  # just now: it is checked again until its mtime is old enough
         for _ in range(2):
-            await disk.accepted()
+            await disk.sync_calls()
         assert synced == ["2.blk", "2.blk"]
 
     asyncio.run(scenario())
@@ -84,12 +84,12 @@ def test_an_accepted_call_syncs_the_blocks_that_changed_and_folders_with_new_one
 
 def test_what_is_recorded_is_synced_and_a_bus_without_a_store_here_is_not(tmp_path: Path) -> None:
     async def scenario() -> None:
-        await StoreSync(tmp_path, waits=False).recorded()
+        await StoreSync(tmp_path, waits=False).sync_records()
         elsewhere = StoreSync(None, waits=True)
-        await elsewhere.accepted()
-        await elsewhere.recorded()
+        await elsewhere.sync_calls()
+        await elsewhere.sync_records()
         with pytest.raises(BusUnavailable, match="disk of the message bus"):
-            await StoreSync(tmp_path / "gone", waits=False).recorded()
+            await StoreSync(tmp_path / "gone", waits=False).sync_records()
 
     asyncio.run(scenario())
 

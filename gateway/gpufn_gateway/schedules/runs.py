@@ -115,7 +115,7 @@ class ScheduleRuns:
             with contextlib.suppress(IdempotencyMismatch):  # submitted already, with the schedule as it was then
                 invocation = (await self._schedules.submit(record, at)).id
         if times:
-            await self._disk.accepted()
+            await self._disk.sync_calls()
         if record.schedule.at is not None:
             await self._schedules.delete(id_)
             return

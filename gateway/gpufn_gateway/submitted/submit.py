@@ -61,7 +61,7 @@ class Submissions:
             record = await self._submit(call, client_id, call.submit_deadline, webhook)
         finally:
             self._calls.discard(call)
-        await self._disk.accepted()
+        await self._disk.sync_calls()
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         response_headers = [
             (b"content-type", media.JSON.encode()),

@@ -81,7 +81,7 @@ class Deliveries:
         try:
             failure = await self._deliver(delivery)
             if failure is None:
-                self._telemetry.of(_function(delivery)).told("delivered")
+                self._telemetry.of(_function(delivery)).count_webhook("delivered")
             retry_after_s = None if failure is None else self._retry_after_s(delivery, failure)
         except _Later as later:
             retry_after_s = later.after_s
@@ -152,7 +152,7 @@ class Deliveries:
         which = f"to {record.webhook.url}" if record is not None and record.webhook is not None else f"of {invocation}"
         after = "" if failure.is_final else f" after {age_s / 3600:.1f} hours"
         why = f"the webhook {which} was given up{after}: {failure.text}"
-        self._telemetry.of(function).told("given_up")
+        self._telemetry.of(function).count_webhook("given_up")
         log.warning("%s", why, extra={"function": function, "invocation": invocation})
         revision = 0 if record is None else record.revision
         line = LogLine(self._clock.time(), function, revision, "", "error", why, invocation)

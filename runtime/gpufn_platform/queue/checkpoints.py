@@ -19,7 +19,7 @@ class StoredCheckpoint(NamedTuple):
     seq: int
 
 
-async def keep(bus: Bus, invocation: str, checkpoint: Checkpoint, body: bytes) -> int:
+async def store(bus: Bus, invocation: str, checkpoint: Checkpoint, body: bytes) -> int:
     """Store a checkpoint in place of the previous one; returns its sequence. Raises BusUnavailable, PayloadTooLarge."""
     return (await bus.publish_stored(subjects.checkpoint(invocation), pack(checkpoint, body))).seq
 

@@ -17,7 +17,7 @@ from gpufn_platform.bus.storage import streams
 _note = msgspec.msgpack.Decoder(StartNote)
 
 
-async def keep(bus: Bus, invocation: str, note: StartNote) -> int:
+async def store(bus: Bus, invocation: str, note: StartNote) -> int:
     """Store a note in place of the previous one; returns its sequence. Raises BusUnavailable."""
     return (await bus.publish_stored(subjects.start_note(invocation), encode(note))).seq
 

@@ -23,11 +23,11 @@ class Channel(Protocol):
 
     def progress(self, fraction: float, message: str) -> None: ...
 
-    def keep(self, content_type: str, body: bytes) -> None:
+    def save_checkpoint(self, content_type: str, body: bytes) -> None:
         """Store a checkpoint. Returns when it is stored."""
         ...
 
-    def kept(self) -> tuple[str, bytes] | None:
+    def load_checkpoint(self) -> tuple[str, bytes] | None:
         """Return the last checkpoint of this call, from any attempt."""
         ...
 
@@ -128,7 +128,7 @@ class Context:
                 f"the checkpoint has {len(encoded[1]):,} bytes, and at most {CHECKPOINT_BYTES:,} are allowed: "
                 "write the state to a file that the next attempt can read, and checkpoint its name"
             )
-        self._channel.keep(*encoded)
+        self._channel.save_checkpoint(*encoded)
 
     @property
     def restored(self) -> Any:
@@ -136,7 +136,7 @@ class Context:
         if self._restored is None:
             from gpufn_core.encoding import native, values  # noqa: PLC0415
 
-            stored = self._channel.kept()
+            stored = self._channel.load_checkpoint()
             # The function made the checkpoint itself, so instances may be of any loaded class.
             find, may_pickle = native.loaded_class, self._may_pickle
             restored = None if stored is None else values.decode_value(*stored, allow_pickle=may_pickle, find=find)
@@ -152,9 +152,9 @@ class _LocalChannel:
 
     def progress(self, fraction: float, message: str) -> None: ...
 
-    def keep(self, content_type: str, body: bytes) -> None: ...
+    def save_checkpoint(self, content_type: str, body: bytes) -> None: ...
 
-    def kept(self) -> tuple[str, bytes] | None:
+    def load_checkpoint(self) -> tuple[str, bytes] | None:
         return None
 
 

@@ -262,7 +262,7 @@ def _map_transport() -> MapTransport:
 def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: PlatformMap | None) -> Iterator[V]:
     with Bar(name, total) as bar:
         if platform_map is not None:
-            platform_map.waits.bar = bar
+            platform_map.wait_display.bar = bar
         for result in results:
             bar.advance()
             yield result
@@ -273,7 +273,7 @@ async def _with_bar_async(
 ) -> AsyncIterator[V]:
     with Bar(name, total) as bar:
         if platform_map is not None:
-            platform_map.waits.bar = bar
+            platform_map.wait_display.bar = bar
         async for result in results:
             bar.advance()
             yield result

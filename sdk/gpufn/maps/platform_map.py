@@ -91,7 +91,7 @@ class PlatformMap:
         self.id = id
         self.order = InOrder(after) if options.ordered else InArrivalOrder(after)
         self.is_over = False
-        self.waits = WaitDisplay()
+        self.wait_display = WaitDisplay()
         self._transport = transport
         self._result_reader = reader
         self._options = options
@@ -131,7 +131,7 @@ class PlatformMap:
             first=first,
             taken=self._taken,
             max_wait_s=MAX_WAIT_S if self._options.max_wait is None else self._options.max_wait,
-            on_wait=self.waits,
+            on_wait=self.wait_display,
         )
         weakref.finalize(self, sender.stop)
         if first:
@@ -182,7 +182,7 @@ class PlatformMap:
         finally:
             self.stop()
 
-    def raised(self, end: End) -> tuple[str, bytes]:
+    def result_of(self, end: End) -> tuple[str, bytes]:
         """Return the result of an item, or raise its error."""
         match end.kind:
             case media.OutcomeKind.RESULT:
@@ -271,7 +271,7 @@ class PlatformMap:
     def _value(self, end: End) -> Any:
         try:
             with remote_traceback():
-                return self._result_reader.decode(self.raised(end))
+                return self._result_reader.decode(self.result_of(end))
         except GpufnError as error:
             if self._options.return_exceptions:
                 return error

@@ -621,7 +621,7 @@ async def test_a_call_that_ends_while_it_waits_for_its_next_attempt_leaves_no_ch
         stored = await streams.message_at(gateway.bus, subjects.ASYNC, record.queue_seq)
         assert stored is not None
         message, body = unpack_invocation(stored.payload)
-        await checkpoints.keep(gateway.bus, invocation, Checkpoint("application/json", 1, 1.0), b"7")
+        await checkpoints.store(gateway.bus, invocation, Checkpoint("application/json", 1, 1.0), b"7")
         failed = (AttemptRecord(1, OutcomeKind.RAISED, 2.0),)
         again = msgspec.structs.replace(message, attempt=2, attempts=failed)
         next_seq = (await gateway.bus.publish_stored(stored.subject, pack(again, body))).seq

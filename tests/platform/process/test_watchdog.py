@@ -23,16 +23,16 @@ def test_who_was_never_heard_is_not_silent() -> None:
 def test_each_silence_is_told_once() -> None:
     silence = Silence(limit_s=60)
     for pid in (1, 2):
-        silence.heard(pid, now=0)
+        silence.received(pid, now=0)
     assert silence.over(30) == []
-    silence.heard(2, now=31)
+    silence.received(2, now=31)
     assert [silence.over(now) for now in (59, 60, 75, 91)] == [[], [1], [], [2]]
 
 
 def test_when_all_stood_still_nobody_is_to_blame() -> None:
     """After a suspended machine or our own pause, the reports of others are read only after the check."""
     silence = Silence(limit_s=60)
-    silence.heard(1, now=0)
+    silence.received(1, now=0)
     assert silence.over(20) == []
     assert silence.over(3600) == []
     assert [silence.over(now) for now in (3630, 3660)] == [[], [1]]
@@ -40,7 +40,7 @@ def test_when_all_stood_still_nobody_is_to_blame() -> None:
 
 def test_who_has_ended_is_not_silent() -> None:
     silence = Silence(limit_s=60)
-    silence.heard(1, now=0)
+    silence.received(1, now=0)
     silence.forget(1)
     assert [silence.over(now) for now in (30, 60)] == [[], []]
 

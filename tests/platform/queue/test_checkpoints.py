@@ -13,8 +13,8 @@ async def test_a_runner_keeps_replaces_and_forgets_the_checkpoint_of_a_call(nats
     bus = await connect(nats, "runner")
     assert await checkpoints.last(bus, "a") is None
     for attempt, body in ((1, b"older"), (2, b"newer")):
-        await checkpoints.keep(bus, "a", Checkpoint("x/y", attempt, 5.0), body)
-    await checkpoints.keep(bus, "b", Checkpoint("x/y", 1, 5.0), b"another call's")
+        await checkpoints.store(bus, "a", Checkpoint("x/y", attempt, 5.0), body)
+    await checkpoints.store(bus, "b", Checkpoint("x/y", 1, 5.0), b"another call's")
     kept = await checkpoints.last(bus, "a")
     assert kept is not None
     assert (kept.checkpoint, kept.body) == (Checkpoint("x/y", 2, 5.0), b"newer")

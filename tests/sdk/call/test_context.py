@@ -26,10 +26,10 @@ class FakeChannel:
         self.sent.append((fraction, message))
         self.was_sent.set()
 
-    def keep(self, content_type: str, body: bytes) -> None:
+    def save_checkpoint(self, content_type: str, body: bytes) -> None:
         self.stored = content_type, body
 
-    def kept(self) -> tuple[str, bytes] | None:
+    def load_checkpoint(self) -> tuple[str, bytes] | None:
         self.loads += 1
         return self.stored
 

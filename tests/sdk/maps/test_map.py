@@ -654,11 +654,11 @@ def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: 
 
     platform_map = PlatformMap(Large(), "1" * 26, MapOptions())
     end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
-    assert platform_map.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
+    assert platform_map.result_of(end) == (media.BYTES, f"{'1' * 26}-7".encode())
     away.append(GatewayUnavailable("gone"))
     monkeypatch.setattr(reader, "_RETRY_S", 0.0)
     with pytest.raises(GatewayUnavailable, match="gone"):
-        platform_map.raised(end)
+        platform_map.result_of(end)
 
 
 def test_the_memory_of_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ class MpsDaemons:
         except (ControlFailed, TimeoutError) as error:
             log.info("GPU %s: worker %s is ended without MPS eviction: %s", uuid, worker, error)
 
-    def left(self, worker: str) -> None:
+    def worker_ended(self, worker: str) -> None:
         uuid = self._gpu_of.pop(worker, None)
         if uuid is None:
             return

@@ -177,7 +177,7 @@ class Supervisor:
         untold: str = "",
     ) -> None:
         record = worker.record
-        self._shares.left(record.worker)
+        self._shares.worker_ended(record.worker)
         self._read_rest(worker)
         # Even if we sent SIGKILL: the runner orders a kill when the socket closes, and the kernel may have been first.
         could_be_oom = signum == signal.SIGKILL or code is signum is None

@@ -78,7 +78,7 @@ class StartLog:
 
     async def _store(self, invocation: str, note: StartNote) -> int:
         try:
-            return await start_notes.keep(self._bus, invocation, note)
+            return await start_notes.store(self._bus, invocation, note)
         except GpufnError as error:
             log.info("the start of %s is not noted: %s", invocation, error)
             return 0

@@ -367,7 +367,7 @@ class NestedCalls:
         checkpoint = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
         while True:
             try:
-                parent.run.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, checkpoint, body)
+                parent.run.checkpoint_seq = await checkpoints.store(self._bus, parent.message.id, checkpoint, body)
                 return _Answer(OutcomeKind.SUCCEEDED)
             except BusUnavailable as error:
                 log.info("cannot store a checkpoint of %s yet: %s", parent.message.id, error)

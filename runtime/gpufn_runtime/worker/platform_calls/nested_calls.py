@@ -127,9 +127,9 @@ class _OwnCall:
         progress = Progress(self._attempt.run.attempt, fraction, text)
         self._link.send(progress, link=self._attempt.link)
 
-    def keep(self, content_type: str, body: bytes) -> None:
+    def save_checkpoint(self, content_type: str, body: bytes) -> None:
         self._requests.request(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
 
-    def kept(self) -> tuple[str, bytes] | None:
+    def load_checkpoint(self) -> tuple[str, bytes] | None:
         content_type, body = self._requests.request(Verb.RESTORE, "", attempt=self._attempt)
         return (content_type, body) if content_type else None

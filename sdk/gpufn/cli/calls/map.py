@@ -79,7 +79,7 @@ def map_(
         platform_map = PlatformMap(_JsonMapTransport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
-            platform_map.waits.bar = bar
+            platform_map.wait_display.bar = bar
             try:
                 platform_map.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
                 for end in platform_map.ends():
@@ -164,7 +164,7 @@ def _check_line(numbered: tuple[int, bytes]) -> bytes:
 def _print(platform_map: PlatformMap, end: End, *, json: bool) -> bool:
     """Print the outcome of an item. Return False if the item failed."""
     try:
-        content_type, body = platform_map.raised(end)
+        content_type, body = platform_map.result_of(end)
     except GpufnError as error:
         if json:
             print_json_line({"index": end.item, "error": error.info()})

@@ -100,7 +100,7 @@ class _Namespaces:
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
         self.asked.append("evict")
 
-    def left(self, worker: str) -> None:
+    def worker_ended(self, worker: str) -> None:
         self.asked.append("left")
 
     def trouble(self, gpu: str) -> Trouble | None:

@@ -65,7 +65,7 @@ class Node:
         self.ended.append((worker, reason))
         self.told.set()
         if worker not in self.stubborn:
-            self.shares.left(worker)
+            self.shares.worker_ended(worker)
 
     async def prepare(self, key: tuple[str, int], share: DeviceShare, *, contained: bool = False) -> Joining:
         async with self.shares.joining(key, share, contained=contained) as joining:
@@ -113,11 +113,11 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
         assert pipes[0] == pipes[1]
         assert len(machine.running()) == 2  # a daemon and its server
         assert len(node.shares.pids) == 1
-        node.shares.left("w-1")
+        node.shares.worker_ended("w-1")
         node.clock.now += 31
         await node.check()
         assert len(machine.running()) == 2
-        node.shares.left("w-2")
+        node.shares.worker_ended("w-2")
         await node.check()
         assert len(machine.running()) == 2  # another worker may join soon
         node.clock.now += 31
@@ -151,7 +151,7 @@ def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Mac
         await node.start("w-1")
         with pytest.raises(DeviceFailed, match="GPU-1: workers still share it by MPS"):
             await node.prepare(G, WHOLE)
-        node.shares.left("w-1")
+        node.shares.worker_ended("w-1")
         assert await node.prepare(G, WHOLE) == Joining()
         assert machine.rests()
 
@@ -189,7 +189,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
             await node.told.wait()
             assert node.shares.trouble("GPU-1") == Trouble(Health.DEGRADED, "its MPS server is in FAULT")
             await node.shares.evict("w-1", [101])
-            node.shares.left("w-1")
+            node.shares.worker_ended("w-1")
 
         node.shares._leave_s = 30.0
         await asyncio.gather(node.check(), leave())
@@ -343,7 +343,7 @@ def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_nod
         await node.start("w-1")
         with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run outside containers"):
             await node.prepare(G, PART, contained=True)
-        node.shares.left("w-1")
+        node.shares.worker_ended("w-1")
         contained = await node.prepare(G, PART, contained=True)
         assert contained.mounts is not None
         node.shares.joined("w-2", G, PART, 102)

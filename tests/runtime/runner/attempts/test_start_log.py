@@ -98,7 +98,7 @@ def test_the_start_that_died_with_its_node_is_in_the_record(url: str, tmp_path: 
         note = StartNote(
             seq=delivery.seq, delivered=1, attempt=1, reason=StartReason.FIRST, node="n9", worker="w-9", started_at=5.0
         )
-        await start_notes.keep(node.bus, call.id, note)
+        await start_notes.store(node.bus, call.id, note)
         delivery.nak(has_begun=True)
         worker = await node.worker(revision)
         run, _ = await worker.run()
