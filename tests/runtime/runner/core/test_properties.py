@@ -27,7 +27,7 @@ from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import BodyReference, CallRecord
 from gpufn_core.spec.function_spec import CallKind, Retry
 from gpufn_runtime.runner.core import actions, events
-from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState
+from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState, Stop
 from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S, RevisionMachine
 from tests.runtime.runner.core.bench import NOW, RAISED, START, FakeDelivery, FakeWorker, message_of, revision_of
 
@@ -39,6 +39,8 @@ REFERENCE = BodyReference("i", "digest", 1 << 20)
 EXITS = (Exit(signal=9), Exit(code=3), Exit(signal=9, device_fault="Xid 79"), Exit(signal=9, stopping=True))
 SETTLED_BY = (actions.Nak, actions.Term, actions.Refuse, actions.Confirm, actions.AckSuperseded)
 INDEX = st.integers(0, 11)
+ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {}, {}, {"parcel": "a"}, {"reference": REFERENCE}])
+BEGAN = st.sampled_from(["", "", "", "before", "retry"])
 
 
 def _closure(state: AttemptState) -> frozenset[AttemptState]:
@@ -93,6 +95,7 @@ class Node(RuleBasedStateMachine):
         self.deliveries: list[Delivery] = []
         self.attempts: dict[Attempt, AttemptState] = {}  # all that ever were, with the state after the last event
         self.answered: set[Attempt] = set()  # attempts whose result came
+        self.stops: dict[Attempt, Stop] = {}
         self.noted: set[Attempt] = set()
         self.lookups: list[actions.GetArguments | actions.CheckRecord | actions.CheckCaller] = []
         self.unfinished: list[tuple[Worker, frames.Unfinished, Call]] = []  # adoptions that are not decided
@@ -110,15 +113,20 @@ class Node(RuleBasedStateMachine):
         shares=st.sampled_from(["", "GPU-1"]),
         is_short=st.booleans(),
         closes_early=st.booleans(),
+        timeout_s=st.sampled_from([3.0, 30.0]),
+        calls=st.integers(0, 3),
     )
-    def deploy(self, kind: CallKind, shares: str, is_short: bool, closes_early: bool, **options: Any) -> None:
-        self.revision = revision_of(kind, timeout_s=3.0, **options)
+    def deploy(
+        self, kind: CallKind, shares: str, is_short: bool, closes_early: bool, calls: int, **options: Any
+    ) -> None:
+        self.revision = revision_of(kind, **options)
         self.machine: RevisionMachine[Worker] = RevisionMachine(self.revision)
         self.capacity = self.machine.capacity
         self.gpu, self.closes_early = shares, closes_early
         for _ in range(50 * is_short):
             self.capacity.ended(0.001, 10)
         self.make_ready(self.assign(must_take_turns=True))
+        self.submit({}, "", calls)
 
     # --- the edge -----------------------------------------------------------------------------------------------------
 
@@ -142,6 +150,8 @@ class Node(RuleBasedStateMachine):
         for attempt, state in self.attempts.items():
             assert attempt.state in REACHABLE[state]
             self.attempts[attempt] = attempt.state
+            if attempt.begun is not None and attempt.begun.ending is not None:
+                assert self.stops.setdefault(attempt, attempt.begun.ending) is attempt.begun.ending
         changed = [action.link for action in result if isinstance(action, actions.SlotChanged)]
         is_revoked = isinstance(event, events.TurnsRevoked)  # the worker is about to end
         for worker, free_before, in_use_before in zip(workers, free, in_use, strict=True):
@@ -237,7 +247,7 @@ class Node(RuleBasedStateMachine):
         assert not self.is_closed
         assert attempt.link.state.live
         assert not self.call_of(attempt).is_ended
-        others = [each for each in self.attempts if each is not attempt and each.state is not S.ENDED]
+        others = [each for each in self.here if each is not attempt]
         assert self.call_of(attempt) not in map(self.call_of, others), "it runs twice at once"
 
     def on_settle(self, attempt: Attempt, action: actions.Settle) -> None:
@@ -291,14 +301,21 @@ class Node(RuleBasedStateMachine):
     def queued(self) -> list[Call]:
         return [call for call in self.calls if call.is_in_queue and not call.is_ended]
 
-    @rule(
-        is_submitted=st.booleans(),
-        arguments=st.sampled_from([{}, {}, {"parcel": "a"}, {"reference": REFERENCE}]),
-        within_s=st.sampled_from([None, 1.0, 20.0]),
-        began=st.sampled_from(["", "", "before", "retry"]),
-    )
-    def call(self, is_submitted: bool, arguments: dict[str, Any], within_s: float | None, began: str) -> None:
-        """A call is handed over. An earlier runner may have begun it, or an earlier attempt of it."""
+    @rule(arguments=ARGUMENTS, within_s=st.sampled_from([None, None, 1.0, 20.0]), began=BEGAN, count=st.integers(1, 3))
+    def call(self, arguments: dict[str, Any], within_s: float | None, began: str, count: int) -> None:
+        """Calls are handed over whose callers wait. An earlier runner may have begun them."""
+        for _ in range(count):
+            self.call_once(is_submitted=False, arguments=arguments, within_s=within_s, began=began)
+
+    @rule(arguments=ARGUMENTS, began=BEGAN, count=st.integers(1, 3))
+    def submit(self, arguments: dict[str, Any], began: str, count: int) -> None:
+        """Submitted calls are handed over. An earlier runner may have begun them, or an earlier attempt of them."""
+        for _ in range(count):
+            self.call_once(is_submitted=True, arguments=arguments, within_s=None, began=began)
+
+    def call_once(self, is_submitted: bool, arguments: dict[str, Any], within_s: float | None, began: str) -> None:
+        if not any(worker.accepts_calls for worker in self.live):
+            self.make_ready(self.assign(must_take_turns=bool(began)))
         id_, reply = f"i-{next(self.ids)}", "" if is_submitted else "reply.to"
         deadline = 0.0 if within_s is None or is_submitted else self.unix + within_s
         number = 2 if began == "retry" else 1
@@ -346,11 +363,15 @@ class Node(RuleBasedStateMachine):
         delivery.is_withdrawn = True
         self.dispatch(events.Withdrawn(delivery))
 
-    @precondition(lambda self: self.attempts)
+    @property
+    def here(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.state is not S.ENDED]
+
+    @precondition(lambda self: self.here)
     @rule(index=INDEX)
     def cancel(self, index: int) -> None:
-        """A caller cancels, in any state, perhaps again or too late."""
-        self.dispatch(events.Cancelled(pick(list(self.attempts), -1 - index)))
+        """A caller cancels, in any state, perhaps again."""
+        self.dispatch(events.Cancelled(pick(self.here, index)))
 
     @precondition(lambda self: any(state is S.ENDED for state in self.attempts.values()))
     @rule(index=INDEX)
@@ -567,7 +588,8 @@ class Node(RuleBasedStateMachine):
 
     # --- the time -----------------------------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 2.0, 5.0, 100.0]), is_late=st.booleans())
+    @precondition(lambda self: self.here or self.capacity.backlog.is_closed)
+    @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 2.0, 5.0, 40.0]), is_late=st.booleans())
     def tick(self, seconds: float, is_late: bool) -> None:
         """Time passes. Frames since the last tick may not have been handled."""
         self.monotonic += seconds
@@ -578,6 +600,8 @@ class Node(RuleBasedStateMachine):
         for attempt in self.attempts:
             if attempt.state is not S.ENDED:
                 assert self.monotonic - attempt.touched_at < TOUCH_EVERY_S, "NATS would deliver it again"
+            if attempt.state is S.WAITING:
+                assert cutoff < attempt.expires_at
             if attempt.state in IN_WORKER:
                 ending = attempt.run.ending
                 assert cutoff < attempt.run.must_end_at if ending is None else cutoff < ending.until
@@ -611,7 +635,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def each_attempt_is_where_its_state_says(self) -> None:
-        live = [attempt for attempt in self.attempts if attempt.state is not S.ENDED]
+        live = self.here
         assert {*self.running} == {attempt for attempt in live if attempt.state in IN_WORKER}
         assert all((attempt.begun is None) is (attempt.state in UNBEGUN) for attempt in live)
         if not self.is_closed:
@@ -623,7 +647,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def each_delivery_is_settled_or_here(self) -> None:
-        here = {attempt.delivery for attempt in self.attempts if attempt.state is not S.ENDED}
+        here = {attempt.delivery for attempt in self.here}
         here |= {call.delivery for call in self.capacity.backlog}
         assert {delivery for delivery in self.deliveries if not delivery.settled} == here
 
@@ -661,7 +685,7 @@ class Node(RuleBasedStateMachine):
         self.check_closed()
 
     def settle_all(self, choices: Iterable[int]) -> None:
-        """Answer all that is open. Lookups are answered by `choices`."""
+        """Answer all that is open. Lookups are answered by `choices`; some exits are never reported."""
         choice = itertools.cycle(choices)
         while self.unfinished:
             self.decide(self.unfinished.pop(), is_found=True)
@@ -672,8 +696,10 @@ class Node(RuleBasedStateMachine):
                 self.grant_turns(0, 1)
             elif self.running:
                 self.send_result(self.running[0])
-            elif self.awaited:
+            elif self.awaited and next(choice) % 2:
                 self.report_exit(0, EXITS[0])
+            elif self.awaited:
+                self.tick(61.0, is_late=False)
             elif self.with_leftovers:
                 self.free_leftover(0, "")
             else:
@@ -724,4 +750,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = settings(max_examples=200, stateful_step_count=40)
+TestNode.settings = settings(max_examples=500, stateful_step_count=40)
