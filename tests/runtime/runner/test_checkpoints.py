@@ -180,14 +180,14 @@ def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: 
 def test_a_bus_that_is_away_for_a_moment_only_delays_a_checkpoint(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, refused = checkpoints.keep, [BusUnavailable("away"), BusUnavailable("away")]
+    store, refused = checkpoints.store, [BusUnavailable("away"), BusUnavailable("away")]
 
     async def away_at_first(*arguments: object) -> int:
         if refused:
             raise refused.pop()
-        return await keep(*arguments)  # type: ignore[arg-type]
+        return await store(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoints, "keep", away_at_first)
+    monkeypatch.setattr(checkpoints, "store", away_at_first)
 
     async def test(node: Node) -> None:
         revision = await node.deploy()
