@@ -379,7 +379,7 @@ async def test_a_call_is_on_the_disk_before_its_schedule_says_that_it_was_made(
             raise BusUnavailable("The disk of the message bus failed.")
 
         with monkeypatch.context() as patched:
-            patched.setattr(NO_DISK, "accepted", fails)
+            patched.setattr(NO_DISK, "sync_calls", fails)
             await led.at(NOON + 60)
         assert await calls_and_time() == (1, NOON)
         await led.at(NOON + 61)
