@@ -38,7 +38,7 @@ from gpufn_builder.processes.process_messages import (
     MadeEngine,
     ProgressUpdate,
 )
-from gpufn_builder.report.markup import size
+from gpufn_builder.report.numbers import size
 from gpufn_builder.report.report import CandidateRow, StageRow, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed

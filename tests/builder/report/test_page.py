@@ -111,7 +111,7 @@ class _Reader(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += data.strip()
 
 
 def test_a_page_tells_all_of_the_report() -> None:
@@ -162,7 +162,7 @@ def test_every_text_of_a_report_is_escaped() -> None:
     mark = "<script>alert('1')</script>\"&"
     source = page.render(_marked(REPORT, mark))
     assert "<script" not in source
-    texts = source.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&quot;&amp;")
+    texts = source.count("&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&#34;&amp;")
     assert texts > 20
     assert source.count("alert") == texts
     assert _Reader(source).open == []

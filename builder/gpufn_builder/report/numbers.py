@@ -1,26 +1,8 @@
-"""HTML elements, and formatting of numbers for a page.
-
-The content of a page comes from an untrusted model, so `tag` escapes everything that is not Html.
-"""
+"""Formatting of numbers for a page. Pure."""
 
 from __future__ import annotations
 
-import html
 import math
-
-
-class Html(str):
-    """Text that is already markup."""
-
-    __slots__ = ()
-
-
-def tag(element: str, /, *content: str, cls: str = "", **attributes: object) -> Html:
-    """Build an element. Content that is not Html is escaped, and so are attributes; `_` in their names becomes `-`."""
-    pairs = ({"class": cls} if cls else {}) | {key.replace("_", "-"): value for key, value in attributes.items()}
-    inside = "".join(part if isinstance(part, Html) else html.escape(part) for part in content)
-    rendered = "".join(f' {key}="{html.escape(str(value))}"' for key, value in pairs.items())
-    return Html(f"<{element}{rendered}>" if element == "meta" else f"<{element}{rendered}>{inside}</{element}>")
 
 
 def duration(seconds: float) -> str:
