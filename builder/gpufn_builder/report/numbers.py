@@ -16,17 +16,6 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
 
 
-def size(count: int) -> str:
-    """
-    >>> size(1590), size(46_820_000), size(120)
-    ('1.59 kB', '46.8 MB', '120 B')
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{number(count / factor)} {unit}"
-    return f"{count} B"
-
-
 def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 

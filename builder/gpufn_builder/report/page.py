@@ -12,10 +12,11 @@ from typing import Final
 
 import jinja2
 
-from gpufn_builder.report.numbers import duration, number, size, small
+from gpufn_builder.report.numbers import duration, number, small
 from gpufn_builder.report.plot import Plot
 from gpufn_builder.report.report import BuildReport, CandidateRow
 from gpufn_core.spec.model_spec import Tolerance
+from gpufn_core.spec.units import format_bytes
 
 _MAX_OUTPUTS: Final = 24
 _MAX_OPERATORS: Final = 24
@@ -76,4 +77,10 @@ _TEMPLATES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"duration": duration, "number": number, "operators": _operators, "size": size, "small": small}
+_TEMPLATES.filters |= {
+    "duration": duration,
+    "number": number,
+    "operators": _operators,
+    "size": format_bytes,
+    "small": small,
+}

@@ -16,7 +16,7 @@ from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, Shape
 
 _STAGES = {BuildStage.COMPILE: 41.5, BuildStage.VERIFY: 0.9, BuildStage.MEASURE: 3.4}
 _FOUND = {
-    BuildStage.INGEST: "53 nodes; 2 files, 46.8 MB",
+    BuildStage.INGEST: "53 nodes; 2 files, 44.65 MiB",
     BuildStage.NORMALISE: "images FP32[-1,3,224,224] → logits FP32[-1,1000]",
     BuildStage.REFERENCE: "3 generated cases: min shapes, opt shapes, max shapes",
     BuildStage.TRANSFORM: "53 nodes in fp16",

@@ -216,7 +216,7 @@ async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(t
         if "body" in message:
             os.truncate(tmp_path / "w-1" / name, 1)
 
-    with pytest.raises(ArtifactUnavailable, match="cut short"):
+    with pytest.raises(ArtifactUnavailable, match="was truncated"):
         await send_result(send, GPUFN_FORMAT, "image/png", shared_bodies.open_result(ours), [])
     assert sent[-1]["more_body"], "who waits for the rest sees that it does not come"
 
