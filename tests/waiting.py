@@ -1,19 +1,26 @@
-"""Waits for what comes by itself: for milliseconds as a rule, and for 30 s before a test fails."""
+"""Waits for conditions that come true by themselves."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-WITHIN_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.05
+WITHIN_S: Final = 60.0
 
 
-def until(condition: Callable[[], Any], what: str = "so", *, within_s: float = WITHIN_S) -> Any:
-    """What `condition` gives once that is true."""
+def until(condition: Callable[[], Any], what: str | Callable[[], object] = "", *, within_s: float = WITHIN_S) -> Any:
+    """Return the value of `condition` once it is true. `what` is expected: a text, or a function that describes it."""
     give_up = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"not {what} in {within_s:g} s"
-        time.sleep(_LOOK_EVERY_S)
-    return found
+    while not (value := condition()):
+        assert time.monotonic() < give_up, f"not within {within_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.02)
+    return value
+
+
+async def until_async(condition: Callable[[], Any], *, within_s: float = WITHIN_S) -> Any:
+    async with asyncio.timeout(within_s):
+        while not (value := condition()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return value

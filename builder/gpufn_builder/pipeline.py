@@ -38,11 +38,11 @@ from gpufn_builder.processes.process_messages import (
     MadeEngine,
     ProgressUpdate,
 )
-from gpufn_builder.report.markup import size
 from gpufn_builder.report.report import CandidateRow, StageRow, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
+from gpufn_core.spec.units import format_bytes
 
 # Progress of the whole build at the start of each stage. The candidates share the range from compile to publish.
 BEGIN: Final = {
@@ -315,7 +315,7 @@ def _file(path: Path) -> ModelFile:
 
 
 def _files(files: Sequence[ModelFile]) -> str:
-    return f"{len(files)} file{'s' if len(files) > 1 else ''}, {size(sum(file.size for file in files))}"
+    return f"{len(files)} file{'s' if len(files) > 1 else ''}, {format_bytes(sum(file.size for file in files))}"
 
 
 def _signature(model: NormalModel) -> str:

@@ -7,7 +7,6 @@ The supervisor holds `up.lock` while it lives, which distinguishes a running pla
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ import msgspec
 from gpufn_core.errors import Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_platform.process import grace_period
+from gpufn_platform.process.file_lock import is_locked, lock_file
 
 _STOP_TIMEOUT_S = 120.0  # longer than all timeouts of the supervisor together, except the grace period
 _WAITS_S = 1.0
@@ -48,14 +48,14 @@ class Instance:
 
     @classmethod
     def running(cls, home: Home) -> Self | None:
-        if not _is_locked(home):
+        if not is_locked(_lock_path(home)):
             return None
         try:
             record = msgspec.json.decode(home.up_file.read_bytes(), type=UpRecord)
             pidfd = os.pidfd_open(record.pid)
         except (OSError, msgspec.MsgspecError):
             return None
-        if not _is_locked(home):  # it ended in between, and another process may have the pid now
+        if not is_locked(_lock_path(home)):  # it ended in between, and another process may have the pid now
             os.close(pidfd)
             return None
         return cls(home, record, pidfd)
@@ -89,12 +89,11 @@ def already_up(instance: Instance | None) -> Conflict:
 def claimed(home: Home) -> Iterator[None]:
     """Hold the lock of this home. Raises Conflict if a platform already runs."""
     home.root.mkdir(parents=True, exist_ok=True)
-    lock = os.open(_lock_path(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise already_up(Instance.running(home)) from None
+        lock = lock_file(_lock_path(home))
+    except BlockingIOError:
+        raise already_up(Instance.running(home)) from None
+    try:
         with contextlib.suppress(OSError):  # shown only by `gpufn down` without a readable record
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -108,7 +107,7 @@ def claimed(home: Home) -> Iterator[None]:
 
 def unrecorded(home: Home) -> PlatformError | None:
     """Return the error for a platform that runs without a record, or with an unreadable one."""
-    if not _is_locked(home):
+    if not is_locked(_lock_path(home)):
         return None
     pid = _lock_path(home).read_text(errors="replace") or "unknown"
     return PlatformError(
@@ -125,17 +124,3 @@ def write_record(home: Home, record: UpRecord) -> None:
 
 def _lock_path(home: Home) -> Path:
     return home.root / "up.lock"
-
-
-def _is_locked(home: Home) -> bool:
-    try:
-        lock = os.open(_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)  # works on a read-only disk
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -11,7 +11,6 @@ it lives) and `jetstream/` with the data.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -31,6 +30,7 @@ from typing import Self
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.bus.roles import ROLES, users_config
+from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
 
 _SYNC_INTERVAL_S = 120.0  # nats-server's default
@@ -321,13 +321,12 @@ def _write_private(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[int]:
     """Lock a directory for one server. The server inherits the lock and holds it while it lives."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.pread(descriptor, 20, 0).decode() or "unknown"
-            raise BusUnavailable(f"A nats-server (pid {pid}) already runs on {path.parent}.") from None
+        descriptor = lock_file(path)
+    except BlockingIOError:
+        pid = path.read_text() or "unknown"
+        raise BusUnavailable(f"A nats-server (pid {pid}) already runs on {path.parent}.") from None
+    try:
         yield descriptor
     finally:
         os.close(descriptor)

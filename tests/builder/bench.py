@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +75,3 @@ async def open_executor(bus: Bus, folder: Path, *, process: str = PROCESS) -> tu
         process=process,
     )
     return executor, store
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition. The test's time limit ends the wait if the condition never holds."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.002)

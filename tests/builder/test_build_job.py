@@ -31,6 +31,7 @@ from gpufn_platform.process.clock import SystemClock
 from tests.builder import bench, models
 from tests.e2e.small_disk import fill, small_disk
 from tests.platform.late_answers import LateAnswers
+from tests.waiting import until_async
 
 CPU = identity.cpu_target()
 
@@ -411,7 +412,7 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     updates: list[ProgressUpdate] = []
     build = bench.build_of(spec)
     run = asyncio.create_task(executor.run(build, CPU, updates.append))
-    await bench.until(lambda: updates)
+    await until_async(lambda: updates)
     assert updates[0].detail == f"in {build.id}"
     children = _children()
     assert any(b"tests.builder.hanging" in _command(pid) for pid in children)

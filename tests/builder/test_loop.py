@@ -34,6 +34,7 @@ from gpufn_platform.process.settings import InvalidSetting
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
 from tests.builder import bench, models
+from tests.waiting import until_async
 
 
 class Scene:
@@ -79,7 +80,7 @@ class Scene:
         await self.builds.put(build.id, encode(msgspec.structs.replace(build, cancel=True)))
 
     async def ended(self) -> Build:
-        await bench.until(lambda: self.seen and self.last.state.ended)
+        await until_async(lambda: self.seen and self.last.state.ended)
         return self.last
 
     async def queued(self) -> int:
@@ -125,7 +126,7 @@ async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: An
     failed = await scene.ended()
     assert (failed.state, failed.error and failed.error.code) == (BuildState.FAILED, "build_failed")
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
-    await bench.until(lambda: scene.last.id != failed.id)
+    await until_async(lambda: scene.last.id != failed.id)
     assert (await scene.ended()).state is BuildState.SUCCEEDED
     await scene.stop()
 
@@ -155,7 +156,7 @@ async def test_whoever_sets_cancel_ends_a_build(connect: Any, nats: Any, tmp_pat
     )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(4)))
-    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await until_async(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     await scene.cancel()
     build = await scene.ended()
     assert (build.state, build.engines, build.error) == (BuildState.CANCELLED, (), None)
@@ -190,9 +191,9 @@ async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, na
     )
     first.start()
     await first.ask(await bench.upload(first.bus, bench.scaled(7)))
-    await bench.until(lambda: first.seen and first.last.stage is BuildStage.INGEST)
+    await until_async(lambda: first.seen and first.last.stage is BuildStage.INGEST)
     await first.stop()
-    await bench.until(lambda: first.last.state is BuildState.PENDING)
+    await until_async(lambda: first.last.state is BuildState.PENDING)
     second = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path / "b")
     second.start()
     assert (await first.ended()).state is BuildState.SUCCEEDED
@@ -232,7 +233,7 @@ async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any,
 
     pull = Pull(scene.bus, *queue, release)
     pull.grant(1)
-    await bench.until(lambda: len(came) == 9)
+    await until_async(lambda: len(came) == 9)
     pull.withdraw()
     scene.start()
     build = await scene.ended()
@@ -309,9 +310,9 @@ async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: An
     )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(14)))
-    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await until_async(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     other = await BuildRecord.claim(scene.builds, scene.last.id, "other/1", 0.0)
-    await bench.until(
+    await until_async(
         lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0)
     )  # the first one reports that it is alive
     assert list((tmp_path / "builds").iterdir()) == []
@@ -327,7 +328,7 @@ async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats:
     )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(15)))
-    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await until_async(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     ended = msgspec.structs.replace(scene.last, state=BuildState.FAILED, detail="ended by hand")
     await scene.builds.put(ended.id, encode(ended))
     await scene.until_acked()
@@ -342,7 +343,7 @@ async def test_a_builder_answers_for_its_device_also_while_it_builds(connect: An
     gateway = await connect(nats, "gateway")
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(16)))
-    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await until_async(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
     await gateway.request(subjects.builders("cpu"), timeout_s=30)
     await scene.cancel()
     await scene.ended()

@@ -202,7 +202,7 @@ def _growing() -> ModelProto:
             "build_memory='40Mi'",
             ("ingest: ", "needs more memory than its limit of 40 MiB"),
         ),
-        (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; the limit is 1,024 MiB")),
+        (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; the limit is 1 GiB")),
         (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build did not end within 1 s")),
     ],
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
 from tests.conftest import Platform
 from tests.e2e.apps.leaving import notes
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -47,13 +47,6 @@ def ask(platform: Platform, function: str, arguments: dict[str, Any], *headers: 
     return connection
 
 
-def wait_until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    give_up = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up, what()
-        time.sleep(0.02)
-
-
 def text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
@@ -61,13 +54,13 @@ def text(path: Path) -> str:
 def test_calls_that_run_and_that_wait_are_cancelled_when_their_clients_leave(leaving: Platform, tmp_path: Path) -> None:
     running, waiting = tmp_path / "running", tmp_path / "waiting"
     first = ask(leaving, "notes", {"path": str(running), "seconds": 60})
-    wait_until(lambda: text(running) == "began\n", lambda: text(running))
+    until(lambda: text(running) == "began\n", lambda: text(running))
     second = ask(leaving, "notes", {"path": str(waiting)})
     why = "/v1/functions/notes/why"
-    wait_until(lambda: leaving.client.get(why).json()["queued"], lambda: leaving.client.get(why).text)
+    until(lambda: leaving.client.get(why).json()["queued"], lambda: leaving.client.get(why).text)
 
     second.close()
-    wait_until(lambda: leaving.client.get(why).json()["queued"] == 0, lambda: leaving.client.get(why).text)
+    until(lambda: leaving.client.get(why).json()["queued"] == 0, lambda: leaving.client.get(why).text)
     first.close()
     # There is one worker with one slot: it answers again long before the minute is over.
     assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
@@ -80,7 +73,7 @@ def test_a_call_whose_task_is_cancelled_is_cancelled(leaving: Platform, tmp_path
 
     async def main() -> None:
         task = asyncio.create_task(notes.aio.remote(str(running), 60.0))
-        await asyncio.to_thread(wait_until, lambda: text(running) == "began\n", lambda: text(running))
+        await asyncio.to_thread(until, lambda: text(running) == "began\n", lambda: text(running))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -108,7 +101,7 @@ def test_a_stream_that_its_reader_closes_midway_ends_its_generator(leaving: Plat
         assert [next(lines) for _ in range(8)] == [
             "event: item", "id: 0", 'data: "0"', "", "event: item", "id: 1", 'data: "1"', "",
         ]  # fmt: skip
-    wait_until(lambda: text(ended), lambda: leaving.client.get("/v1/functions/counts/why").text)
+    until(lambda: text(ended), lambda: leaving.client.get("/v1/functions/counts/why").text)
     assert text(ended).startswith("closed at ")
 
 
@@ -120,5 +113,5 @@ def test_a_reader_that_stops_reading_stops_its_generator_and_nobody_else(leaving
     # Time enough for thousands of items.
     assert leaving.invoke("notes", {"path": str(tmp_path / "other"), "seconds": 1}) == "done"
     reader.close()
-    wait_until(lambda: text(ended), lambda: leaving.client.get("/v1/functions/counts/why").text)
+    until(lambda: text(ended), lambda: leaving.client.get("/v1/functions/counts/why").text)
     assert int(text(ended).removeprefix("closed at ")) * ITEM < MOST_AHEAD

@@ -17,6 +17,7 @@ from gpufn_core.home import Home
 from gpufn_platform.process import grace_period
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.faults import of_up
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -31,11 +32,12 @@ def read(ledger: Path) -> list[Line]:
 
 def starts(ledger: Path, calls: int = 1) -> list[Line]:
     """Once there are so many."""
-    give_up = time.monotonic() + WITHIN_S
-    while len(found := [line for line in read(ledger) if line["what"] == "start"]) < calls:
-        assert time.monotonic() < give_up, f"{len(found)} of {calls} calls have started"
-        time.sleep(0.01)
-    return found
+    until(lambda: len(started(ledger)) >= calls, lambda: f"{len(started(ledger))} of {calls} calls have started")
+    return started(ledger)
+
+
+def started(ledger: Path) -> list[Line]:
+    return [line for line in read(ledger) if line["what"] == "start"]
 
 
 def submit(platform: Platform, ledger: Path, seconds: float) -> str:

@@ -20,6 +20,7 @@ import pytest
 from gpufn_core.ids import new_invocation_id
 from tests.conftest import Platform, running_platform
 from tests.e2e.test_survival import pids_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -67,10 +68,8 @@ class Submitters:
             thread.join(60)
 
     def wait_for(self, more: int) -> None:
-        goal, give_up = len(self.accepted) + more, time.monotonic() + 30
-        while len(self.accepted) < goal:
-            assert time.monotonic() < give_up, "no call is accepted any more"
-            time.sleep(0.01)
+        goal = len(self.accepted) + more
+        until(lambda: len(self.accepted) >= goal, "more calls are accepted")
 
     def _submit(self, caller: int) -> None:
         number = caller * 1_000_000
@@ -130,10 +129,7 @@ def test_kill_9_of_its_runner_lets_a_call_that_runs_run_on(own: Platform, tmp_pa
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         body = {"path": str(path), "seconds": 4.0}
         called = pool.submit(own.client.post, f"/v1/functions/sleeper/{how}", json=body, timeout=60)
-        give_up = time.monotonic() + 30
-        while not path.exists():
-            assert time.monotonic() < give_up, "it does not begin"
-            time.sleep(0.01)
+        until(path.exists)
         kill(own, "runner")
         answer = called.result()
     if how == "submit":

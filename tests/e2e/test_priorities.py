@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from tests.conftest import Platform, running_platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -67,10 +67,7 @@ def submit_gate(platform: Platform, path: Path) -> str:
     """The slot is taken until there is a file `<path>.open`."""
     body = {"path": str(path), "word": "gate"}
     invocation = platform.client.post("/v1/functions/note/submit", json=body).json()["id"]
-    give_up = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    until(path.exists)
     return str(invocation)
 
 

@@ -21,6 +21,7 @@ import pytest
 from gpufn import Function
 from gpufn_core.errors import FunctionNotFound, InvalidInput
 from tests.conftest import Platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -129,10 +130,7 @@ class Project:
         return ended.returncode, ended.stderr
 
     def wait_for_workers(self, count: int) -> None:
-        give_up_at = time.monotonic() + WITHIN_S
-        while sum(self.view()["workers"].values()) != count:
-            assert time.monotonic() < give_up_at, self.view()
-            time.sleep(0.05)
+        until(lambda: sum(self.view()["workers"].values()) == count, self.view)
 
     def view(self) -> dict[str, Any]:
         view: dict[str, Any] = self.platform.client.get(f"/v1/functions/{self.name}").json()

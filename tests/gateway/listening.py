@@ -12,6 +12,7 @@ import uvicorn
 
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.uvicorn_protocol import GuardedProtocol
+from tests.waiting import until_async
 
 
 class Server(uvicorn.Server):
@@ -30,8 +31,7 @@ async def serving(app: Any, limit: ConnectionLimit | None = None) -> AsyncIterat
     )  # fmt: skip
     server = Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-        await asyncio.sleep(0.001)
+    await until_async(lambda: server.started)
     try:
         yield server, server.servers[0].sockets[0].getsockname()[1]
     finally:

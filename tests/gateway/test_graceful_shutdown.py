@@ -6,6 +6,7 @@ import asyncio
 
 from gpufn_core.errors import GpufnError, PlatformStopping
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
+from tests.waiting import until_async
 
 
 class Calls:
@@ -49,9 +50,7 @@ async def test_calls_that_do_not_finish_are_told_to_come_again() -> None:
 async def test_a_gateway_without_calls_stops_at_once() -> None:
     calls = Calls(0)
     stopping = GracefulShutdown(calls, grace_s=lambda: 600.0, requests_timeout_s=600.0)
-    async with asyncio.timeout(30):
-        stopping.start(())
-        while not stopping.is_done:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    stopping.start(())
+    await until_async(lambda: stopping.is_done)
     assert calls.ended == []
     assert not calls.looked.is_set()

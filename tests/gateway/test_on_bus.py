@@ -27,8 +27,9 @@ from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, queue_position
-from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
+from tests.gateway.whole import BUNDLE, DIGEST, gateway_on
 from tests.taking import take
+from tests.waiting import until_async
 
 GOOD = b'{"texts":["a"]}'
 
@@ -113,7 +114,7 @@ async def test_deploys_at_once_all_succeed_with_numbers_of_their_own(nats: Any, 
         function = msgspec.msgpack.decode(kept.value)
         assert (function["active"], function["latest"]) == (8, 8)
         assert sorted(await one.revisions.keys("busy.")) == [f"busy.{number}" for number in range(1, 9)]
-        await until(lambda: other.registry.functions["busy"].active == 8)
+        await until_async(lambda: other.registry.functions["busy"].active == 8)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ async def test_serving_moves_at_once_only_when_nobody_is_warm_and_nothing_is_che
 ) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec(name), DIGEST)
-        await until(lambda: name in gateway.registry.functions)
+        await until_async(lambda: name in gateway.registry.functions)
         if ready is not None:
             gateway.report(make.status(name, ready=ready))
         function = await gateway.deploys.deploy(make.spec(name), DIGEST, How(check=check))
@@ -157,7 +158,7 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         status, detail = await deploy(None)
         assert (status, "a client that sends no source" in detail) == (409, True)
         assert await deploy(here | {"file": "lib/app.py", "key": "forged"}, replace=True) == (201, "")
-        await until(lambda: 4 in gateway.registry.revisions["owned"])
+        await until_async(lambda: 4 in gateway.registry.revisions["owned"])
         view = (await gateway.http.get("/v1/functions/owned")).json()
         assert (view["source"]["file"], view["source"]["key"], view["deployed_at"] > 0) == ("lib/app.py", "", True)
 
@@ -198,7 +199,7 @@ async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
         await gateway.deploys.deploy(make.spec("gone"), DIGEST)
         waiting = asyncio.create_task(gateway.http.post("/v1/functions/gone/invoke", content=GOOD))
         submitted = (await gateway.http.post("/v1/functions/gone/submit", content=GOOD)).json()["id"]
-        await until(lambda: gateway.caller.pending == 1)
+        await until_async(lambda: gateway.caller.pending == 1)
         await gateway.bus.flush()
         assert (await gateway.http.delete("/v1/functions/gone")).status_code == 204
         assert problem(await waiting) == (409, "invocation_cancelled")
@@ -284,7 +285,7 @@ async def test_a_queued_call_that_somebody_waits_for_is_told_why_it_ends(nats: A
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("told"), DIGEST)
         waiting = asyncio.create_task(gateway.http.post("/v1/functions/told/invoke", content=GOOD))
-        await until(lambda: gateway.caller.pending == 1)
+        await until_async(lambda: gateway.caller.pending == 1)
         await gateway.bus.flush()
         error = FunctionStartFailed("no module named nope").info()
         await queue_position.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
@@ -441,9 +442,9 @@ async def test_logs_are_lines_of_json_and_may_be_followed(nats: Any, make: Any, 
         client.scope |= {"method": "GET", "query_string": b"tail=1&follow=true"}
         client._body.clear()
         task = client.start(gateway.app)
-        await until(lambda: b"three" in client.body)
+        await until_async(lambda: b"three" in client.body)
         await say("four")
-        await until(lambda: b"four" in client.body)
+        await until_async(lambda: b"four" in client.body)
         client.left.set()
         await task
         assert [json.loads(line)["text"] for line in client.body.splitlines()] == ["three", "four"]
@@ -456,9 +457,9 @@ async def test_keys_close_the_gateway_and_deleting_the_last_opens_it(nats: Any, 
         boss = answer.json()
         assert problem(await gateway.http.get("/v1/functions")) == (401, "unauthorized")
         gateway.http.headers["authorization"] = other.http.headers["authorization"] = f"Bearer {boss['key']}"
-        await until(lambda: other.access.keys)
+        await until_async(lambda: other.access.keys)
         reader = (await other.http.post("/v1/keys", json={"scopes": ["read"]})).json()
-        await until(lambda: len(gateway.access.keys) == 2)
+        await until_async(lambda: len(gateway.access.keys) == 2)
         listed = (await gateway.http.get("/v1/keys")).json()["keys"]
         assert [(each["id"], each["scopes"]) for each in listed] == [
             (boss["id"], ["admin"]),
@@ -491,7 +492,7 @@ async def test_two_who_delete_each_others_keys_at_two_gateways_leave_one(nats: A
             gateway.http.headers["authorization"] = f"Bearer {first['key']}"
             gateway.access._loopback = False
         second = (await one.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
-        await until(lambda: len(one.access.keys) == len(other.access.keys) == 2)
+        await until_async(lambda: len(one.access.keys) == len(other.access.keys) == 2)
         both_go_on = asyncio.Barrier(2)
 
         def at_once(keys: Any) -> Any:
@@ -521,11 +522,11 @@ async def test_a_deleted_key_is_refused_at_every_gateway_on_a_connection_that_is
         boss = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
         gateway.http.headers["authorization"] = f"Bearer {boss['key']}"
         gone = (await gateway.http.post("/v1/keys", json={"scopes": ["read"]})).json()
-        await until(lambda: len(other.access.keys) == 2)
+        await until_async(lambda: len(other.access.keys) == 2)
         with_gone = {"authorization": f"Bearer {gone['key']}"}
         before = [(await each.http.get("/v1/functions", headers=with_gone)).status_code for each in (gateway, other)]
         await gateway.http.delete(f"/v1/keys/{gone['id']}")
-        await until(lambda: len(other.access.keys) == 1)
+        await until_async(lambda: len(other.access.keys) == 1)
         after = [problem(await each.http.get("/v1/functions", headers=with_gone)) for each in (gateway, other)]
         await gateway.keys.delete(boss["id"])
         assert (before, after) == ([200, 200], [(401, "unauthorized")] * 2)

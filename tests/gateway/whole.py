@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import socket
@@ -203,8 +202,3 @@ async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = Non
         whole.schedules.stop()
     finally:
         await bus.close()
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)

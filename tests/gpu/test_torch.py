@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.conftest import Platform
+from tests.waiting import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
-
-_RECOVERY_S = 30.0
 
 
 def test_a_torch_function_runs_on_the_gpu_that_it_was_granted(torch_app: Platform) -> None:
@@ -18,10 +15,7 @@ def test_a_torch_function_runs_on_the_gpu_that_it_was_granted(torch_app: Platfor
 def test_a_spoilt_cuda_context_ends_with_its_worker(torch_app: Platform) -> None:
     assert torch_app.invoke("spoil", {"broken": False}) == 64.0
     assert torch_app.post("spoil", {"broken": True}).status_code >= 400
-    give_up = time.monotonic() + _RECOVERY_S
-    while (answer := torch_app.post("spoil", {"broken": False})).status_code != 200:
-        assert time.monotonic() < give_up, answer.text
-        time.sleep(0.1)
+    answer = until(lambda: (found := torch_app.post("spoil", {"broken": False})).status_code == 200 and found)
     assert answer.json() == 64.0
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.home import Home
 from gpufn_local.nats_process import Leftover
 from gpufn_local.up import _free_port, _report_disk_errors, _without_password
+from tests.waiting import until
 
 
 def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,12 +49,8 @@ def _end(pidfds: dict[str, int]) -> list[str]:
 
 def _first_worker(home: Path) -> int:
     """Return the pid of a worker, once one runs."""
-    give_up = time.monotonic() + 30
-    while time.monotonic() < give_up:
-        for path in (Home(home).run / "w").glob("*/process.json"):
-            return int(json.loads(path.read_bytes())["process"]["pid"])
-        time.sleep(0.05)
-    pytest.fail("no worker was started")
+    path = until(lambda: next((Home(home).run / "w").glob("*/process.json"), None), "a worker is started")
+    return int(json.loads(path.read_bytes())["process"]["pid"])
 
 
 @pytest.fixture

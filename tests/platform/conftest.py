@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
+from tests.waiting import until_async
 
 _TEST_TIMEOUT_S = 60
 
@@ -73,13 +74,9 @@ class Crash:
             self.server.kill()
         else:
             self.server.stop()
-        async for _ in polls():
-            if not any(bus.connected for bus in buses):
-                break
+        await until_async(lambda: not any(bus.connected for bus in buses))
         self.server = EmbeddedServer.start(self.server.directory)
-        async for _ in polls():
-            if all(bus.connected for bus in buses):
-                break
+        await until_async(lambda: all(bus.connected for bus in buses))
 
 
 @pytest.fixture
@@ -95,21 +92,3 @@ def lead_astray(bus: Bus, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
         publish(to if ".DIRECT.GET." in subject else subject, payload, **more)
 
     monkeypatch.setattr(bus, "publish", astray)
-
-
-async def polls() -> AsyncIterator[None]:
-    while True:
-        await asyncio.sleep(0.001)
-        yield
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], object]], object]:
-    """`await until(condition)`; the test's time limit ends the wait."""
-
-    async def wait(condition: Callable[[], object]) -> None:
-        async for _ in polls():
-            if condition():
-                return
-
-    return wait

@@ -17,6 +17,7 @@ from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
+from gpufn_core.spec.units import format_bytes
 
 _NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
 _NO_MEMORY: Final = "Failed to allocate memory"
@@ -46,7 +47,7 @@ def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
     reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if _NO_MEMORY in text and limit_bytes != resource.RLIM_INFINITY:
-        reason += f"; the limit is {limit_bytes / 2**20:,.0f} MiB"
+        reason += f"; the limit is {format_bytes(limit_bytes)}"
     return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastindex or 0] if node else "")
 
 

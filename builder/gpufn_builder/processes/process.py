@@ -35,6 +35,7 @@ from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
+from gpufn_core.spec.units import format_bytes
 
 _PIPE_BYTES: Final = 1 << 20  # the largest size of a pipe
 _LONGEST_LINE: Final = 1 << 16
@@ -264,7 +265,7 @@ def _read_result(path: Path) -> bytes:
 
 def _how(code: int, output: str, memory_limit_bytes: int | None) -> str:
     if memory_limit_bytes is not None and any(words in output for words in _OUT_OF_MEMORY):
-        return f"needs more memory than its limit of {memory_limit_bytes / 2**20:,.0f} MiB"
+        return f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"

@@ -7,43 +7,40 @@ linear plot would only show a flat line with a cliff at its end. If only percent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpufn_builder.report.markup import Html, duration, tag
 from gpufn_builder.report.report import CandidateRow
-from gpufn_core.domain.engine import Backend
 
-_WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 34
-_MARKS: Final = (50, 90, 99)
+_LEFT, _RIGHT = 56, 16
 _LOG_SCALE_FROM: Final = 10.0  # ratio of the slowest to the fastest
 
 Height = Callable[[float], float]  # from seconds to the height: 0 at the bottom, 1 at the top
 
 
-def plot(rows: Sequence[CandidateRow], colours: Mapping[Backend, str]) -> Html:
-    curves = [(row, _curve(row)) for row in rows if row.latency]
-    shown = [seconds for row, curve in curves for share, seconds in (*curve, *_marked(row)) if share <= _MARKS[-1]]
-    height, ticks = axis(min(shown), max(shown))
-    lines = []
-    for tick in ticks:
-        y = _y(height(tick))
-        lines.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, stroke="var(--line)"))
-        lines.append(tag("text", duration(tick), x=_LEFT - 8, y=y + 4, text_anchor="end"))
-    for mark in _MARKS:
-        x = _x(mark)
-        dashes = {"stroke": "var(--soft)", "stroke_dasharray": "2 5", "stroke_opacity": ".6"}
-        lines.append(tag("line", x1=x, x2=x, y1=_TOP, y2=_HEIGHT - _BOTTOM, **dashes))
-        lines.append(tag("text", f"{mark} %", x=x, y=_HEIGHT - 12, text_anchor="middle"))
-    for row, curve in curves:
-        points = " ".join(f"{_x(share):.1f},{_y(min(height(seconds), 1.0)):.1f}" for share, seconds in curve)
-        colour = colours[row.backend]
-        lines.append(tag("polyline", points=points, fill="none", stroke=colour, stroke_width="2.5"))
-        lines.extend(
-            tag("circle", cx=_x(share), cy=_y(height(seconds)), r="4", fill=colour) for share, seconds in _marked(row)
-        )
-    return tag("svg", *lines, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img")
+class Plot:
+    """The coordinates of a plot; each curve is a row, its points, and the points to mark, as (percentile, seconds)."""
+
+    WIDTH, HEIGHT = 720, 260
+    TOP, BOTTOM = 14, 34
+    MARKS = (50, 90, 99)
+
+    def __init__(self, rows: Sequence[CandidateRow]) -> None:
+        self.curves = [(row, _curve(row), _marked(row)) for row in rows]
+        shown = [
+            seconds
+            for _, curve, marked in self.curves
+            for share, seconds in (*curve, *marked)
+            if share <= self.MARKS[-1]
+        ]
+        self._height, self.ticks = axis(min(shown), max(shown))
+
+    def x(self, share: float) -> float:
+        return round(_LEFT + share / 100 * (self.WIDTH - _LEFT - _RIGHT), 1)
+
+    def y(self, seconds: float) -> float:
+        height = min(self._height(seconds), 1.0)
+        return round(self.HEIGHT - self.BOTTOM - height * (self.HEIGHT - self.TOP - self.BOTTOM), 1)
 
 
 def axis(lowest: float, highest: float) -> tuple[Height, list[float]]:
@@ -73,15 +70,7 @@ def _curve(row: CandidateRow) -> list[tuple[float, float]]:
 def _marked(row: CandidateRow) -> list[tuple[float, float]]:
     if row.latency is None:
         return []
-    return list(zip(_MARKS, (row.latency.p50_s, row.latency.p90_s, row.latency.p99_s), strict=True))
-
-
-def _x(share: float) -> float:
-    return _LEFT + share / 100 * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _y(height: float) -> float:
-    return _HEIGHT - _BOTTOM - height * (_HEIGHT - _TOP - _BOTTOM)
+    return list(zip(Plot.MARKS, (row.latency.p50_s, row.latency.p90_s, row.latency.p99_s), strict=True))
 
 
 def _round_step(least: float) -> float:

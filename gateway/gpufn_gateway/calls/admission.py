@@ -6,6 +6,7 @@ from gpufn_core.domain.circuit_errors import start_failure
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.errors import CapacityError, GpufnError, InvocationExpired, NoCapacity, PayloadTooLarge, QueueFull
 from gpufn_core.protocol.reports import FunctionStatus, WaitReason, WorkerCounts
+from gpufn_core.spec.units import format_bytes
 
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 120.0
@@ -56,7 +57,7 @@ def expired(function: str, error: InvocationExpired, status: FunctionStatus | No
 def too_large(what: str, limit_bytes: int, size: int | None = None) -> PayloadTooLarge:
     """Build the error for a body above its limit. `what` is the kind of body, `size` its bytes if known."""
     problem = "is too large" if size is None else f"has {size:,} bytes"
-    return PayloadTooLarge(f"The body {problem}: the limit for {what} is {_mib(limit_bytes)}.")
+    return PayloadTooLarge(f"The body {problem}: the limit for {what} is {format_bytes(limit_bytes)}.")
 
 
 def queue_full(revision: Revision, status: FunctionStatus | None) -> QueueFull:
@@ -78,7 +79,3 @@ def retry_after_s(revision: Revision, status: FunctionStatus | None) -> float:
     if not status.workers.ready:
         wait_s += status.cold_start_s or 0.0
     return min(max(wait_s, _MIN_RETRY_S), _MAX_RETRY_S)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):g} MiB" if size >= 1 << 20 else f"{size:,} bytes"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpufn_gateway.http.body_reader import BodyBudget, Receive, write_body
+from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies, SharedBodyReader
 from gpufn_platform.shared_bodies.reuse import MAX_BYTES
 
@@ -48,8 +49,7 @@ class GatewaySharedBodies:
         for folder in self._path.parent.glob("gw-*"):
             _remove_if_dead(folder)
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._lock = lock_file(self._path / _LOCK)
 
     def close(self) -> None:
         self._store.remove_all()

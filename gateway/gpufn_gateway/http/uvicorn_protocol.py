@@ -26,6 +26,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn_core.errors import CapacityError, GpufnError, RequestError
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.http import head_rules
 from gpufn_gateway.http.body_to_file import LargeBody
 from gpufn_gateway.http.connection_limit import ConnectionLimit
@@ -56,7 +57,7 @@ def _bad_request(status: int, detail: str) -> bytes:
     return _error_response(status, RequestError(detail))
 
 
-_TOO_LARGE = _bad_request(431, f"The request's headers are larger than {MAX_HEAD_BYTES >> 10} KiB.")
+_TOO_LARGE = _bad_request(431, f"The request's headers are larger than {format_bytes(MAX_HEAD_BYTES)}.")
 _NOT_HTTP = _bad_request(400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS or HTTP/2?)")
 _TOO_MANY_CONNECTIONS = _error_response(
     503,

@@ -118,9 +118,6 @@ class Deliveries:
         finally:
             self._receivers.end(receiver, started_at, self._clock.monotonic())
 
-    def _age_s(self, delivery: Delivery) -> float:
-        return self._clock.time() - delivery.stored_at
-
     async def _post_once(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
         at = int(self._clock.time())
         headers = {
@@ -144,7 +141,7 @@ class Deliveries:
 
     def _retry_after_s(self, delivery: Delivery, failure: _Failure) -> float | None:
         """Return the seconds until the next attempt; None after the last one, which is logged for the function."""
-        age_s = self._age_s(delivery)
+        age_s = self._clock.time() - delivery.stored_at
         retry_after_s = None if failure.is_final else retry_policy.delay_after(age_s)
         if retry_after_s is not None:
             return retry_after_s

@@ -7,12 +7,11 @@ the number of running calls to another file, for progress output.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from pathlib import Path
 from typing import Final
 
 from gpufn_core.home import Home
+from gpufn_platform.process.file_lock import is_locked
 
 GRACE_S: Final = 30.0
 
@@ -62,16 +61,8 @@ def is_stopping(home: Home) -> bool:
 
 def has_agent(home: Home) -> bool:
     """Return whether an agent of this home is running, by its lock."""
-    try:
-        lock = os.open(home.agent_lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+    with contextlib.suppress(OSError):
+        return is_locked(home.agent_lock)
     return False
 
 

@@ -77,25 +77,8 @@ async def submit(
         return _check_digest(known[0], digest)
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
-    message = InvocationMessage(
-        id=invocation or new_stem(),
-        function=revision.function,
-        revision=revision.number,
-        method=request.method,
-        content_type=request.content_type,
-        accept=request.accept,
-        reply="",
-        submitted_at=now,
-        deadline=request.deadline,
-        parent=request.parent,
-        trace=request.trace,
-        digest=digest,
-        webhook=webhook,
-        keep_s=revision.spec.retention_s,
-        priority=request.queued_as,
-        owner=request.owner,
-        reference=request.reference,
-    )
+    keep_s = revision.spec.retention_s
+    message = request.message(invocation or new_stem(), now, reply="", digest=digest, webhook=webhook, keep_s=keep_s)
     if invocation is None:
         stored = await _store_new(bus, message, body)
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import BodyReference
 from gpufn_core.spec.priority import Priority
 
@@ -34,3 +35,22 @@ class CallRequest(NamedTuple):
     def queued_as(self) -> Priority:
         """The priority of the queue that the call goes to."""
         return self.revision.spec.priority if self.priority is None else self.priority
+
+    def message(self, invocation: str, now: float, **fields: Any) -> InvocationMessage:
+        """Return the call's message. `fields` are those that only submitted or only awaited calls have."""
+        return InvocationMessage(
+            id=invocation,
+            function=self.revision.function,
+            revision=self.revision.number,
+            method=self.method,
+            content_type=self.content_type,
+            accept=self.accept,
+            submitted_at=now,
+            deadline=self.deadline,
+            parent=self.parent,
+            trace=self.trace,
+            priority=self.queued_as,
+            owner=self.owner,
+            reference=self.reference,
+            **fields,
+        )

@@ -220,25 +220,13 @@ class Caller:
 
     def _message(self, request: CallRequest, *, stream: bool) -> InvocationMessage:
         invocation = new_invocation_id()
-        function = request.revision.function
-        return InvocationMessage(
-            id=invocation,
-            function=function,
-            revision=request.revision.number,
-            method=request.method,
-            content_type=request.content_type,
-            accept=request.accept,
-            reply=subjects.reply(function, self._name, invocation),
-            submitted_at=self._clock.time(),
-            deadline=request.deadline,
+        return request.message(
+            invocation,
+            self._clock.time(),
+            reply=subjects.reply(request.revision.function, self._name, invocation),
             stream=stream,
-            parent=request.parent,
-            trace=request.trace,
             parcels="" if stream else self._parcels,
             parcel=request.parcel,
-            priority=request.queued_as,
-            owner=request.owner,
-            reference=request.reference,
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -27,6 +26,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.process import fd_limit
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_runtime.agent.cache.bundles import BundleCache
@@ -226,13 +226,10 @@ def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
 def _lock(home: Home) -> int:
     """Lock the home, until the process ends. Two agents on one home would end each other's workers."""
     home.ensure()
-    descriptor = os.open(home.agent_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(home.agent_lock)
     except BlockingIOError:
-        os.close(descriptor)
         raise Conflict(f"Another agent runs on {home.root}. Stop it, or set another GPUFN_HOME.") from None
-    return descriptor
 
 
 if __name__ == "__main__":

@@ -202,7 +202,11 @@ class Agent:
             asyncio.create_task(self._prefetch.run(), name="prepare"),
             asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
         ]
-        log.info("node %s is ready: devices=%s", self._node, ",".join(self._device_uuids()))
+        log.info(
+            "node %s is ready: devices=%s",
+            self._node,
+            ",".join(each.uuid for each in (self._devices.pool, *self._devices.gpus)),
+        )
         try:
             while not stop.is_set():
                 try:
@@ -408,6 +412,3 @@ class Agent:
     def _calls_running(self) -> int:
         """Number of running calls on this node, as last reported by its runner."""
         return sum(self._calls_in_progress.get(worker.record.worker, 0) for worker in self._running_workers)
-
-    def _device_uuids(self) -> list[str]:
-        return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

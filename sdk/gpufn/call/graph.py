@@ -106,9 +106,6 @@ class Step(Generic[V]):
     def __repr__(self) -> str:
         return f"<Step {self.number} {self._remote!r}>"
 
-    def _dependencies(self) -> set[int]:
-        return {step.number for step in _steps((self._args, self._kwargs))}
-
     def _run(self) -> None:
         args, kwargs = _with_results((self._args, self._kwargs))
         self._result = (self._remote.remote(*args, **kwargs),)
@@ -163,7 +160,8 @@ class Graph:
         from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415
 
         check_count("window", window)
-        order = Order([step._dependencies() for step in self._steps], [step.cost for step in self._steps])
+        dependencies = [{each.number for each in _steps((step._args, step._kwargs))} for step in self._steps]
+        order = Order(dependencies, [step.cost for step in self._steps])
         running: dict[Future[None], Step[Any]] = {}
         pool = ThreadPoolExecutor(window, thread_name_prefix="gpufn-graph")
         try:

@@ -29,6 +29,7 @@ from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.units import format_bytes
 
 
 class FunctionRequests(Requests):
@@ -145,9 +146,8 @@ class FunctionRequests(Requests):
         try:
             self._request("PUT", f"/v1/bundles/{segment(digest)}", content=data, headers=headers)
         except PayloadTooLarge as error:
-            mib = len(data) / (1 << 20)
             raise PayloadTooLarge(
-                f"the bundle of {mib:.1f} MiB exceeds the gateway's size limit: leave large files out, and read them "
-                "in the worker from a disk or a URL"
+                f"the bundle of {format_bytes(len(data))} exceeds the gateway's size limit: leave large files out, "
+                "and read them in the worker from a disk or a URL"
             ) from error
         return True

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.units import format_bytes
 
 
 def unmet_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, in_container: bool = False) -> str:
@@ -35,7 +36,7 @@ def unmet_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, 
     pools = [device for device in devices if device.get("type") == "cpu"]
     memory = max((device.get("memory_bytes", 0) for device in pools), default=0)
     if resources.memory_bytes is not None and pools and resources.memory_bytes > memory:
-        return f"no node has {_gib(resources.memory_bytes)} of memory, the largest has {_gib(memory)}"
+        return f"no node has {format_bytes(resources.memory_bytes)} of memory, the largest has {format_bytes(memory)}"
     cores = max((device.get("cores", 0.0) for device in pools), default=0.0)
     if cores and resources.cpu > cores:
         return f"no node has {resources.cpu:g} cores, the largest has {cores:g}"
@@ -63,9 +64,5 @@ def _unmet_gpu_requirement(resources: Resources, nodes: Iterable[dict[str, Any]]
         return f"no node has {resources.gpu_count} {several}"
     vram = max(device.get("memory_bytes", 0) for devices in matches for device in devices)
     if resources.vram_bytes is not None and resources.vram_bytes > vram:
-        return f"no GPU has {_gib(resources.vram_bytes)} of memory, the largest has {_gib(vram)}"
+        return f"no GPU has {format_bytes(resources.vram_bytes)} of memory, the largest has {format_bytes(vram)}"
     return ""
-
-
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.3g} GiB"

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufn_core.errors import InvalidBundle
+from gpufn_core.spec.units import format_bytes
 
 MAX_ENTRIES: Final = 10_000
 MAX_UNPACKED_BYTES: Final = 512 << 20
@@ -55,7 +56,7 @@ def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
         seen[path] = entry
     _check_folders(seen)
     if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
-        raise InvalidBundle(f"The bundle unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB.")
+        raise InvalidBundle(f"The bundle unpacks to more than {format_bytes(MAX_UNPACKED_BYTES)}.")
     return entries
 
 

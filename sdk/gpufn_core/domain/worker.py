@@ -13,6 +13,7 @@ import msgspec
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.errors import ErrorInfo
+from gpufn_core.spec.units import format_bytes
 
 
 class WorkerState(enum.StrEnum):
@@ -105,7 +106,7 @@ class Exit(msgspec.Struct, frozen=True):
             return f"was ended because of its GPU: {self.device_fault}"
         if self.out_of_memory:
             limit = self.memory_limit_bytes
-            than = "memory than allowed" if limit is None else f"than its {_mebibytes(limit)} of memory"
+            than = "memory than allowed" if limit is None else f"than its {format_bytes(limit)} of memory"
             return f"was killed because it used more {than} (memory=... sets it)"
         if self.signal is not None:
             alternative = f", or exited with code {self.code}" if self.code is not None and not reason else ""
@@ -116,10 +117,6 @@ class Exit(msgspec.Struct, frozen=True):
         if self.code is not None:
             return f"exited with code {self.code}"
         return f"ended ({self.untold})" if self.untold else "ended"
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"
 
 
 class ColdStart(msgspec.Struct, frozen=True):

@@ -63,6 +63,20 @@ def parse_bytes(quantity: str | int) -> int:
     return amount
 
 
+def format_bytes(count: float) -> str:
+    """Format with the largest unit that fits; a negative count is 0.
+
+    >>> [format_bytes(each) for each in (-1, 120, 1590, 7_864_320, 46_820_000, 5 << 30, 3 << 50)]
+    ['0 B', '120 B', '1.553 KiB', '7.5 MiB', '44.65 MiB', '5 GiB', '3072 TiB']
+    """
+    amount = max(count, 0)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
 def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
     """Reject a size that is too small to work, and suggest a unit if the number lacks one. Raises InvalidSpec.
 
@@ -74,7 +88,7 @@ def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> N
         return
     suggested = amount if least >> 20 <= amount <= _LARGEST_WITHOUT_UNIT else max(512, least >> 20)
     raise InvalidSpec(
-        f"{option} is {amount:,} bytes, and {needed_by} needs at least {least >> 20} MiB: "
+        f"{option} is {amount:,} bytes, and {needed_by} needs at least {format_bytes(least)}: "
         f"write {option}='{suggested}Mi'"
     )
 

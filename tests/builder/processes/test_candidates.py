@@ -124,7 +124,7 @@ def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
 
 
 def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than its limit of 1,024 MiB"):
+    with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than its limit of 1 GiB"):
         _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
 
 

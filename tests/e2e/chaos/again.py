@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from typing import Self
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import httpx
 
 from tests.conftest import Platform
 from tests.e2e.chaos.gateway import START_S, Gateway
+from tests.waiting import until
 
 _GRACE_S = "0.3"
 _STOP_S = 60.0
@@ -49,10 +49,7 @@ class Again:
                 stderr=output,
                 start_new_session=True,
             )
-        give_up = time.monotonic() + START_S
-        while not self._is_ready():
-            assert time.monotonic() < give_up, "the platform is not up again"
-            time.sleep(0.05)
+        until(self._is_ready, "the platform is up again", within_s=START_S)
         self._second.start()
 
     def _is_ready(self) -> bool:

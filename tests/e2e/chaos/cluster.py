@@ -8,13 +8,13 @@ import random
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any, Self
 
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
+from tests.waiting import until
 
 START_S = 30.0
 _USER, _PASSWORD = "gpufn", "of-a-test"
@@ -75,10 +75,8 @@ authorization {{ user: {_USER}, password: {_PASSWORD} }}
     def __enter__(self) -> Self:
         for node in self.nodes:
             self.start(node)
-        give_up = time.monotonic() + START_S
-        while not all(_has_met(self._folder / f"n{node}" / "nats.log") for node in self.nodes):
-            assert time.monotonic() < give_up, f"the cluster did not get ready: {self._folder}"
-            time.sleep(0.02)
+        logs = [self._folder / f"n{node}" / "nats.log" for node in self.nodes]
+        until(lambda: all(map(_has_met, logs)), f"the cluster is ready: {self._folder}", within_s=START_S)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 from gpufn_core.home import Home
+from tests.waiting import until
 
 START_S, STOP_S = 60.0, 30.0
 
@@ -56,9 +56,7 @@ class Gateway:
 
     def start(self) -> None:
         """Return when it listens. One that finds no bus ends, and is started again, as `gpufn up` would."""
-        give_up = time.monotonic() + START_S
-        while not (said := self._started()):
-            assert time.monotonic() < give_up, f"the gateway did not start; its log is {self._log}"
+        said = until(self._started, f"the gateway starts; its log is {self._log}", within_s=START_S)
         self._port = int(json.loads(said)["url"].rpartition(":")[2])
 
     def _started(self) -> bytes:

@@ -20,7 +20,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records
 from tests.gateway.submitted.test_submitted_calls import GOOD, die, end, submit
-from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 INVOKE = "/v1/functions/embed/invoke"
 
@@ -69,7 +70,7 @@ async def test_calls_at_a_time_are_bounded_however_they_end(
     key = key_with(gateway, concurrency=2)
     clients = [connection(INVOKE, GOOD, accept=accept, **key) for _ in range(2)]
     tasks = [client.start(gateway.app) for client in clients]
-    await until(lambda: len(gateway.queue.calls) == 2)
+    await until_async(lambda: len(gateway.queue.calls) == 2)
     refused = await gateway.post(INVOKE, GOOD, accept=accept, **key)
     assert problem(refused) == (429, "rate_limited")
     assert refused.headers["ratelimit"] == '"concurrency";r=0'
@@ -128,7 +129,7 @@ async def test_submitted_calls_of_a_key_are_bounded_until_they_end(nats: Any, ma
 async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_rest(nats: Any, make: Any) -> None:
     async with gateway_on(nats, "gw-1") as one, gateway_on(nats, "gw-2") as other:
         await one.deploys.deploy(make.spec("embed"), DIGEST)
-        await until(lambda: "embed" in other.registry.functions)
+        await until_async(lambda: "embed" in other.registry.functions)
         key = key_with(one, other, rate=0.001, burst=5)
         url = "/v1/functions/embed/submit"
         assert [(await each.http.post(url, content=GOOD, headers=key)).status_code for each in (one, one, other)] == [
@@ -136,9 +137,9 @@ async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_
         ]  # fmt: skip
         one.quotas.publish()
         principal = other.access.authenticate({b"authorization": key["authorization"].encode()})
-        await until(lambda: b'"rate";r=2' in dict(other.quotas.headers(principal))[b"ratelimit"])
+        await until_async(lambda: b'"rate";r=2' in dict(other.quotas.headers(principal))[b"ratelimit"])
         other.quotas.publish()
-        await until(lambda: b'"rate";r=2' in dict(one.quotas.headers(principal))[b"ratelimit"])
+        await until_async(lambda: b'"rate";r=2' in dict(one.quotas.headers(principal))[b"ratelimit"])
         used_up = [(await one.http.post(url, content=GOOD, headers=key)).status_code for _ in range(3)]
         assert used_up == [202, 202, 429]
 
@@ -148,7 +149,7 @@ async def test_a_schedule_that_is_run_now_is_a_call_of_the_key_that_asks(nats: A
         await gateway.deploys.deploy(make.spec("run-now"), DIGEST)
         wanted = {"function": "run-now", "cron": "0 6 * * *", "arguments": {"texts": ["a"]}}
         made = (await gateway.http.post("/v1/schedules", json=wanted)).json()
-        await until(lambda: made["id"] in gateway.schedules.known)
+        await until_async(lambda: made["id"] in gateway.schedules.known)
         here = f"/v1/schedules/{made['id']}/run"
         by_rate, by_queue = key_with(gateway, rate=0.001, burst=1), key_with(gateway, queued=1)
         for key in (by_rate, by_queue):
@@ -266,7 +267,8 @@ async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(
         try:
             assert (await gateway.http.post(url, content=GOOD, headers=key)).status_code == 202
             principal = gateway.access.authenticate({b"authorization": key["authorization"].encode()})
-            await until(lambda: b";t=" in dict(gateway.quotas.headers(principal))[b"ratelimit"])  # the usage was read
+            # The usage was read.
+            await until_async(lambda: b";t=" in dict(gateway.quotas.headers(principal))[b"ratelimit"])
             day = day_of(gateway.clock.time())
             for function, node, gpu_s in (("dear", "n1", 40.0), ("dear", "n2", 40.0), ("other", "n1", 30.0)):
                 record = UsageKey(day, function, principal.id).record(node)

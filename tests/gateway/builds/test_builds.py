@@ -38,7 +38,8 @@ from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.garbage_collection.rules import retired
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
-from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on, until
+from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on
+from tests.waiting import until_async
 
 ONNX = b"an ONNX file, as far as a gateway looks"
 NET = ModelSpec(parameter="net", files=(ModelFile("net.onnx", digest_of(ONNX), len(ONNX)),))
@@ -76,7 +77,7 @@ async def built(gateway: Whole, build_id: str, state: BuildState = BuildState.SU
     ended = msgspec.structs.replace(build, state=state, **given)
     before = gateway.builds.change(build_id)
     await gateway.buckets.builds.put(build_id, encode(ended))
-    await until(lambda: gateway.builds.change(build_id) > before)
+    await until_async(lambda: gateway.builds.change(build_id) > before)
 
 
 async def state_of(gateway: Whole, name: str, number: int) -> tuple[Any, Any]:
@@ -220,13 +221,13 @@ async def test_only_the_leader_finishes_and_a_new_one_takes_up_what_ended_before
         one.leads = False
         await one.finishing.step()
         assert await state_of(one, "heir", 1) == ("building", None)
-        await until(lambda: "heir" in other.registry.revisions and other.builds.get(build_id).state.ended)
+        await until_async(lambda: "heir" in other.registry.revisions and other.builds.get(build_id).state.ended)
         # A leader died between the two records: the revision is READY but not active.
         half = msgspec.structs.replace(
             other.registry.revisions["heir"][1], state=RevisionState.READY, engines={"net": {"cpu": ("k",)}}
         )
         await other.revisions.put("heir.1", encode(half))
-        await until(lambda: other.registry.revisions["heir"][1].state is RevisionState.READY)
+        await until_async(lambda: other.registry.revisions["heir"][1].state is RevisionState.READY)
         await other.finishing.step()
         assert await state_of(other, "heir", 1) == ("ready", 1)
         await other.finishing.step()
@@ -333,7 +334,7 @@ async def test_who_waits_for_a_build_hears_of_its_next_change(nats: Any) -> None
         build_id = await begun(gateway)
         url = f"/v1/builds/{build_id}?wait=30"
         waiting = asyncio.create_task(gateway.http.get(url))
-        await until(lambda: gateway.builds._waiting)
+        await until_async(lambda: gateway.builds._waiting)
         await built(gateway, build_id, BuildState.BUILDING, engines=(), progress=0.5)
         seen = (await waiting).json()
         assert (seen["state"], seen["progress"]) == ("building", 0.5)
@@ -392,7 +393,7 @@ async def publish(gateway: Whole, key: str, data: bytes) -> None:
         latency=None, built_at=1.0,
     )  # fmt: skip
     await gateway.buckets.engines.create(key, encode(manifest))
-    await until(lambda: key in gateway.registry.manifests)
+    await until_async(lambda: key in gateway.registry.manifests)
 
 
 async def test_engines_that_nobody_uses_are_removed_with_their_files(nats: Any) -> None:

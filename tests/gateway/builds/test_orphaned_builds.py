@@ -19,7 +19,8 @@ from gpufn_gateway.builds.orphaned_builds import OrphanedBuilds
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
-from tests.gateway.whole import Whole, gateway_on, until
+from tests.gateway.whole import Whole, gateway_on
+from tests.waiting import until_async
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
 WHY = "no builder runs for NVIDIA L4: there is no live node"
@@ -88,7 +89,7 @@ async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> No
         assert gateway.builds.change(build.id) == since, "once is enough"
         builder = Builder(gateway, "NVIDIA L4")
         await builder.start()
-        await until(lambda: builder.taken)
+        await until_async(lambda: builder.taken)
         await looking(gateway).step()
         assert gateway.builds.get(build.id).detail == ""
         builder.taken[0].ack()
@@ -117,7 +118,7 @@ async def test_how_long_no_builder_answered_is_forgotten_with_the_last_build_for
         await unattended_builds.step()
         assert "NVIDIA A2" in unattended_builds._silent_since
         await gateway.builds.cancel(build.id)
-        await until(lambda: gateway.builds.get(build.id).state is BuildState.CANCELLED)
+        await until_async(lambda: gateway.builds.get(build.id).state is BuildState.CANCELLED)
         await unattended_builds.step()
         assert "NVIDIA A2" not in unattended_builds._silent_since
 
@@ -127,7 +128,7 @@ async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: 
         builder = Builder(gateway, "cpu")
         await builder.start()
         builds = [await gateway.builds.begin(MODEL, "cpu") for _ in range(2)]
-        await until(lambda: builder.taken)
+        await until_async(lambda: builder.taken)
         await looking(gateway).step()
         assert [gateway.builds.get(build.id).detail for build in builds] == ["", ""]
         builder.pull.withdraw()
@@ -139,10 +140,10 @@ async def test_a_build_whose_builder_died_says_so_when_no_other_runs(nats: Any) 
         builder = Builder(gateway, "NVIDIA L4")
         await builder.start()
         build, behind = [await gateway.builds.begin(MODEL, "NVIDIA L4") for _ in range(2)]
-        await until(lambda: builder.taken)
+        await until_async(lambda: builder.taken)
         begun = msgspec.structs.replace(build, state=BuildState.BUILDING, detail="node 7 of 9")
         await gateway.buckets.builds.put(build.id, encode(begun))
-        await until(lambda: gateway.builds.get(build.id) == begun)
+        await until_async(lambda: gateway.builds.get(build.id) == begun)
         await looking(gateway).step()
         assert [gateway.builds.get(each.id).detail for each in (build, behind)] == ["node 7 of 9", ""]
         builder.die()
@@ -188,13 +189,13 @@ async def test_a_build_whose_gateway_died_before_it_was_queued_is_queued(nats: A
         other = await gateway.builds.begin(MODEL, "NVIDIA L40")
         lost = msgspec.structs.replace(other, id=new_ulid())
         await gateway.buckets.builds.create(lost.id, encode(lost))
-        await until(lambda: lost.id in gateway.builds.known)
+        await until_async(lambda: lost.id in gateway.builds.known)
         for _ in range(2):
             await looking(gateway).step()
         builder = Builder(gateway, "NVIDIA L40")
         await builder.start()
         builder.pull.grant(9)
-        await until(lambda: len(builder.taken) == 2)
+        await until_async(lambda: len(builder.taken) == 2)
         assert [each.payload.decode() for each in builder.taken] == [other.id, lost.id]
         assert builder.taken[-1].pending == 0
         for each in builder.taken:

@@ -23,7 +23,7 @@ from gpufn_platform.bus.storage.streams import depths, ensure_streams, next_mess
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
-from tests.gateway.whole import until
+from tests.waiting import until_async
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),))
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=7.0)
@@ -118,7 +118,7 @@ async def scene(nats: EmbeddedServer, path: Path, *, room: int = 1, created_at: 
     caller.start(way)
     way.tick(0.0)
     await runner.room(room, created_at=created_at)
-    await until(lambda: way._capacity)
+    await until_async(lambda: way._capacity)
     try:
         yield Scene(bus, caller, way, runner)
     finally:
@@ -196,7 +196,7 @@ async def test_a_call_whose_retry_is_queued_waits_for_the_reply_of_the_bus(
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
         it.runner.send(fast_path.Queued(message.id))
-        await until(lambda: call.offered is None)
+        await until_async(lambda: call.offered is None)
         other, _ = await it.call_on_the_lane()
         assert other.offered is not None, "its room is free"
         assert call.offered is None
@@ -208,7 +208,7 @@ async def test_nothing_is_kept_of_a_revision_that_has_no_room_any_more(nats: Emb
         call, message = await it.call_on_the_lane()
         await it.runner.room(0)
         it.runner.send(fast_path.Refused(message.id))
-        await until(lambda: call.offered is None)
+        await until_async(lambda: call.offered is None)
         assert (it.lane._capacity, it.lane._in_flight, it.lane._counts, it.lane._refused_until) == ({}, {}, {}, {})
 
 
@@ -216,6 +216,6 @@ async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, 
     async with scene(nats, tmp_path, created_at=8.0) as it:
         assert it.invoke().offered is None
         it.runner.send(fast_path.Room("f", 1, REVISION.created_at, 1))
-        await until(lambda: len(it.lane._capacity) == 2)
+        await until_async(lambda: len(it.lane._capacity) == 2)
         call, _ = await it.call_on_the_lane()
         assert call.offered is not None, "it is told apart by when it was made"

@@ -15,7 +15,8 @@ from gpufn_gateway.auth.access import new_key
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records, queue_position
 from tests.gateway.submitted.test_submitted_calls import GOOD, die, submit
-from tests.gateway.whole import DIGEST, gateway_on, until
+from tests.gateway.whole import DIGEST, gateway_on
+from tests.waiting import until_async
 
 HI, NORMAL, LOW = Priority
 
@@ -142,7 +143,7 @@ async def test_a_deleted_functions_calls_of_all_classes_are_cancelled(nats: Any,
         waiting = asyncio.create_task(
             gateway.http.post("/v1/functions/deleted/invoke", content=GOOD, headers={"x-gpufn-priority": "hi"})
         )
-        await until(lambda: gateway.caller.pending)
+        await until_async(lambda: gateway.caller.pending)
         while (await queue_position.stored(gateway.bus, "deleted", 1)).total() < 4:
             pass
         assert (await gateway.http.delete("/v1/functions/deleted")).status_code == 204

@@ -88,7 +88,7 @@ def test_a_step_explains_some_kinds_of_request_and_the_next_ones_the_others() ->
         world.on_depths({(name, 1): 3 for name in NAMES}, now, now)
         texts = {name: status.waiting.detail for name, status in plan(world, now).statuses.items() if status.waiting}
         assert len(texts) == FUNCTIONS
-        explained.append(sum("600.0 GiB of memory, 512.0 GiB are free at most" in text for text in texts.values()))
+        explained.append(sum("600 GiB of memory, 512 GiB are free at most" in text for text in texts.values()))
     assert explained == [160, 320, 400]
 
 
@@ -123,8 +123,6 @@ def test_workers_that_could_go_are_looked_for_once_per_kind_of_request() -> None
     calls, statuses = python_calls(world)
     waiting = statuses["waits-399"].waiting
     assert waiting is not None
-    assert waiting.detail.startswith(
-        "1,000 nodes (node-0000, node-0001, node-0002, ...): needs 510.0 GiB of memory, 508.0"
-    )
+    assert waiting.detail.startswith("1,000 nodes (node-0000, node-0001, node-0002, ...): needs 510 GiB of memory, 508")
     assert waiting.detail.endswith("held by kept (1000 workers, min_workers=1000)")
     assert calls < FUNCTIONS * 300 + NODES * 300

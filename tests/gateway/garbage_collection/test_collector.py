@@ -24,7 +24,8 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.call_request import CallRequest
 from tests.gateway.builds.test_builds import NET, ONNX, built, deploy, model, upload
-from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 HOUR_S = 3600.0
 
@@ -164,7 +165,7 @@ async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another
         await collected.was_asked.wait()
         collected.trouble = None
         await gateway.deploys.delete("works")
-        await until(lambda: (gateway.registry.numbers("fails"), gateway.registry.numbers("works")) == ([2], [2]))
+        await until_async(lambda: (gateway.registry.numbers("fails"), gateway.registry.numbers("works")) == ([2], [2]))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -181,9 +182,9 @@ async def test_what_runs_after_its_function_was_deleted_is_collected_soon_after_
         collected.in_use = {("slow-to-end", 2)}
         running = asyncio.create_task(collected.collection.run())
         await gateway.deploys.delete("slow-to-end")
-        await until(lambda: gateway.registry.numbers("slow-to-end") == [2, 3])
+        await until_async(lambda: gateway.registry.numbers("slow-to-end") == [2, 3])
         collected.in_use = set()
-        await until(lambda: gateway.registry.numbers("slow-to-end") == [3])
+        await until_async(lambda: gateway.registry.numbers("slow-to-end") == [3])
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -15,6 +15,7 @@ from gpufn_gateway.http.body_reader import ClientDisconnected, write_body
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.listening import serving
+from tests.waiting import until_async
 
 BODY = bytes(range(256)) * (4 * MIN_SHARED_BYTES // 256)
 
@@ -187,7 +188,6 @@ def test_the_application_learns_later_that_the_client_left(run: Callable[[Awaita
             client.writer.write(BODY)
             assert await client.answer() == BODY
             client.writer.close()
-            while not app.disconnects:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until_async(lambda: app.disconnects)
 
     run(scene())

@@ -20,6 +20,7 @@ from gpufn_gateway.http.responses import GPUFN_FORMAT, send_problem
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_gateway.problems import problem_of
 from tests.gateway.listening import serving
+from tests.waiting import until_async
 
 LIMIT = 64 << 20
 UPLOAD = bytes(80_000_000)
@@ -129,8 +130,7 @@ async def test_a_refused_upload_without_end_is_cut_off() -> None:
         for second in range(0, 31, 2):
             writer.write(bytes(1 << 16))
             received = connections[0]._received
-            while connections[0]._received == received:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until_async(lambda: connections[0]._received != received)  # noqa: B023  it is awaited here
             assert sweep(connections, now + second) == 0
         assert sweep(connections, now + 31) == 1
         with contextlib.suppress(ConnectionError):
@@ -144,5 +144,4 @@ async def test_a_client_that_leaves_a_refused_upload_frees_its_connection() -> N
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
-        while server.server_state.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: not server.server_state.connections)

@@ -13,6 +13,7 @@ import pytest
 from gpufn_gateway.http.slow_reader import UnreadOutput
 from gpufn_gateway.http.uvicorn_protocol import sweep
 from tests.gateway.listening import Server, serving
+from tests.waiting import until_async
 
 LARGE = bytes(32 << 20)  # more than the kernel's buffers on both sides hold
 
@@ -57,8 +58,8 @@ async def asking(app: Any) -> AsyncIterator[tuple[Server, asyncio.StreamReader]]
     async with serving(app) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        while not any(each.transport.get_write_buffer_size() for each in server.server_state.connections):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        connections = server.server_state.connections
+        await until_async(lambda: any(each.transport.get_write_buffer_size() for each in connections))
         yield server, reader
         writer.close()
 
@@ -72,8 +73,7 @@ async def test_a_client_that_asks_and_does_not_read_is_hung_up_on_with_all_that_
                 break
             await asyncio.sleep(0.001)
         await app.ended.wait()
-        while connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: not connections)
 
 
 async def test_a_client_that_reads_is_served_to_the_end_however_long_it_takes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.uvicorn_protocol import MAX_HEAD_BYTES, sweep
 from gpufn_gateway.problems import RouteError
 from tests.gateway.listening import Server, serving
+from tests.waiting import until_async
 
 
 @contextlib.asynccontextmanager
@@ -32,17 +33,12 @@ async def reading() -> AsyncIterator[tuple[Server, int]]:
         yield served
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-
-
 def _moved(connection: Any, before: float) -> bool:
     return bool(connection._last_data > before)
 
 
 async def connections(server: Server, count: int) -> list[Any]:
-    await until(lambda: len(server.server_state.connections) >= count)
+    await until_async(lambda: len(server.server_state.connections) >= count)
     return list(server.server_state.connections)
 
 
@@ -53,7 +49,7 @@ async def test_an_ordinary_request_is_served_in_any_number_of_pieces() -> None:
         for piece in (b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-", b"length: 4\r\n\r\nab", b"cd"):
             before = connection._last_data
             writer.write(piece)
-            await until(functools.partial(_moved, connection, before))
+            await until_async(functools.partial(_moved, connection, before))
         assert (await reader.readuntil(b"0000004")).startswith(b"HTTP/1.1 200 OK\r\n")
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na")
         await reader.readuntil(b"0000001")
@@ -119,7 +115,7 @@ async def test_a_refused_client_that_sends_a_byte_now_and_then_is_hung_up_on() -
         for seconds in (0, 3, 6, 9, 12):
             received = connection._received
             writer.write(b"a")
-            await until(lambda: connection._received > received)  # noqa: B023  it is awaited here
+            await until_async(lambda: connection._received > received)  # noqa: B023  it is awaited here
             swept.append(sweep([connection], now + seconds))
         assert swept == [0, 0, 0, 0, 1]
         with contextlib.suppress(ConnectionError):
@@ -132,7 +128,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         (connection,) = await connections(server, 1)
         writer.write(b"\r\n")
-        await until(lambda: connection._received)
+        await until_async(lambda: connection._received)
         assert sweep([connection], connection._connected_at + 31) == 1
         writer.close()
 
@@ -148,7 +144,7 @@ async def test_an_address_has_so_many_connections_and_no_more() -> None:
         assert b"GPUFN_MAX_CONNECTIONS_PER_ADDRESS" in answer
         writer.close()
         clients.pop()[1].close()
-        await until(lambda: len(server.server_state.connections) == 1)
+        await until_async(lambda: len(server.server_state.connections) == 1)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
@@ -169,7 +165,7 @@ async def test_clients_that_stall_are_hung_up_on() -> None:
         for (_, writer), piece in zip(clients, started, strict=True):
             writer.write(piece)
         known = await connections(server, len(started))
-        await until(lambda: sum(each._phase.name != "BETWEEN" for each in known) == 2)
+        await until_async(lambda: sum(each._phase.name != "BETWEEN" for each in known) == 2)
         now = asyncio.get_running_loop().time()
         assert [sweep(known, now + seconds) for seconds in (0, 5, 15)] == [0, 0, 2]
         assert sweep([each for each in known if not each.transport.is_closing()], now + 35) == 1

@@ -24,7 +24,8 @@ from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, map_log, queue_position
-from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 NO = ErrorInfo("function_raised", "no", error_type="ValueError")
 
@@ -117,7 +118,7 @@ async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, 
 async def test_a_gateway_that_knows_an_older_entry_looks_again(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as one, gateway_on(nats) as other:
         await one.deploys.deploy(make.spec("two-doors"), DIGEST)
-        await until(lambda: "two-doors" in other.registry.functions)
+        await until_async(lambda: "two-doors" in other.registry.functions)
         map_id = new_map_id()
         await put(one, "two-doors", map_id, 0, lines("a"))
         assert (await put(other, "two-doors", map_id, 1, lines("b"))).json()["accepted"] == 2

@@ -20,7 +20,8 @@ from gpufn_platform.bus.connection import Bus
 from tests.conftest import ROOT
 from tests.gateway.listening import serving
 from tests.gateway.openapi.state import BUNDLE_VARIABLE, KEY_VARIABLE, MODEL
-from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 _CONFIG = Path(__file__).with_name("schemathesis.toml")
 
@@ -63,14 +64,14 @@ async def prepare(gateway: Whole) -> tuple[str, str]:
         spec = each.spec()
         await gateway.deploys.deploy(spec, DIGEST, How(check=False))
         answer_calls(gateway.bus, spec.name)
-        await until(lambda name=spec.name: name in gateway.registry.functions)
+        await until_async(lambda: spec.name in gateway.registry.functions)  # noqa: B023  it is awaited here
     answer = await gateway.http.put(f"/v1/artifacts/{digest_of(MODEL)}", content=MODEL)
     assert answer.status_code == 201
     scopes = {"scopes": ["admin"]}
     key = (await gateway.http.post("/v1/keys", json=scopes)).json()["key"]
-    await until(lambda: gateway.access.keys)
+    await until_async(lambda: gateway.access.keys)
     other = await gateway.http.post("/v1/keys", json=scopes, headers={"authorization": f"Bearer {key}"})
-    await until(lambda: len(gateway.access.keys) == 2)
+    await until_async(lambda: len(gateway.access.keys) == 2)
     return key, other.json()["id"]
 
 

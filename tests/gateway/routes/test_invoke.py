@@ -139,7 +139,7 @@ async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any
     for content, fault in ((b" " * (make.CALL_LIMIT + 1), "has 4,097 bytes"), (chunks(), "is too large")):
         answer = await gateway.post(URL, content)
         assert problem(answer) == (413, "payload_too_large")
-        assert answer.json()["detail"] == f"The body {fault}: the limit for a call's arguments is 4,096 bytes."
+        assert answer.json()["detail"] == f"The body {fault}: the limit for a call's arguments is 4 KiB."
         assert answer.headers["connection"] == "close"
 
 

@@ -26,8 +26,9 @@ from gpufn_gateway.submitted import call_events
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, queue_position
-from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.taking import take
+from tests.waiting import until_async
 
 GOOD = b'{"texts":["a"]}'
 OTHER = b'{"texts":["b"]}'
@@ -396,12 +397,12 @@ async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connectio
         invocation = await submit(gateway, "told")
         holder = Holder(gateway.bus)
         events = Events(connection, gateway, invocation)
-        await until(lambda: events.told == [("state", "10", "queued")])
+        await until_async(lambda: events.told == [("state", "10", "queued")])
         await take(gateway.bus, "told")
         holder.start(invocation)
-        await until(lambda: events.told[1:] == [("state", "11", "running")])
+        await until_async(lambda: events.told[1:] == [("state", "11", "running")])
         holder.progress(invocation, Progress(0.5, "half"))
-        await until(lambda: events.told[2:] == [("progress", "", 0.5)])
+        await until_async(lambda: events.told[2:] == [("progress", "", 0.5)])
         holder.held.clear()
         await end(gateway, invocation)
         await events.task
@@ -430,7 +431,7 @@ async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection
         holder.start(invocation)
         again = Events(connection, gateway, invocation, last_event_id="11")
         missed = Events(connection, gateway, invocation, last_event_id="10")
-        await until(lambda: missed.told == [("state", "11", "running")])
+        await until_async(lambda: missed.told == [("state", "11", "running")])
         assert again.told == []
         holder.held.clear()
         await end(gateway, invocation)
@@ -514,7 +515,7 @@ async def test_what_is_replayed_is_told_where_the_call_wanted_it_or_where_its_fu
         await gateway.deploys.deploy(
             make.spec("tells-again", webhook="https://example.org/new"), DIGEST, How(check=False)
         )
-        await until(lambda: gateway.registry.functions["tells-again"].serving == 2)
+        await until_async(lambda: gateway.registry.functions["tells-again"].serving == 2)
         for invocation, url in ((own, "https://example.org/mine"), (functions, "https://example.org/new")):
             await die(gateway, invocation)
             here = f"/v1/dlq/tells-again/{invocation}"
@@ -563,7 +564,7 @@ async def test_the_dead_letters_of_a_deleted_function_are_found(nats: Any, make:
         invocation = await submit(gateway, "departed")
         await die(gateway, invocation)
         assert (await gateway.http.delete("/v1/functions/departed")).status_code == 204
-        await until(lambda: "departed" not in gateway.registry.functions)
+        await until_async(lambda: "departed" not in gateway.registry.functions)
         letters = (await gateway.http.get("/v1/dlq/departed")).json()["letters"]
         assert [each["id"] for each in letters] == [invocation]
         assert (await gateway.http.delete("/v1/dlq/departed")).json() == {"dropped": 1}

@@ -38,6 +38,6 @@ def test_the_page_draws_every_order_and_needs_nothing_from_outside(tmp_path: Pat
 
 def test_no_mark_of_the_page_lies_outside_its_plot() -> None:
     page = render(compare(Load(functions=40, seconds=100, busy=0.9), Gpu()))
-    heights = [float(found) for found in re.findall(r"(?:cy|y1)=([\d.-]+)", page)]
+    heights = [float(found) for found in re.findall(r'(?:cy|y1)="([\d.-]+)', page)]
     assert 0 <= min(heights) <= max(heights) <= 280
     assert len(re.findall(r">f\d+</text>", page)) == 20  # there is no space for all forty

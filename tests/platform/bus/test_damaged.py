@@ -10,6 +10,7 @@ import pytest
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import ordered_reader
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from tests.waiting import until_async
 
 _DAMAGED = b"the record that is damaged"
 
@@ -19,7 +20,6 @@ async def test_a_record_that_is_damaged_on_the_disk_is_missing_and_told_and_keep
     which: str,
     *,
     connect: Any,
-    until: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -37,7 +37,7 @@ async def test_a_record_that_is_damaged_on_the_disk_is_missing_and_told_and_keep
         whole = sorted({"a", "b", "c"} - {which})
         assert sorted(known) == await kv.keys() == whole
         told = f"records/{which} is damaged on the disk of the message bus, and missing here"
-        await until(lambda: caplog.messages.count(told) == 1)
+        await until_async(lambda: caplog.messages.count(told) == 1)
         watch.stop()
 
 

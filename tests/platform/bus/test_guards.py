@@ -19,6 +19,7 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.queue import puller
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
+from tests.waiting import until_async
 
 
 def _without_heartbeats(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,22 +50,22 @@ async def test_1_callbacks_that_raise_do_not_stop_the_bus(connect: Any, crash: A
 
 
 async def test_2_a_bus_whose_credentials_are_refused_comes_back_when_they_are_good_again(
-    connect: Any, crash: Any, until: Any
+    connect: Any, crash: Any
 ) -> None:
     bus: Bus = await connect(crash.server)
     config = crash.server.directory / "nats.conf"
     good = config.read_text()
     config.write_text(good.replace('"password": "', '"password": "revoked'))
     os.kill(crash.server.pid, signal.SIGHUP)
-    await until(lambda: "authorization" in bus._disconnect_reason.lower())
+    await until_async(lambda: "authorization" in bus._disconnect_reason.lower())
     config.write_text(good)
     os.kill(crash.server.pid, signal.SIGHUP)
-    await until(lambda: bus.connected)
+    await until_async(lambda: bus.connected)
     await bus.flush()
 
 
 async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothing(
-    connect: Any, crash: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_heartbeats(puller, monkeypatch)
     bus, other = await connect(crash.server), await connect(crash.server)
@@ -77,7 +78,7 @@ async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothi
     await bus.flush()
     await crash.restart(bus, other)
     await bus.publish_stored(queue, b"1", msg_id="1")
-    await until(lambda: got)
+    await until_async(lambda: got)
     pull.grant(1)
     await bus.flush()
     pull.withdraw()
@@ -85,7 +86,7 @@ async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothi
     heir = Pull(other, subjects.ASYNC, "c", got.append)
     heir.grant(1)
     await bus.publish_stored(queue, b"2", msg_id="2")
-    await until(lambda: len(got) == 2)
+    await until_async(lambda: len(got) == 2)
     assert [(delivery.payload, delivery.delivered) for delivery in got] == [(b"1", 1), (b"2", 1)]
 
 
@@ -100,7 +101,7 @@ async def test_4_a_key_with_a_time_to_live_can_be_created_again_once_it_is_gone(
 
 
 async def test_5_a_watch_hears_of_changes_at_once_after_a_restart(
-    connect: Any, crash: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_heartbeats(ordered_reader, monkeypatch)
     bus = await connect(crash.server)
@@ -109,7 +110,7 @@ async def test_5_a_watch_hears_of_changes_at_once_after_a_restart(
     watch = await kv.watch(lambda key, entry: told.append(entry))
     await crash.restart(bus)
     await bus.publish_stored(kv.subject("a"), b"1", msg_id="a")
-    await until(lambda: told)
+    await until_async(lambda: told)
     watch.stop()
 
 
@@ -143,14 +144,14 @@ async def test_7_a_time_to_live_is_rounded_up_and_headers_stay_the_callers(conne
     assert stored.headers == {"Nats-TTL": "1s"}
 
 
-async def test_8_a_server_that_hangs_is_noticed_by_its_missing_pongs(connect: Any, crash: Any, until: Any) -> None:
+async def test_8_a_server_that_hangs_is_noticed_by_its_missing_pongs(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server, ping_interval_s=0.05)
     assert (tcp_connection._MAX_PINGS_OUT, (await connect(crash.server))._ping_interval_s) == (2, 5.0)
     os.kill(crash.server.pid, signal.SIGSTOP)
-    await until(lambda: not bus.connected)
+    await until_async(lambda: not bus.connected)
     assert bus._disconnect_reason == "the server does not answer pings"
     os.kill(crash.server.pid, signal.SIGCONT)
-    await until(lambda: bus.connected)
+    await until_async(lambda: bus.connected)
     await bus.flush()
 
 

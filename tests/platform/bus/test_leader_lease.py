@@ -9,6 +9,7 @@ from gpufn_core.errors import BusUnavailable
 from gpufn_platform.bus.leader_lease import Lease
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.platform.late_answers import LateAnswers
+from tests.waiting import until_async
 
 
 async def holder(kv: KeyValue) -> bytes | None:
@@ -32,9 +33,7 @@ async def test_one_holds_it_renews_it_and_hands_it_on(connect: Any, nats: Any) -
     assert await holder(kv) == b"b"
 
 
-async def test_a_term_that_is_not_renewed_ends_and_its_old_holder_begins_a_new_one(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_a_term_that_is_not_renewed_ends_and_its_old_holder_begins_a_new_one(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "expiring")
     first, second = Lease(kv, "l", "a", ttl_s=1), Lease(kv, "l", "b", ttl_s=1)
     assert await first.try_acquire(0)
@@ -81,12 +80,12 @@ async def test_a_term_is_ended_though_its_last_write_was_cut_off_midway(connect:
     assert await kv.get("l") is None
 
 
-async def test_while_the_bus_is_away_a_term_lasts_to_its_end(connect: Any, crash: Any, until: Any) -> None:
+async def test_while_the_bus_is_away_a_term_lasts_to_its_end(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     lease = Lease(await KeyValue.open(bus, "leases"), "l", "a")
     assert await lease.try_acquire(0)
     crash.server.kill()
-    await until(lambda: not bus.connected)
+    await until_async(lambda: not bus.connected)
     assert await lease.try_acquire(4.9)
     with pytest.raises(BusUnavailable):
         await lease.try_acquire(5.0)

@@ -36,6 +36,7 @@ from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import _STORE_TIMEOUT_S, Caller
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 from tests.taking import take
+from tests.waiting import until_async
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), queue_timeout_s=10.0)
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=0.0)
@@ -117,13 +118,11 @@ async def test_a_call_from_before_a_restart_takes_no_other_out_of_the_queue_that
     assert unpack_invocation(stored.payload)[0].id == behind.id
 
 
-async def test_a_call_that_is_in_the_queue_still_after_a_reconnect_is_taken_out_of_it(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_a_call_that_is_in_the_queue_still_after_a_reconnect_is_taken_out_of_it(connect: Any, nats: Any) -> None:
     bus, _, call = await waiting(connect, nats)
     at = call.queue_seq
     bus._live().lose("a cable is pulled")
-    await until(lambda: bus.connected and call.queue_seq == at)
+    await until_async(lambda: bus.connected and call.queue_seq == at)
     call.cancel()
     await bus.flush()
     assert await streams.message_at(bus, subjects.SYNC, at) is None
@@ -398,7 +397,7 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
     assert [item async for item in items] == []
 
 
-async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash: Any) -> None:
     """During an election the queue's subject has no subscriber."""
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
@@ -408,7 +407,7 @@ async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash
     assert not call.future.done()
     await streams.ensure_streams(bus)
     caller.tick(call.since + 1.0)
-    await until(lambda: call.queue_seq)
+    await until_async(lambda: call.queue_seq)
     stored = await streams.message_at(bus, subjects.SYNC, call.queue_seq)
     assert stored is not None
     assert unpack_invocation(stored.payload)[0].id == call.id
@@ -418,7 +417,7 @@ async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash
     assert not call.future.done()
 
 
-async def test_a_call_that_a_stream_cannot_store_now_is_published_again(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_call_that_a_stream_cannot_store_now_is_published_again(connect: Any, crash: Any) -> None:
     bus, server = await connect(crash.server), await connect(crash.server)
     unavailable = b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}'
     queue = subjects.sync_queue("f", 1, Priority.NORMAL)
@@ -427,28 +426,28 @@ async def test_a_call_that_a_stream_cannot_store_now_is_published_again(connect:
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     call = caller.invoke(request())
-    await until(lambda: call.is_refused)
+    await until_async(lambda: call.is_refused)
     refusing.unsubscribe()
     await server.flush()
     await streams.ensure_streams(bus)
     caller.tick(call.since + 1.0)
-    await until(lambda: call.queue_seq)
+    await until_async(lambda: call.queue_seq)
     assert not call.future.done()
 
 
 @pytest.mark.parametrize("deadline_s", [3600.0, 1.0])
 async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadline(
-    connect: Any, crash: Any, until: Any, deadline_s: float
+    connect: Any, crash: Any, deadline_s: float
 ) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     call = caller.invoke(request()._replace(deadline=SystemClock().time() + deadline_s))
-    await until(lambda: call.is_refused)
+    await until_async(lambda: call.is_refused)
     end = min(call.expires_at, call.since + _STORE_TIMEOUT_S)
     caller.tick(end - 0.1)
     assert not call.is_refused
-    await until(lambda: call.is_refused)
+    await until_async(lambda: call.is_refused)
     caller.tick(end + 0.1)
     with pytest.raises(BusUnavailable, match="call again") as raised:
         await call.future
@@ -456,12 +455,12 @@ async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadlin
     assert not caller.pending
 
 
-async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     call = caller.invoke(request())
-    await until(lambda: call.is_refused)
+    await until_async(lambda: call.is_refused)
     call.cancel()
     await streams.ensure_streams(bus)
     caller.tick(call.since + 1.0)
@@ -469,25 +468,23 @@ async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, cra
     assert await streams.messages_per_subject(bus, subjects.SYNC) == {}
 
 
-async def test_a_call_that_no_stream_takes_ends_with_its_queue_timeout(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_call_that_no_stream_takes_ends_with_its_queue_timeout(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     call = caller.invoke(request())
-    await until(lambda: call.is_refused)
+    await until_async(lambda: call.is_refused)
     caller.fail_unless_started(GpufnError("the platform stops"))
     with pytest.raises(GpufnError, match="stops"):
         await call.future
 
 
-async def test_a_call_that_is_about_to_be_published_again_is_not_lost_with_a_restart(
-    connect: Any, crash: Any, until: Any
-) -> None:
+async def test_a_call_that_is_about_to_be_published_again_is_not_lost_with_a_restart(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
     refused = caller.invoke(request())
-    await until(lambda: refused.is_refused)
+    await until_async(lambda: refused.is_refused)
     await streams.ensure_streams(bus)
     lost = await queued(bus, caller)
     await crash.restart(bus)
@@ -495,5 +492,5 @@ async def test_a_call_that_is_about_to_be_published_again_is_not_lost_with_a_res
     with pytest.raises(BusUnavailable, match="was lost"):
         await lost.future
     caller.tick(refused.since + 1.0)
-    await until(lambda: refused.queue_seq)
+    await until_async(lambda: refused.queue_seq)
     assert not refused.future.done()

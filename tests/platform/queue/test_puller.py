@@ -14,6 +14,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import puller as consumer
 from gpufn_platform.queue.delivery import AlreadySettled, Delivery
 from gpufn_platform.queue.puller import Pull
+from tests.waiting import until_async
 
 _names = itertools.count()
 
@@ -70,28 +71,28 @@ class Queue:
         return [delivery.payload for delivery in self.got]
 
 
-async def test_as_many_deliveries_come_as_credits_were_granted(connect: Any, nats: Any, until: Any) -> None:
+async def test_as_many_deliveries_come_as_credits_were_granted(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.grant(1)
     queue.pull.grant(1)
     await queue.put(b"1", b"2", b"3")
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     await queue.bus.flush()
     assert (queue.payloads, queue.pull.credits) == ([b"1", b"2"], 0)
     assert [(delivery.delivered, delivery.pending) for delivery in queue.got] == [(1, 0), (1, 0)]
     queue.got[0].ack()
     queue.pull.grant(5)
-    await until(lambda: len(queue.got) == 3)
+    await until_async(lambda: len(queue.got) == 3)
     assert queue.pull.credits == 4
     await queue.bus.flush()
     assert await queue.depth() == 2
 
 
-async def test_a_delivery_is_settled_once_and_touched_only_before(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_delivery_is_settled_once_and_touched_only_before(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     await queue.put(b"1", b"2")
     queue.pull.grant(3)
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     first, second = queue.got
     first.touch()
     first.ack()
@@ -100,7 +101,7 @@ async def test_a_delivery_is_settled_once_and_touched_only_before(connect: Any, 
         with pytest.raises(AlreadySettled, match="was settled before"):
             settle()
     second.nak()
-    await until(lambda: len(queue.got) == 3)
+    await until_async(lambda: len(queue.got) == 3)
     again = queue.got[2]
     assert (again.payload, again.seq, again.delivered) == (b"2", second.seq, 2)
     again.term("poison")
@@ -108,34 +109,34 @@ async def test_a_delivery_is_settled_once_and_touched_only_before(connect: Any, 
     assert await queue.depth() == 0
 
 
-async def test_a_nak_with_a_delay_comes_back_later(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_nak_with_a_delay_comes_back_later(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     await queue.put(b"1")
     queue.pull.grant(2)
-    await until(lambda: queue.got)
+    await until_async(lambda: queue.got)
     loop = asyncio.get_running_loop()
     queue.got[0].nak(0.2)
     started = loop.time()
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     assert loop.time() - started > 0.15
 
 
-async def test_a_poll_takes_what_waits_and_tells_once_what_it_did_not_use(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_poll_takes_what_waits_and_tells_once_what_it_did_not_use(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.poll(2)
-    await until(lambda: queue.unused)
+    await until_async(lambda: queue.unused)
     assert (queue.payloads, queue.unused) == ([], [2])
     await queue.put(b"1", b"2", b"3")
     queue.pull.poll(2)
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     queue.pull.poll(3)
-    await until(lambda: len(queue.unused) == 2)
+    await until_async(lambda: len(queue.unused) == 2)
     await queue.bus.flush()
     assert (queue.payloads, queue.unused, queue.pull.credits) == ([b"1", b"2", b"3"], [2, 2], 0)
 
 
 async def test_a_handler_that_fails_gives_its_delivery_back(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "_HANDLER_FAILED_DELAY_S", 0.01)
     queue = await Queue(await connect(nats)).ensure()
@@ -149,11 +150,11 @@ async def test_a_handler_that_fails_gives_its_delivery_back(
     pull = Pull(queue.bus, queue.stream, queue.consumer, fail_once)
     pull.grant(2)
     await queue.put(b"1")
-    await until(lambda: len(seen) == 2)
+    await until_async(lambda: len(seen) == 2)
     assert [delivery.delivered for delivery in seen] == [1, 2]
 
 
-async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: Any, nats: Any, until: Any) -> None:
+async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     other = await connect(nats)
     queue.pull.grant(2)
@@ -165,28 +166,26 @@ async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: 
     taken: list[Delivery] = []
     heir = Pull(other, queue.stream, queue.consumer, taken.append)
     heir.grant(1)
-    await until(lambda: taken)
+    await until_async(lambda: taken)
     assert (taken[0].payload, queue.got, queue.pull.credits) == (b"1", [], 0)
 
 
-async def test_an_expired_request_is_asked_for_again(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_expired_request_is_asked_for_again(connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "_EXPIRES_S", 0.1)
     monkeypatch.setattr(consumer, "_HEARTBEAT_S", 0.05)
     queue = await Queue(await connect(nats)).ensure()
     expired: list[str] = []
     queue.bus.subscribe("_INBOX.admin.*.*.s", lambda message: expired.append(message.description))
     queue.pull.grant(2)
-    await until(lambda: expired.count("Request Timeout") == 2)
+    await until_async(lambda: expired.count("Request Timeout") == 2)
     await queue.put(b"1", b"2", b"3")
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     await queue.bus.flush()
     assert (queue.payloads, queue.pull.credits) == ([b"1", b"2"], 0)
 
 
 async def test_silence_renews_every_request_and_credits_stay_what_they_were(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.grant(2)
@@ -194,58 +193,54 @@ async def test_silence_renews_every_request_and_credits_stay_what_they_were(
     for now in (0.0, 1.0, 13.0):  # the first tick starts the silence, the last finds it too long
         queue.pull.tick(now)
     await queue.put(b"1", b"2", b"3")
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     await queue.bus.flush()
     assert (queue.pull.credits, await queue.depth()) == (0, 3)
 
 
-async def test_a_missing_consumer_is_reported_and_pulled_from_once_it_exists(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_a_missing_consumer_is_reported_and_pulled_from_once_it_exists(connect: Any, nats: Any) -> None:
     queue = Queue(await connect(nats))
     await streams.ensure_streams(queue.bus)
     queue.pull.grant(1)
     queue.pull.poll(1)
-    await until(lambda: queue.missing)
+    await until_async(lambda: queue.missing)
     await queue.ensure()
     await queue.put(b"1")
     queue.pull.retry()
-    await until(lambda: queue.got)
+    await until_async(lambda: queue.got)
     assert (queue.missing, queue.unused) in [(1, []), (1, [1])]
     queue.pull.grant(1)
     await queue.bus.flush()
     await streams.delete_consumer(queue.bus, queue.stream, queue.consumer)
-    await until(lambda: queue.missing == 2)
+    await until_async(lambda: queue.missing == 2)
     assert queue.pull.credits == 1
 
 
 @pytest.mark.parametrize("kill", [True, False])
-async def test_nothing_is_lost_or_taken_twice_when_the_server_restarts(
-    connect: Any, crash: Any, until: Any, kill: bool
-) -> None:
+async def test_nothing_is_lost_or_taken_twice_when_the_server_restarts(connect: Any, crash: Any, kill: bool) -> None:
     queue = await Queue(await connect(crash.server), subjects.ASYNC).ensure()
     outer = [b"%d" % number for number in range(20)]
     await queue.put(*outer[:10])
     queue.pull.grant(4)
-    await until(lambda: len(queue.got) == 4)
+    await until_async(lambda: len(queue.got) == 4)
     for delivery in queue.got:
         delivery.ack()
     await queue.bus.flush()
     queue.pull.grant(8)
-    await until(lambda: len(queue.got) == 10)
+    await until_async(lambda: len(queue.got) == 10)
     assert queue.pull.credits == 2
     held = queue.got[4:]
     await crash.restart(queue.bus, kill=kill)
     for delivery in held:
         delivery.ack()  # an acknowledgement is also valid for the restarted server
     await queue.put(*outer[10:12])
-    await until(lambda: len(queue.got) == 12)
+    await until_async(lambda: len(queue.got) == 12)
     assert queue.pull.credits == 0
     for delivery in queue.got[10:]:
         delivery.ack()
     queue.pull.grant(8)
     await queue.put(*outer[12:])
-    await until(lambda: len(queue.got) == 20)
+    await until_async(lambda: len(queue.got) == 20)
     assert queue.payloads == outer
     for delivery in queue.got[12:]:
         delivery.ack()
@@ -253,39 +248,37 @@ async def test_nothing_is_lost_or_taken_twice_when_the_server_restarts(
     assert (queue.pull.credits, await queue.depth()) == (0, 0)
 
 
-async def test_a_queue_in_memory_is_pulled_from_again_after_a_crash(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_queue_in_memory_is_pulled_from_again_after_a_crash(connect: Any, crash: Any) -> None:
     queue = await Queue(await connect(crash.server)).ensure()
     queue.pull.grant(2)
     await queue.put(b"1")
-    await until(lambda: queue.got)
+    await until_async(lambda: queue.got)
     await crash.restart(queue.bus)
-    await until(lambda: queue.missing)
+    await until_async(lambda: queue.missing)
     await queue.ensure()
     queue.pull.retry()
     await queue.put(b"2", b"3")
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     await queue.bus.flush()
     assert (queue.payloads, queue.pull.credits) == ([b"1", b"2"], 0)
 
 
-async def test_a_poll_that_the_server_took_with_it_ends_unused(connect: Any, crash: Any, until: Any) -> None:
+async def test_a_poll_that_the_server_took_with_it_ends_unused(connect: Any, crash: Any) -> None:
     queue = await Queue(await connect(crash.server), subjects.ASYNC).ensure()
     crash.server.kill()
     queue.pull.poll(3)  # goes into a dead socket
     await crash.restart(queue.bus)
-    await until(lambda: queue.unused)
+    await until_async(lambda: queue.unused)
     assert queue.unused == [3]
 
 
-async def test_a_settlement_that_the_bus_missed_is_said_at_the_next_hand_over(
-    connect: Any, crash: Any, until: Any
-) -> None:
+async def test_a_settlement_that_the_bus_missed_is_said_at_the_next_hand_over(connect: Any, crash: Any) -> None:
     queue = await Queue(await connect(crash.server), subjects.ASYNC, ack_wait_s=1).ensure()
     await queue.put(b"1")
     queue.pull.grant(1)
-    await until(lambda: queue.got)
+    await until_async(lambda: queue.got)
     crash.server.kill()
-    await until(lambda: not queue.bus.connected)
+    await until_async(lambda: not queue.bus.connected)
     with pytest.raises(BusUnavailable):
         queue.got[0].ack()
     await crash.restart(queue.bus)
@@ -300,31 +293,29 @@ async def redelivered(bus: Bus, queue: Queue, times: int) -> None:
         pass
 
 
-async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(connect: Any, nats: Any) -> None:
     """Like after the server's clock was set forward: `ack_wait` seems to be over."""
     queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
     words = await queue.listen(await connect(nats))
     queue.pull.grant(3)
     await queue.put(b"1")
-    await until(lambda: words.count(b"+WPI") >= 2)
+    await until_async(lambda: words.count(b"+WPI") >= 2)
     assert (queue.payloads, queue.pull.credits) == ([b"1"], 2)
     queue.got[0].ack()
-    await until(lambda: b"+ACK" in words)
+    await until_async(lambda: b"+ACK" in words)
     await queue.put(b"2")
-    await until(lambda: len(queue.got) == 2)
+    await until_async(lambda: len(queue.got) == 2)
     assert (queue.payloads, await queue.depth()) == ([b"1", b"2"], 1)
 
 
 async def test_what_comes_again_without_a_credit_is_not_handed_to_another_while_it_runs(
-    connect: Any, nats: Any, until: Any
+    connect: Any, nats: Any
 ) -> None:
     queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
     words = await queue.listen(await connect(nats))
     queue.pull.grant(2)
     await queue.put(b"1")
-    await until(lambda: queue.got)
+    await until_async(lambda: queue.got)
 
     def wait_for_the_next() -> None:
         async def look() -> None:
@@ -339,7 +330,7 @@ async def test_what_comes_again_without_a_credit_is_not_handed_to_another_while_
     looking.start()
     looking.join()
     queue.pull.limit(0)
-    await until(lambda: words)
+    await until_async(lambda: words)
     assert (words, queue.payloads) == ([b"+WPI"], [b"1"])
     queue.got[0].ack()
     await queue.bus.flush()

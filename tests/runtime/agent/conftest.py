@@ -50,6 +50,7 @@ from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
+from tests.waiting import until_async
 
 FAKE_WORKER = (sys.executable, "-S", os.fspath(Path(__file__).with_name("fake_worker.py")))
 _numbers = itertools.count(1)
@@ -302,9 +303,7 @@ class Node:
     async def until_buried(self, worker: str) -> None:
         """Wait until the worker's folder is removed, which happens after the Assignment is deleted."""
         await self.until_deleted(worker)
-        async with asyncio.timeout(30):
-            while self.home.worker(worker).exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_async(lambda: not self.home.worker(worker).exists())
 
     async def pid(self, worker: str) -> int:
         await self.event(worker, "started")

@@ -6,7 +6,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from gpufn_core.protocol.frames import Drain
 from gpufn_core.protocol.launch import ForkReply, ForkRequest, TemplateReady
 from tests.runtime.worker.engines.engines import write_negation
+from tests.waiting import until
 
 Start = Any
 _PR_SET_CHILD_SUBREAPER = 36
@@ -45,12 +45,8 @@ class Template:
         known = _children()
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
-        give_up = time.monotonic() + 30
-        while time.monotonic() < give_up:
-            if found := _children() - known:
-                return found.pop()
-            time.sleep(0.01)
-        raise TimeoutError("nothing was forked ahead")
+        pid: int = until(lambda: _children() - known).pop()
+        return pid
 
     def ask(self, request: ForkRequest) -> ForkReply:
         assert self.process.stdin is not None
@@ -280,9 +276,6 @@ def test_a_template_that_has_started_a_thread_since_refuses_and_ends(
     assert template.ready.error == ""
     template.process.send_signal(10)
     threads = Path(f"/proc/{template.process.pid}/task")
-    give_up = time.monotonic() + 30
-    while len(list(threads.iterdir())) < 2:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    until(lambda: len(list(threads.iterdir())) == 2)
     assert template.fork(make_peer()).error == "its modules started 1 threads, which would be lost in a fork"
     assert template.process.wait(30) == 1

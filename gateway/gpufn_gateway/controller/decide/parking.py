@@ -6,6 +6,7 @@ import msgspec
 
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.placement.request import cpu_pool
 from gpufn_gateway.controller.state.views import RevisionView, WorkerView
 from gpufn_gateway.controller.state.world import World
@@ -32,8 +33,8 @@ def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admissio
         return Admission(why=view.no_parking_reason)
     budget_bytes, expected_bytes = node.report.park_bytes, _expected(view, worker)
     if budget_bytes < max(expected_bytes, _MIN_BYTES):
-        offered = f"{node.report.node} has {budget_bytes >> 20} MiB for parked workers"
-        return Admission(why=f"it needs {expected_bytes >> 20} MiB, and {offered}")
+        offered = f"{node.report.node} has {format_bytes(budget_bytes)} for parked workers"
+        return Admission(why=f"it needs {format_bytes(expected_bytes)}, and {offered}")
     free_bytes = _free(world, node.report) - promised_bytes
     if free_bytes >= max(expected_bytes, _MIN_BYTES):
         if view.parked_bytes is None:  # else all workers that first park at the same time could get the same memory

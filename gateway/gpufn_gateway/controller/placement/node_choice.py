@@ -19,6 +19,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceShare, Health, Share
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
     GpuFit,
@@ -33,7 +34,7 @@ from gpufn_gateway.controller.placement.gpus import (
     why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, Wanted, cpu_pool, gpus_of, has_cores
-from gpufn_gateway.controller.placement.shortage import in_words, shortage, size
+from gpufn_gateway.controller.placement.shortage import in_words, shortage
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
 
@@ -211,7 +212,7 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         contained=request.is_contained(fit.offer.report),
         gpu_part=_gpu_part(resources, fit.gpus),
     )
-    free = size(fit.offer.available_bytes - request.memory_bytes)
+    free = format_bytes(fit.offer.available_bytes - request.memory_bytes)
     return Placement(node, share, f"{_gpu_names(fit.gpus)} on {node}, {free} of memory left")
 
 

@@ -16,6 +16,7 @@ import msgspec
 from gpufn_core.domain.device import Device, Health
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
     ANY_KIND,
@@ -151,7 +152,8 @@ def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse |
     if reason is Unavailable.SHARED_BY and use is not None:
         return use.mode.value
     if reason is Unavailable.MEMORY:
-        return f"{size(request.resources.vram_bytes or 0)} are needed, {size(available_bytes(device, use))} are free"
+        needed = format_bytes(request.resources.vram_bytes or 0)
+        return f"{needed} are needed, {format_bytes(available_bytes(device, use))} are free"
     return ""
 
 
@@ -216,7 +218,7 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: 
         case Cause.CORES:
             return f"needs {wants.cpu:g} cores, {it} {has} {remaining:g}{at_most}"
         case Cause.MEMORY:
-            return f"needs {size(request.memory_bytes)} of memory, {size(int(remaining))} are free{at_most}"
+            return f"needs {format_bytes(request.memory_bytes)} of memory, {format_bytes(remaining)} are free{at_most}"
         case Cause.FREE_CORES:
             return f"needs {wants.cpu:g} cores, {remaining:.3g} are free{at_most}"
         case Cause.GPU_COUNT:
@@ -267,12 +269,6 @@ def _phrase(reason: Unavailable, gpus: Sequence[UnavailableGpu]) -> str:
 
 def _bounded(detail: str) -> str:
     return textwrap.shorten(detail, _MAX_DETAIL, placeholder=" ...")
-
-
-def size(count: int) -> str:
-    if count < 0:
-        return "0 MiB"
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 # --- memory ---

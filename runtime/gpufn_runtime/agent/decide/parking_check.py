@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpufn_core.domain.worker import ParkedMemory
+from gpufn_core.spec.units import format_bytes
 
 MAX_REMAINING_BYTES = 1 << 30  # of one GPU; a CUDA context with kernels takes a third to two thirds of it
 
@@ -32,5 +33,5 @@ def verify(claim: Claim, newest_sample: int, held_bytes: int | None) -> ParkedMe
         return None
     remaining_bytes = max(claim.parked.device_bytes, held_bytes or 0)
     if remaining_bytes > MAX_REMAINING_BYTES:
-        return f"it reports that it is parked, but holds {remaining_bytes >> 20} MiB of its GPU"
+        return f"it reports that it is parked, but holds {format_bytes(remaining_bytes)} of its GPU"
     return ParkedMemory(claim.parked.host_bytes, remaining_bytes)

@@ -6,6 +6,8 @@ preceded by a note about that. The tail is always kept, because it holds the rea
 
 from __future__ import annotations
 
+from gpufn_core.spec.units import format_bytes
+
 _TAIL_BYTES = 8 << 10
 _TAIL_LINES = 40
 _MAX_LINE_BYTES = 8 << 10
@@ -70,7 +72,7 @@ class OutputLog:
         dropped, self._dropped = self._dropped, 0
         if not dropped:
             return []
-        return [f"[gpufn: {dropped:,} bytes of output were dropped: more than {_BYTES_PER_S >> 10} KiB/s]"]
+        return [f"[gpufn: {dropped:,} bytes of output were dropped: more than {format_bytes(_BYTES_PER_S)}/s]"]
 
 
 def _text(line: bytes) -> str:

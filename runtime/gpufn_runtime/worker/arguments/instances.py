@@ -16,6 +16,7 @@ import copy
 import dataclasses
 import enum
 import inspect
+import operator
 import sys
 import types
 import typing
@@ -322,12 +323,8 @@ def _replace_scalars(value: Any, box: type) -> Any:
         return value if all(items[key] is item for key, item in value.items()) else items
     if kind in (list, tuple):
         items = [_replace_scalars(item, box) for item in value]
-        return value if all(map(_identical, items, value)) else kind(items)
+        return value if all(map(operator.is_, items, value)) else kind(items)
     return value
-
-
-def _identical(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def _error_text(error: msgspec.ValidationError) -> str:

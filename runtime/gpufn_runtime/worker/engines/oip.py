@@ -252,7 +252,8 @@ def _to_bytes(array: Array, datatype: str) -> bytes | memoryview:
     if datatype != "BYTES":
         block = contiguous(array)
         return block.reshape(-1).view(np.uint8).data if block.size else b""
-    encoded = (_encode_text(element) for element in array.reshape(-1).tolist())
+    elements: list[str | bytes] = array.reshape(-1).tolist()
+    encoded = (element if isinstance(element, bytes) else element.encode() for element in elements)
     return b"".join(part for element in encoded for part in (_LENGTH.pack(len(element)), element))
 
 
@@ -265,7 +266,3 @@ def _to_list(array: Array, datatype: str) -> list[Any]:
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
         return [element if math.isfinite(element) else number_word(element) for element in elements]
     return elements
-
-
-def _encode_text(element: str | bytes) -> bytes:
-    return element if isinstance(element, bytes) else element.encode()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpufn_core.domain.worker import ParkedMemory
+from gpufn_core.spec.units import format_bytes
 from gpufn_runtime.worker.arguments.loader import Loaded
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -89,15 +90,15 @@ class Parking:
             raise _insufficient_memory(needed, host_bytes)
         if self._memory_bytes is not None and needed > (remaining := self._memory_bytes - resident_bytes()):
             raise CannotPark(
-                f"parking takes {needed >> 20} MiB of host memory, but only {max(remaining, 0) >> 20} MiB of its limit "
+                f"parking takes {format_bytes(needed)} of host memory, but only {format_bytes(remaining)} of its limit "
                 "remain: increase memory=..."
             )
 
 
 def _insufficient_memory(needed: int, host_bytes: int) -> CannotPark:
     return CannotPark(
-        f"parking takes {needed >> 20} MiB of host memory, but only {host_bytes >> 20} MiB remain for parked workers: "
-        "increase GPUFN_PARK_MEMORY of its agent",
+        f"parking takes {format_bytes(needed)} of host memory, but only {format_bytes(host_bytes)} remain for parked "
+        "workers: increase GPUFN_PARK_MEMORY of its agent",
         needed,
     )
 

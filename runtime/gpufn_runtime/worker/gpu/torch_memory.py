@@ -12,6 +12,8 @@ import gc
 import sys
 from typing import Any
 
+from gpufn_core.spec.units import format_bytes
+
 _MAX_STRAY_BYTES = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
 _ALIGNED = 512
 
@@ -49,7 +51,7 @@ class TorchMemory:
         self._sizes = [storage.nbytes() for storage in self._storages]
         stray = sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count()))) - sum(self._sizes)
         if stray > _MAX_STRAY_BYTES:
-            raise NotMovable(f"torch has {stray >> 20} MiB on the GPU that belong to no Python tensor")
+            raise NotMovable(f"torch has {format_bytes(stray)} on the GPU that belong to no Python tensor")
         return sum(map(_align, self._sizes))
 
     def park(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import Log
+from gpufn_core.spec.units import format_bytes
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
@@ -83,7 +84,8 @@ class Output:
         lines, size = self._limit.take_dropped()
         if lines:
             number, link = _target(attempt)
-            text = f"... {lines} lines ({size >> 10} KiB) dropped: more than {_RATE >> 20} MiB of output a second ..."
+            limit = format_bytes(_RATE)
+            text = f"... {lines} lines ({format_bytes(size)}) dropped: more than {limit} of output a second ..."
             self._link.send_packed(frames.encode(Log(number, "stderr"), text.encode()), link=link)
 
 

@@ -41,6 +41,7 @@ from gpufn_core.errors import (
     ScheduleNotFound,
     Unauthorized,
 )
+from gpufn_core.spec.units import format_bytes
 
 _MIN_WRAP_COLUMNS = 20
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # of a JSON error
@@ -260,11 +261,4 @@ def ago(then: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} TiB"
+    return "-" if count is None else format_bytes(count)

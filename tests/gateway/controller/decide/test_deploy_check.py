@@ -114,7 +114,7 @@ def test_a_pending_revision_takes_no_calls_even_if_the_old_one_fails_to_start() 
 def test_without_room_it_is_not_checked_and_calls_move() -> None:
     deployed = _deployed(resources=TOO_MUCH)
     (end,) = [action for action in _actions(deployed) if isinstance(action, EndCheck)]
-    assert (end.state, end.reason) == (CheckState.UNCHECKED, "a: needs 99.0 GiB of memory, 8.0 GiB are free")
+    assert (end.state, end.reason) == (CheckState.UNCHECKED, "a: needs 99 GiB of memory, 8 GiB are free")
     deployed.on_revision(("f", 2), _record(2, CheckState.UNCHECKED, resources=TOO_MUCH))
     assert [action.revision for action in _actions(deployed) if isinstance(action, MoveServing)] == [2]
 

@@ -252,7 +252,7 @@ def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
     scene.add("v", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it needs 5120 MiB, and a has 4096 MiB for parked workers" in order.reason
+    assert "not parked: it needs 5 GiB, and a has 4 GiB for parked workers" in order.reason
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_node_without_memory_for_them_parks_nobody() -> None:
     scene.add("w", "f")
     (order,) = scene.after(11)
     assert isinstance(order, Drain)
-    assert "not parked: it needs 0 MiB, and a has 0 MiB for parked workers" in order.reason
+    assert "not parked: it needs 0 B, and a has 0 B for parked workers" in order.reason
 
 
 def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:

@@ -69,7 +69,7 @@ def test_a_part_of_a_gpu_is_granted_with_its_limits() -> None:
         (part(2), [held("w", "g1", vram=4, sm=60)], ("g1",)),
         (part(2, 100), [held("w", "g1", Share.TIME), held("v", "g2", Share.TIME)], "are shared by time"),
         (part(2), [held("w", "g1", vram=1, domain="x"), held("v", "g2", vram=1)], ("g2",)),
-        (part(30), [], "have too little memory: 30.0 GiB are needed, 24.0 GiB are free"),
+        (part(30), [], "have too little memory: 30 GiB are needed, 24 GiB are free"),
     ],
 )
 def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[Lease], outcome: object) -> None:
@@ -119,7 +119,7 @@ def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_
         (
             part(20),
             [held("w", "g", vram=8)],
-            "a: its GPU has too little memory: 20.0 GiB are needed, 16.0 GiB are free",
+            "a: its GPU has too little memory: 20 GiB are needed, 16 GiB are free",
         ),
         (part(1), [held(f"w{n}", "g", vram=0.1) for n in range(48)], "a: its GPU has the maximum number of workers"),
         (Resources(gpu=("H100",), gpu_count=2), [], "a: it has no H100 GPU"),
@@ -136,7 +136,7 @@ def test_no_capacity_tells_of_each_device() -> None:
     leases = [held("u", "g1", Share.EXCLUSIVE), held("v", "g2", Share.EXCLUSIVE), held("w", "g4", vram=20)]
     assert told(part(6), node, *leases) == (
         "a: of its 4 GPUs 1 is degraded (rows to remap), 2 are in use, "
-        "1 has too little memory: 6.0 GiB are needed, 4.0 GiB are free"
+        "1 has too little memory: 6 GiB are needed, 4 GiB are free"
     )
     assert told(Resources(gpu=("L4",), gpu_count=2), node, *leases) == (
         "a: needs 2 L4 GPUs of one model, 0 of its 4 are available: 1 is degraded (rows to remap), 3 are in use"

@@ -98,7 +98,7 @@ def test_cores_are_promised_eight_times_over_but_on_a_free_node_first() -> None:
     [
         (Resources(cpu=4.0), "a: needs 4 cores, it has 2"),
         (Resources(cpu=2.0), "a: needs 2 cores, 1.5 are free"),
-        (Resources(memory_bytes=9 * GIB), "a: needs 9.0 GiB of memory, 7.0 GiB are free"),
+        (Resources(memory_bytes=9 * GIB), "a: needs 9 GiB of memory, 7 GiB are free"),
         (Resources(gpu=("H200",)), "a: it has no H200 GPU"),
         (Resources(gpu=("L4",)), "a: its L4 GPU is in use"),
     ],

@@ -9,6 +9,7 @@ from gpufn_core.errors import Conflict, QueueFull
 from gpufn_platform.bus.storage import key_value as kv_module
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from tests.waiting import until_async
 
 
 async def test_records_are_put_read_and_deleted(connect: Any, nats: Any) -> None:
@@ -68,7 +69,7 @@ async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any,
 
 
 async def test_nothing_is_left_of_a_record_that_was_deleted(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is one key for each worker that ever ran."""
     monkeypatch.setattr(kv_module, "_MARKED_S", 1.0)
@@ -82,7 +83,7 @@ async def test_nothing_is_left_of_a_record_that_was_deleted(
         await bus.flush()
     assert told == [("n1.w1", False), ("n1.w1", True)]
     await kv.create("n1.w1", b"y")
-    await until(lambda: told[-1] == ("n1.w1", False))
+    await until_async(lambda: told[-1] == ("n1.w1", False))
     watch.stop()
 
 
@@ -111,7 +112,7 @@ async def test_what_is_not_a_key_is_refused(connect: Any, nats: Any, key: str) -
         await kv.put(key, b"")
 
 
-async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     kv = await KeyValue.open(bus, "watched")
     for key in ("n.a", "n.b", "m.c"):
@@ -128,7 +129,7 @@ async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats:
     await kv.put("n.a", b"2")
     await kv.put("m.c", b"2")
     await kv.delete("n.a")
-    await until(lambda: len(told) == 3)
+    await until_async(lambda: len(told) == 3)
     assert told[1:] == [("n.a", b"2"), ("n.a", None)]
     watch.stop()
     await kv.put("n.a", b"3")
@@ -136,18 +137,16 @@ async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats:
     assert len(told) == 3
 
 
-async def test_a_watch_of_an_empty_bucket_starts(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_watch_of_an_empty_bucket_starts(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "empty")
     told: list[str] = []
     watch = await kv.watch(lambda key, entry: told.append(key))
     await kv.put("a", b"")
-    await until(lambda: told)
+    await until_async(lambda: told)
     watch.stop()
 
 
-async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     kv, elsewhere = await KeyValue.open(bus, "own"), await KeyValue.open(bus, "own")
     told: list[tuple[str, bytes | None]] = []
@@ -160,7 +159,7 @@ async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(
     await kv.delete("n.a")
     assert told[1:] == [("n.a", b"2"), ("n.a", None)]
     await elsewhere.put("n.b", b"")
-    await until(lambda: ("n.b", b"") in told)
+    await until_async(lambda: ("n.b", b"") in told)
     assert len(told) == 4
     watch.stop()
     await kv.put("n.a", b"3")
@@ -168,7 +167,7 @@ async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(
 
 
 async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_comes_late(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
     kv, elsewhere = await KeyValue.open(bus, "late"), await KeyValue.open(await connect(nats), "late")
@@ -178,9 +177,9 @@ async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_co
 
     async def late(*what: Any, **how: Any) -> Any:
         stored = await publish(*what, **how)
-        await until(lambda: told)
+        await until_async(lambda: told)
         await elsewhere.delete("a")
-        await until(lambda: told == [b"1", None])
+        await until_async(lambda: told == [b"1", None])
         return stored
 
     monkeypatch.setattr(bus, "publish_stored", late)
@@ -190,7 +189,7 @@ async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_co
 
 
 async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
-    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
     kv, elsewhere = await KeyValue.open(bus, "slow"), await KeyValue.open(await connect(nats), "slow")
@@ -203,7 +202,7 @@ async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
     await elsewhere.put("a", b"1")
     await kv.put("a", b"2")
     await elsewhere.put("a", b"3")
-    await until(lambda: len(held_back) == 3)
+    await until_async(lambda: len(held_back) == 3)
     assert told == [b"2"]
     for what in held_back:
         deliver(*what)
@@ -212,9 +211,7 @@ async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
     watch.stop()
 
 
-async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanished(
-    connect: Any, crash: Any, until: Any
-) -> None:
+async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanished(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     kv = await KeyValue.open(bus, "memory", memory=True)
     await kv.put("a", b"1")
@@ -229,15 +226,13 @@ async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanishe
     watch = await kv.watch(on_change)
     assert state == {"a": b"1"}
     await crash.restart(bus)
-    await until(lambda: not state)
+    await until_async(lambda: not state)
     await kv.put("b", b"2")
-    await until(lambda: state == {"b": b"2"})
+    await until_async(lambda: state == {"b": b"2"})
     watch.stop()
 
 
-async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_vanished(
-    connect: Any, nats: Any, until: Any
-) -> None:
+async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_vanished(connect: Any, nats: Any) -> None:
     bus, other = await connect(nats), await connect(nats)
     kv, writer = await KeyValue.open(bus, "restless"), await KeyValue.open(other, "restless")
     keys = ("a", "b", "c")
@@ -264,7 +259,7 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
         assert watch._feed is not None
         watch._feed._lost("the test")
         told |= dict.fromkeys(keys, 0)
-        await until(all_are_told)
+        await until_async(all_are_told)
     for task in writing:
         task.cancel()
     watch.stop()

@@ -16,6 +16,7 @@ from gpufn_platform.bus.storage.streams import Depth
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
 from tests.platform.conftest import lead_astray
+from tests.waiting import until_async
 
 
 async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
@@ -166,7 +167,7 @@ async def test_a_consumer_can_be_made_and_deleted_again_and_again(connect: Any, 
     await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
 
 
-async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(connect: Any, nats: Any, until: Any) -> None:
+async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(connect: Any, nats: Any) -> None:
     """The reason why an invocation's stream keeps messages longer than any deadline."""
     bus = await connect(nats)
     config = {"subjects": ["brief"], "retention": "workqueue", "storage": "memory", "max_age": 200_000_000}
@@ -176,7 +177,7 @@ async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(conne
     pull = Pull(bus, "BRIEF", "c", got.append)
     pull.grant(2)
     await bus.publish_stored("brief", b"runs")
-    await until(lambda: got)
+    await until_async(lambda: got)
     while await streams.messages_per_subject(bus, "BRIEF"):
         got[0].touch()
     got[0].nak()

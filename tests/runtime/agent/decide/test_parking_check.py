@@ -23,7 +23,7 @@ SAYS = ParkedMemory(host_bytes=5 << 30, device_bytes=10 << 20)
         (8, 400 << 20, ParkedMemory(5 << 30, 400 << 20)),
         (8, 0, SAYS),
         (8, None, SAYS),
-        (8, MAX_REMAINING_BYTES + (1 << 20), "it reports that it is parked, but holds 1025 MiB of its GPU"),
+        (8, MAX_REMAINING_BYTES + (1 << 20), "it reports that it is parked, but holds 1.001 GiB of its GPU"),
     ],
 )
 def test_what_a_driver_tells_counts_once_it_is_new_enough(seen: int, held: int | None, expected: object) -> None:

@@ -15,10 +15,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -35,15 +35,6 @@ def lacking(what: str) -> NoReturn:
     if os.environ.get("CI") == "true" and os.environ.get("GPUFN_TEST_BASE_IMAGE"):
         pytest.fail(what)
     pytest.skip(what)
-
-
-def until(condition: Callable[[], Any], what: str = "") -> Any:
-    """Return the value of `condition` once it is true."""
-    give_up = time.monotonic() + _WITHIN_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up, what or "it does not happen"
-        time.sleep(0.05)
-    return value
 
 
 def _is_frozen(pid: int) -> bool:

@@ -14,7 +14,8 @@ import pytest
 
 from gpufn_core.home import Home
 from tests.conftest import Platform
-from tests.runtime.agent.docker.conftest import APPS, Daemon, platform_with, until
+from tests.runtime.agent.docker.conftest import APPS, Daemon, platform_with
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -101,9 +102,9 @@ def test_a_cold_start_takes_the_container_that_waits_paused(contained: Platform,
 def test_of_a_worker_that_ended_nothing_is_left(contained: Platform, daemon: Daemon) -> None:
     contained.invoke("who")
     home = Home(contained.home)
-    until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
-    until(lambda: not daemon.awake(), "containers go on")
-    until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
+    until(lambda: not any((home.run / "w").iterdir()), "no workers' folders")
+    until(lambda: not daemon.awake(), "no container runs")
+    until(lambda: not daemon.containers(status="exited"), "no containers that ended")
     folders = until(
         lambda: len(left := sorted(path.name for path in home.parcels.glob("[wc]-*"))) <= 4 and (left or ["none"])
     )
@@ -130,7 +131,7 @@ def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobody
     agent = pids(contained)["agent"]
     os.kill(agent, signal.SIGKILL)
     until(lambda: pids(contained).get("agent", agent) != agent)
-    until(lambda: not paused & set(daemon.containers()), "standbys of the dead agent stay")
+    until(lambda: not paused & set(daemon.containers()), "no standbys of the dead agent")
     assert running <= set(daemon.awake())
     assert contained.invoke("stays") == container
     until(lambda: standbys(contained) and stranger)
@@ -175,7 +176,7 @@ def test_images_that_nothing_uses_are_removed(contained: Platform, daemon: Daemo
     contained.invoke("greet")
     for name in ("greet", "never", "no-base"):
         contained.gpufn("rm", name, "--yes")
-    until(lambda: len(daemon.images()) == 1, "images stay besides that of functions without one of their own")
+    until(lambda: len(daemon.images()) == 1, "no images besides that of functions without one of their own")
 
 
 def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Platform, daemon: Daemon) -> None:
@@ -196,8 +197,8 @@ def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Pl
     assert "was killed by SIGKILL" in answers[0].text or "does not answer" in answers[0].text
     assert contained.ready_workers("who") == 1
     home = Home(contained.home)
-    until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
-    until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
+    until(lambda: not any((home.run / "w").iterdir()), "no workers' folders")
+    until(lambda: not daemon.containers(status="exited"), "no containers that ended")
 
 
 def test_an_end_that_docker_cannot_tell_of_is_told_with_that(contained: Platform, daemon: Daemon) -> None:

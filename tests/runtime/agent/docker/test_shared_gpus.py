@@ -18,8 +18,9 @@ from gpufn_runtime.agent.launchers.containers.docker_client import Docker
 from gpufn_runtime.agent.launchers.containers.sandbox import Sandbox
 from gpufn_runtime.agent.workers import processes
 from tests.conftest import Platform
-from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with, until
+from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with
 from tests.runtime.agent.mps.machine import Machine
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gpufn_platform.queue import call_records, dead_letters, large_bodies
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node, read
+from tests.waiting import until_async
 
 LARGE = bytes(range(251)) * 40_000
 NO = ErrorInfo("function_raised", "no")
@@ -126,8 +126,7 @@ def test_a_call_that_is_cancelled_while_they_come_does_not_begin(
     async def test(node: Node) -> None:
         async def cancelled_meanwhile(self: NodeBodies, reference: BodyReference, worker: str) -> str:
             assert await call_records.cancel(node.bus, calls[0], node.clock.time())
-            while not any(attempt.is_cancelled for attempt in node.serving._attempts.values()):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until_async(lambda: any(attempt.is_cancelled for attempt in node.serving._attempts.values()))
             return await fetch(self, reference, worker)
 
         revision = await node.deploy("changed-mind")
@@ -137,8 +136,7 @@ def test_a_call_that_is_cancelled_while_they_come_does_not_begin(
         await node.queue_is_empty(revision)
         record, _ = await call_records.wait(node.bus, calls[0].id, 20)
         assert record.state is InvocationState.CANCELLED
-        while node.serving._attempts:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: not node.serving._attempts)
         assert not list((node.home.parcels / "w-1").glob("*"))
 
     on_node(url, tmp_path, test)

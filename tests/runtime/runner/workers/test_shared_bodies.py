@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpufn_platform.queue.caller import Caller
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from tests.runtime.runner.node import FakeWorker, Node, on_node, read
+from tests.waiting import until_async
 
 
 @pytest.fixture(autouse=True)
@@ -209,8 +209,7 @@ def test_what_a_worker_left_is_removed_beside_the_loop(
         revision = await node.deploy("forgotten")
         await node.worker(revision)
         await node.unassign("w-1")
-        while not removed_in:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: removed_in)
 
     on_node(url, tmp_path, test)
     assert removed_in[0] != threading.main_thread().name

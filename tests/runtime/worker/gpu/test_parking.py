@@ -184,7 +184,7 @@ def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -
     torch = FakeTorch()
     torch.stray = 1 << 30
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with pytest.raises(CannotPark, match=r"torch has 1024 MiB .*: give its class @park and @resume"):
+    with pytest.raises(CannotPark, match=r"torch has 1 GiB .*: give its class @park and @resume"):
         _parking().park(ROOM)
 
 

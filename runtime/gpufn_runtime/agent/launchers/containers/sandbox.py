@@ -90,7 +90,8 @@ def sandbox(
                 "LANG": "C.UTF-8",
                 **_import_environment(limits.env),
                 "PYTHONPATH": LIB,
-                **_gpu_environment(limits.gpus),
+                # Without this, an image made for GPUs requests all of them.
+                "NVIDIA_VISIBLE_DEVICES": ",".join(limits.gpus) or "void",
             },
         },
         host_config={
@@ -151,8 +152,3 @@ def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
     if not gpus:
         return None
     return [{"Driver": "nvidia", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]
-
-
-def _gpu_environment(gpus: tuple[str, ...]) -> dict[str, str]:
-    """Select the GPUs. Without this, an image made for GPUs requests all of them."""
-    return {"NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}

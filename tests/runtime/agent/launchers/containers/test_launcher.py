@@ -26,6 +26,7 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.launchers.fork_channel import Control
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import import_environment
+from tests.waiting import until_async
 
 MIB = 1 << 20
 
@@ -311,8 +312,7 @@ def test_a_daemon_that_goes_away_while_a_container_is_removed_is_trouble_at_once
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.left, daemon.goes_away = {"old"}, True
         launcher.take_over([])
-        while not (launcher.trouble or launcher._settled.is_set()):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until_async(lambda: launcher.trouble or launcher._settled.is_set())
         assert launcher.trouble == "Docker does not answer"
 
     on_launcher(test)
@@ -322,8 +322,7 @@ def test_a_daemon_that_does_not_answer_is_trouble_until_it_does(on_launcher: Any
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.is_away = True
         launcher.take_over([])
-        while not launcher.trouble:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until_async(lambda: launcher.trouble)
         assert launcher.trouble == "Docker does not answer"
         daemon.is_away = False
         launcher.take_over([])
