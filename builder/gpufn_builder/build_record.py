@@ -65,10 +65,10 @@ class BuildRecord:
         try:
             await self.change(state=BuildState.PENDING, builder="", detail=reason)
         except TakenOver:
-            await self.undo_death()
+            await self.decrement_deaths()
             raise
 
-    async def undo_death(self) -> None:
+    async def decrement_deaths(self) -> None:
         """Undo the death that another builder counted, after TakenOver. Raises BuildNotFound, AlreadyEnded."""
         await self._store(lambda build: msgspec.structs.replace(_open(build), deaths=max(0, build.deaths - 1)))
 

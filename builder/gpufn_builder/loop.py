@@ -153,7 +153,7 @@ class BuildQueue:
                     await record.release("its builder stopped")
                 raise
             except TakenOver:
-                await _retry_until_available(record.undo_death)
+                await _retry_until_available(record.decrement_deaths)
                 raise
             except PlatformError as error:
                 await _retry_until_available(partial(record.release, _reason(error)))

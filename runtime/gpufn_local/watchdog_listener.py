@@ -15,13 +15,13 @@ _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid of the sender, set b
 _GREETING: Final = b"INFO "
 
 
-class Silence:
+class HeartbeatMonitor:
     """Detects processes that are silent for `limit_s`. Pure: `now` is in seconds of a monotonic clock.
 
     A process is watched from its first heartbeat on. If `over` was not called for long, because the machine or this
     process stood still, every process gets the full time again.
 
-    >>> silence = Silence(limit_s=60.0)
+    >>> silence = HeartbeatMonitor(limit_s=60.0)
     >>> silence.received(7, now=0.0)
     >>> [silence.over(now) for now in (30.0, 60.0, 90.0)]
     [[], [7], []]
@@ -87,7 +87,7 @@ class Watchdog:
     """A socket that receives heartbeats. Must be closed."""
 
     def __init__(self, limit_s: float) -> None:
-        self._silence = Silence(limit_s)
+        self._silence = HeartbeatMonitor(limit_s)
         self._limit_s = limit_s
         self._watched: set[int] = set()
         self._greeters: dict[int, _Greeter] = {}  # by pid

@@ -74,13 +74,13 @@ class Home:
         return self.run / "mps"
 
     @property
-    def mps_elsewhere(self) -> Path:
+    def shared_mps(self) -> Path:
         """Same as `mps` for GPUs that containers share: the users of their daemons cannot enter our folders."""
         return _RUN / f"gpufn-mps-{self._name}"
 
     @property
     def mps_memory(self) -> Path:
-        """Folder for the memory that the daemons in `mps_elsewhere` share with their clients."""
+        """Folder for the memory that the daemons in `shared_mps` share with their clients."""
         return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
 
     @property
@@ -142,7 +142,7 @@ class Home:
     def forget_running(self) -> None:
         """Remove the runtime folders outside of `root`. Call this only when no process of this home runs."""
         remove_tree(self.parcels)
-        shutil.rmtree(self.mps_elsewhere, ignore_errors=True)
+        shutil.rmtree(self.shared_mps, ignore_errors=True)
         shutil.rmtree(self.mps_memory, ignore_errors=True)
         if self.run.parent != self.root:
             remove_tree(self.run)

@@ -94,12 +94,12 @@ async def test_the_older_builder_changes_nothing_of_the_newer_ones(connect: Any,
             await older.change(**fields)
     assert await _stored(builds, asked.id) == newer.build
     assert (newer.build.builder, newer.build.progress, newer.build.deaths) == ("b/1", 0.5, 1)
-    await older.undo_death()
+    await older.decrement_deaths()
     await newer.change(state=BuildState.SUCCEEDED, engines=("e",))
     ended = await _stored(builds, asked.id)
     assert (ended.state, ended.engines, ended.deaths) == (BuildState.SUCCEEDED, ("e",), 0)
     with pytest.raises(AlreadyEnded):
-        await older.undo_death()
+        await older.decrement_deaths()
     for record in (older, newer):
         with pytest.raises(AlreadyEnded):
             await record.change(state=BuildState.BUILDING)

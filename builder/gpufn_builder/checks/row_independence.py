@@ -78,7 +78,7 @@ def _different_rows(inputs: Iterable[Arrays]) -> list[Arrays]:
             if len(rows) < _MAX_ROWS and not _is_one_of(rows, row):
                 rows.append(row)
     if rows:
-        faint = {name: _faint(array) for name, array in rows[0].items()}
+        faint = {name: _scaled_down(array) for name, array in rows[0].items()}
         if not _is_one_of(rows, faint):
             rows.append(faint)
     if len(rows) == 1:
@@ -88,7 +88,7 @@ def _different_rows(inputs: Iterable[Arrays]) -> list[Arrays]:
     return rows
 
 
-def _faint(array: Array) -> Array:
+def _scaled_down(array: Array) -> Array:
     return (array * _FAINT).astype(array.dtype) if is_float(array) else array
 
 

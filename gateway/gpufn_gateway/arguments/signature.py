@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Union
 
 import msgspec
 
-from gpufn_core.encoding.msgspec_errors import json_fault, misfit, number_field
+from gpufn_core.encoding.msgspec_errors import describe_json_error, number_field, parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_gateway.arguments.enum_messages import allowed_values
@@ -76,8 +76,10 @@ class Signature:
             raise _too_deep() from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if field := number_field(body):
-                raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from None
-            raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}; {self._hint}") from None
+                raise InvalidInput(f"{field}: {describe_json_error(error, body)}", field=field) from None
+            raise InvalidInput(
+                f"the body is not valid JSON: {describe_json_error(error, body)}; {self._hint}"
+            ) from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()
 
@@ -110,7 +112,7 @@ class Signature:
         return True
 
     def _explain(self, error_text: str, body: bytes) -> InvalidInput:
-        error = misfit(error_text)
+        error = parse_validation_error(error_text)
         path = error.path
         if error.is_missing:
             return InvalidInput(f"{path}: this argument is missing", field=path)

@@ -37,7 +37,7 @@ class ColdStartWakeup:
         if now - self._published_at.get(target.name, -1.0) >= _MIN_INTERVAL_S:
             self._published_at[target.name] = now
             with contextlib.suppress(BusUnavailable):
-                self._bus.publish(subjects.doorbell(target.name), b"")
+                self._bus.publish(subjects.wakeup(target.name), b"")
 
     def _forget(self, function: str) -> None:
         self._published_at.pop(function, None)

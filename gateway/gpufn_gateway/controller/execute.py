@@ -140,7 +140,7 @@ class ActionRunner:
                 if not worker.version:  # if the record was stored after all, the watch reports it
                     self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
                 raise
-            self._world.store.worked()
+            self._world.store.record_success()
             log.info("starting a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
 
         return create()
@@ -177,7 +177,7 @@ class ActionRunner:
                     )
                     with contextlib.suppress(Conflict):
                         await self._assignments.update(key, encode(updated), entry.revision)
-                        self._world.store.worked()
+                        self._world.store.record_success()
                         log.info("asked a worker to %s: %s", updated.desired, action.reason, extra=_ids(action))
             except PlatformError:
                 worker.drain_requested = worker.drain_requested and desired is not Desired.DRAIN

@@ -123,7 +123,7 @@ class Controller:
     def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         bus = self._bus
         for subject, handler in (
-            (subjects.DOORBELLS, self._on_doorbell),
+            (subjects.WAKEUPS, self._on_wakeup),
             (subjects.NODE_REPORTS, decoded(_node_report, self._on_node_report)),
             (subjects.RUNNER_REPORTS, decoded(_runner_report, self._on_runner_report)),
             (subjects.WORKER_EVENTS, decoded(_worker_event, self._on_event)),
@@ -173,9 +173,9 @@ class Controller:
         if assignment is None and known is not None:
             self._poke(known.key[0], *self.world.waiting)  # there is room for the functions that wait for it
 
-    def _on_doorbell(self, message: Message) -> None:
+    def _on_wakeup(self, message: Message) -> None:
         name = message.subject.rpartition(".")[2]
-        self.world.on_doorbell(name, self._clock.monotonic())
+        self.world.on_wakeup(name, self._clock.monotonic())
         self._poke(name)
 
     def _on_node_report(self, report: NodeReport) -> None:

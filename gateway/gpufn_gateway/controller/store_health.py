@@ -17,7 +17,7 @@ class Store:
     def failed(self, now: float) -> None:
         self._failed_at = now
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         self._failed_at = -math.inf
 
     def is_stuck(self, now: float) -> bool:

@@ -65,7 +65,7 @@ class Lines:
 
 class Records:
     content_type = media.OUTCOMES
-    heartbeat = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
+    heartbeat = media.OUTCOME.pack(media.OutcomeKind.HEARTBEAT, 0, 0, 0, 0, 0)
 
     def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes:
         kind, content_type = media.OutcomeKind.RESULT, record.content_type
@@ -73,7 +73,7 @@ class Records:
             kind, content_type = media.OutcomeKind.PROBLEM, media.PROBLEM
             body = problems.from_state(record.state, record.error).body()
         elif record.blob:
-            kind, body = media.OutcomeKind.ELSEWHERE, b""
+            kind, body = media.OutcomeKind.BY_REFERENCE, b""
         name = negotiation.clean(content_type).encode() if content_type else b""
         return b"".join((media.OUTCOME.pack(kind, len(name), len(body), index, *cursor), name, body))
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpufn_core.encoding import media
-from gpufn_core.encoding.msgspec_errors import json_fault, misfit
+from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
 from gpufn_gateway.auth.access import Principal
@@ -63,12 +63,12 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
     except msgspec.ValidationError as error:
         raise _invalid_input(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}") from None
+        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
 
 
 def _invalid_input(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
     """Convert msgspec's message to the form that invoke uses."""
-    error = misfit(text)
+    error = parse_validation_error(text)
     path = error.path
     if error.is_missing:
         return InvalidInput(f"{path}: missing", field=path)

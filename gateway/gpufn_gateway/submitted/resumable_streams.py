@@ -37,7 +37,7 @@ class ItemsNotAvailable(Conflict):
     retryable = False
 
 
-class KeptBytes:
+class BufferedBytes:
     """The bytes that all streams hold together."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class KeptBytes:
 class ResumableStream:
     """The buffered items of one invocation. `digest` identifies its request; `total` is the size of all streams."""
 
-    def __init__(self, pending: PendingStream, digest: str, total: KeptBytes) -> None:
+    def __init__(self, pending: PendingStream, digest: str, total: BufferedBytes) -> None:
         self.pending = pending
         self.digest = digest
         self.readers = 0
@@ -148,7 +148,7 @@ class ResumableStreams:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._streams: dict[str, ResumableStream] = {}
-        self._total = KeptBytes()
+        self._total = BufferedBytes()
 
     @contextlib.contextmanager
     def reading(

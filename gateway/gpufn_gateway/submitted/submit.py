@@ -99,7 +99,7 @@ class Submissions:
                 now=call.now,
                 invocation=invocation,
                 webhook=webhook,
-                ringer=self._wakeup,
+                sender=self._wakeup,
             )
         except QueueFull:
             raise self._calls.queue_full(call.target) from None

@@ -1,13 +1,13 @@
 """Concurrent deliveries per webhook receiver, limited so that a hanging receiver does not block the others. Pure.
 
-A fast receiver has no limit. When `MOST` of its deliveries have waited for `SLOW_S`, the receiver is slow. Then it is
-limited to `MOST` until a delivery is answered sooner. Further deliveries are postponed, each by a moment more than the
+A fast receiver has no limit. When `MAX_CONCURRENT` of its deliveries have waited for `SLOW_S`, the receiver is slow. Then it is
+limited to `MAX_CONCURRENT` until a delivery is answered sooner. Further deliveries are postponed, each by a moment more than the
 previous one. So a long queue for a slow receiver costs little and keeps it busy.
 
 `now` is in seconds of any monotonic clock.
 
 >>> receivers = Receivers()
->>> any(receivers.begin("a.example", now=0.0) for _ in range(MOST + 1))
+>>> any(receivers.begin("a.example", now=0.0) for _ in range(MAX_CONCURRENT + 1))
 False
 >>> receivers.begin("a.example", now=SLOW_S), receivers.begin("a.example", now=SLOW_S)
 (5.0, 5.01)
@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST: Final = 8
+MAX_CONCURRENT: Final = 8
 SLOW_S: Final = 2.0
-AGAIN_AFTER_S: Final = 5.0
-APART_S: Final = 0.01
+RETRY_AFTER_S: Final = 5.0
+MIN_INTERVAL_S: Final = 0.01
 
 
 class _Receiver:
@@ -42,9 +42,9 @@ class Receivers:
     def begin(self, receiver: str, now: float) -> float:
         """Return 0 if the delivery may start; then call `end`. Otherwise return the seconds to wait before retrying."""
         state = self._receivers.setdefault(receiver, _Receiver())
-        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= MOST
-        if state.is_slow and len(state.started) >= MOST:
-            state.retry_at = max(now + AGAIN_AFTER_S, state.retry_at + APART_S)
+        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= MAX_CONCURRENT
+        if state.is_slow and len(state.started) >= MAX_CONCURRENT:
+            state.retry_at = max(now + RETRY_AFTER_S, state.retry_at + MIN_INTERVAL_S)
             return state.retry_at - now
         state.started.append(now)
         return 0.0

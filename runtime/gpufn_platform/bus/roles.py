@@ -147,7 +147,7 @@ _PERMISSIONS = {
         publish=[
             subjects.RUNNER_REPORTS,
             subjects.WORKER_EVENTS,
-            subjects.DOORBELLS,
+            subjects.WAKEUPS,
             subjects.CANCELS,
             subjects.WHEREABOUTS,
             subjects.kill("*"),
@@ -186,7 +186,7 @@ _PERMISSIONS = {
             subjects.replies(f"{subjects.RUNNER_CALLERS}.*"),
             subjects.CONTROLLER_REPORT,
             subjects.WORKER_EVENTS,
-            subjects.DOORBELLS,
+            subjects.WAKEUPS,
             subjects.CANCELS,
             subjects.WHEREABOUTS,
             subjects.runner_inbox("*"),

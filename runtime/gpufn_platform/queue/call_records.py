@@ -62,11 +62,11 @@ async def submit(
     now: float,
     invocation: str | None = None,
     webhook: Webhook | None = None,
-    ringer: wakeups.WakeupSender | None = None,
+    sender: wakeups.WakeupSender | None = None,
 ) -> CallRecord:
     """Queue an invocation for later; `now` in unix seconds.
 
-    Its end is reported to `webhook`, default: the function's. Pass a shared `ringer` to submit many invocations.
+    Its end is reported to `webhook`, default: the function's. Pass a shared `sender` to submit many invocations.
     An id that is already known is the same invocation: its record is returned and nothing is queued. Without an id the
     call is new. Raises IdempotencyMismatch if the id is known for another function, method or body; QueueFull,
     BusUnavailable.
@@ -83,7 +83,7 @@ async def submit(
         stored = await _store_new(bus, message, body)
     else:
         stored, message = await _store(bus, message, body)
-    (ringer or wakeups.WakeupSender(bus)).ring(revision.function, message.queue)
+    (sender or wakeups.WakeupSender(bus)).send_wakeup(revision.function, message.queue)
     record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
     return record if invocation is None else await _create(bus, record)
 

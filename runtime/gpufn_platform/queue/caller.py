@@ -55,7 +55,7 @@ _waited_for = msgspec.msgpack.Decoder(WaitCheck)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
-class Lane(Protocol):
+class DirectPath(Protocol):
     """A direct path to a runner that bypasses the queue (`gpufn_gateway.calls.fast_path`)."""
 
     def offer(self, revision: Revision, message: InvocationMessage, body: bytes) -> bool:
@@ -72,7 +72,7 @@ class Caller:
         self._bus = bus
         self._name = name
         self._clock = clock
-        self._lane: Lane | None = None
+        self._direct_path: DirectPath | None = None
         self._parcels = ""
         self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
@@ -80,12 +80,14 @@ class Caller:
         self._loop = asyncio.get_running_loop()
         self._lookup = LostCallLookup(bus, clock, self._pending, self.abandon)
 
-    def start(self, lane: Lane | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None) -> None:
+    def start(
+        self, direct_path: DirectPath | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None
+    ) -> None:
         """Start receiving replies.
 
         `parcels`: our folder in Home.parcels, if results may be shared bodies. `drop`: removes a shared body that
         arrived for a call that had ended."""
-        self._lane = lane
+        self._direct_path = direct_path
         self._parcels = parcels
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
@@ -99,8 +101,10 @@ class Caller:
         """Run the call for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
         call = self._call(PendingCall, request, message)
-        lane = self._lane if request.reference is None else None  # fetching a large body takes time: not a short call
-        if lane is not None and lane.offer(request.revision, message, request.body):
+        direct_path = (
+            self._direct_path if request.reference is None else None
+        )  # fetching a large body takes time: not a short call
+        if direct_path is not None and direct_path.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
         else:
@@ -193,8 +197,8 @@ class Caller:
     def abandon(self, call: PendingCall) -> None:
         """Remove a call from the queue, now or once its PubAck reports where it is, or cancel it at its runner."""
         self.forget(call.id)
-        if call.offered is not None and self._lane is not None:
-            self._lane.withdraw(call.id)
+        if call.offered is not None and self._direct_path is not None:
+            self._direct_path.withdraw(call.id)
             return
         with contextlib.suppress(BusUnavailable):
             if call.queue_seq:
@@ -247,7 +251,7 @@ class Caller:
     def _send(self, call: PendingCall, packed: bytes, reply: str) -> None:
         self._bus.publish(subjects.sync_queue(call.function, call.revision, call.priority), packed, reply=reply)
         if call.priority is not Priority.NORMAL:  # runners poll the other queues
-            wakeups.ring(self._bus, call.function, QueueKind(call.priority, is_sync=True))
+            wakeups.send_wakeup(self._bus, call.function, QueueKind(call.priority, is_sync=True))
 
     def _delete(self, queue_seq: int) -> None:
         self._bus.publish(_DELETE_SYNC, b'{"seq":%d,"no_erase":true}' % queue_seq)

@@ -20,10 +20,10 @@ _MIN_INTERVAL_S: Final = 0.002  # the controller checks the whole function at ea
 _BY_PAYLOAD = {payload: kind for kind, payload in _PAYLOADS.items()}
 
 
-def ring(bus: Bus, function: str, queue: QueueKind) -> None:
+def send_wakeup(bus: Bus, function: str, queue: QueueKind) -> None:
     """Send a wakeup. Never raises: the call is queued anyway, and receivers also poll."""
     with contextlib.suppress(BusUnavailable):
-        bus.publish(subjects.doorbell(function), _PAYLOADS[queue])
+        bus.publish(subjects.wakeup(function), _PAYLOADS[queue])
 
 
 class WakeupSender:
@@ -34,18 +34,18 @@ class WakeupSender:
         self._bus = bus
         self._pending: dict[tuple[str, QueueKind], bool] = {}  # wakeup during the interval, by function and queue
 
-    def ring(self, function: str, queue: QueueKind) -> None:
+    def send_wakeup(self, function: str, queue: QueueKind) -> None:
         key = function, queue
         if key in self._pending:
             self._pending[key] = True
             return
-        ring(self._bus, function, queue)
+        send_wakeup(self._bus, function, queue)
         self._pending[key] = False
         asyncio.get_running_loop().call_later(_MIN_INTERVAL_S, self._on_interval_over, key)
 
     def _on_interval_over(self, key: tuple[str, QueueKind]) -> None:
         if self._pending.pop(key):
-            self.ring(*key)
+            self.send_wakeup(*key)
 
 
 def queue_of(payload: bytes) -> QueueKind | None:

@@ -90,11 +90,11 @@ def _log_errors(errors: ExceptionGroup[GpufnError], code: int) -> int:
 
 async def _serve(settings: AgentSettings, open_files: int) -> None:
     notify_watchdog()
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, force_stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        (force_stop if stop.is_set() else stop).set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal)
@@ -104,7 +104,7 @@ async def _serve(settings: AgentSettings, open_files: int) -> None:
     try:
         await claim_node(bus, "agent", settings.node, settings.home)
         if await _wait_for_gateway(bus, stop):
-            await _run_agent(settings, bus, stop, hurry, open_files)
+            await _run_agent(settings, bus, stop, force_stop, open_files)
     finally:
         await bus.close()
 
@@ -125,7 +125,7 @@ async def _wait_for_gateway(bus: Bus, stop: asyncio.Event) -> bool:
 
 
 async def _run_agent(
-    settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, open_files: int
+    settings: AgentSettings, bus: Bus, stop: asyncio.Event, force_stop: asyncio.Event, open_files: int
 ) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await object_store.get(bus, subjects.BUNDLES, digest)
@@ -167,7 +167,7 @@ async def _run_agent(
         background = [tasks.create_task(templates.run(), name="templates")]
         if containers is not None:
             background.append(tasks.create_task(containers.run(), name="containers"))
-        await agent.run(stop, hurry)
+        await agent.run(stop, force_stop)
         for task in background:
             task.cancel()
 
@@ -214,7 +214,7 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
     home = settings.home
-    return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.mps_elsewhere, home.mps_memory), make), clock)
+    return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make), clock)
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:

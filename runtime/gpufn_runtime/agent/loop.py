@@ -41,7 +41,7 @@ from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
-from gpufn_runtime.agent.decide.reconcile import Drain, Forget, Kill, Launch, Refuse, Stop
+from gpufn_runtime.agent.decide.reconcile import DeleteAssignment, Drain, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Readiness, Reports
@@ -179,9 +179,9 @@ class Agent:
         self._is_stopping = False
         self._calls_in_progress: dict[str, int] = {}  # slots that queued calls occupy, by worker
 
-    async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
+    async def run(self, stop: asyncio.Event, force_stop: asyncio.Event | None = None) -> None:
         """Work until `stop` is set, then end all workers: when their calls have finished, when the grace period is
-        over, or when `hurry` is set."""
+        over, or when `force_stop` is set."""
         processes.become_subreaper()
         grace_period.forget_running(self._home)
         self._bundles.sweep()
@@ -216,7 +216,7 @@ class Agent:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._tick_s):
                         await stop.wait()
-            await self._shut_down(hurry or asyncio.Event())
+            await self._shut_down(force_stop or asyncio.Event())
         finally:
             # After an error the workers live on, and the next agent adopts them.
             for task in tasks:
@@ -300,9 +300,9 @@ class Agent:
                     self._shares.is_ready(worker.worker)
                 self._parking.note(record, worker)
                 if worker.state.live:
-                    record.given_up_at = None
-                elif record.given_up_at is None:
-                    record.given_up_at = self._clock.monotonic()
+                    record.reported_ended_at = None
+                elif record.reported_ended_at is None:
+                    record.reported_ended_at = self._clock.monotonic()
             self._prefetch.learn_modules((worker.function, worker.revision), worker.modules)
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Agent:
                 self._supervisor.end(self._fleet.records[worker], signal.SIGTERM, reason)
             case Kill(worker, reason):
                 self._supervisor.end(self._fleet.records[worker], signal.SIGKILL, reason)
-            case Forget(assignment, reason):
+            case DeleteAssignment(assignment, reason):
                 log.info("assignment of worker %s is deleted: %s", assignment.worker, reason)
                 self._cleanup.delete(assignment.worker)
             case Refuse(assignment, newest):
@@ -358,7 +358,7 @@ class Agent:
             elif record.phase is Phase.RUNNING and assignment.desired is Desired.DRAIN:
                 self._act(Drain(assignment))
 
-    async def _shut_down(self, hurry: asyncio.Event) -> None:
+    async def _shut_down(self, force_stop: asyncio.Event) -> None:
         self._is_stopping = True
         grace_period.set_running(self._home, self._calls_running())
         grace_s = grace_period.grace_s(self._home, self._grace_s)
@@ -369,7 +369,7 @@ class Agent:
             if record.phase is not Phase.GONE:
                 record.stopping = True
                 self._supervisor.end(record, signal.SIGTERM, "the agent stops")
-        await self._wait_for_calls(grace_s, hurry)
+        await self._wait_for_calls(grace_s, force_stop)
         self._launches.cancel()
         reason = f"its node stops, and its calls did not finish within {grace_s:g} s"
         for worker in self._running_workers:
@@ -384,11 +384,11 @@ class Agent:
         await self._shares.stop()
         grace_period.forget_running(self._home)
 
-    async def _wait_for_calls(self, grace_s: float, hurry: asyncio.Event) -> None:
+    async def _wait_for_calls(self, grace_s: float, force_stop: asyncio.Event) -> None:
         """Wait until all workers have ended or the grace period is over. The node must report meanwhile: otherwise it
         would be considered dead, and its calls would start elsewhere while they still run here."""
         deadline = self._clock.monotonic() + grace_s
-        waiters = [asyncio.create_task(awaitable) for awaitable in (self._all_ended(), hurry.wait())]
+        waiters = [asyncio.create_task(awaitable) for awaitable in (self._all_ended(), force_stop.wait())]
         try:
             while (remaining_s := deadline - self._clock.monotonic()) > 0:
                 grace_period.set_running(self._home, self._calls_running())

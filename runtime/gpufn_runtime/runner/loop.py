@@ -131,7 +131,7 @@ class Runner:
         self._call_lookup.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
-        self._bus.subscribe(subjects.DOORBELLS, self._on_wakeup)
+        self._bus.subscribe(subjects.WAKEUPS, self._on_wakeup)
         await self._directory.open()
         await self._fast_path.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")

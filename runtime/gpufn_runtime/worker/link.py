@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 18
 LONGEST_SLEEP_S = 2
 _RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; a poll would cost a system call per receive
 
-Left = tuple[int, tuple[Unfinished, ...]]  # of earlier connections: running attempts; attempts that can be adopted
+Leftovers = tuple[int, tuple[Unfinished, ...]]  # of earlier connections: running attempts; attempts that can be adopted
 
 
 class Link:
@@ -56,7 +56,7 @@ class Link:
         self._has_peer = threading.Event()
         os.register_at_fork(after_in_child=self._forget)
 
-    def connect(self, within_s: float, leftovers: Callable[[], Left] = lambda: (0, ())) -> bool:
+    def connect(self, within_s: float, leftovers: Callable[[], Leftovers] = lambda: (0, ())) -> bool:
         """Connect to the runner, which may start listening later, and send Hello. False on timeout.
 
         `leftovers()` describes earlier connections: the number of running attempts, and those to adopt.

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from gpufn.declare.constructor_schema import form_of, made
-from gpufn_core.encoding.msgspec_errors import misfit
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 
 _CONTAINERS = (list, tuple, set, frozenset, dict, Sequence, Collection, Iterable, Set, Mapping)
 Hook = Callable[[Any, Any], Any]
@@ -147,7 +147,7 @@ def _adapt_union(members: tuple[Any, ...]) -> Any:
 
 def _error_text(error: msgspec.ValidationError) -> str:
     """Rewrite ``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
-    mismatch = misfit(str(error))
+    mismatch = parse_validation_error(str(error))
     return f"{mismatch.at}: {mismatch.text}" if mismatch.at else mismatch.text
 
 

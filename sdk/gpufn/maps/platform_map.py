@@ -177,7 +177,7 @@ class PlatformMap:
         """Like `results`."""
         try:
             while (end := await self._next_async()) is not None:
-                is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
+                is_elsewhere = end.kind is media.OutcomeKind.BY_REFERENCE
                 yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
         finally:
             self.stop()
@@ -187,11 +187,11 @@ class PlatformMap:
         match end.kind:
             case media.OutcomeKind.RESULT:
                 return end.content_type, end.body
-            case media.OutcomeKind.ELSEWHERE:
+            case media.OutcomeKind.BY_REFERENCE:
                 return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, end.item)))
             case media.OutcomeKind.PROBLEM:
                 raise error_of(0, {}, end.body)
-            case media.OutcomeKind.NOTHING:
+            case media.OutcomeKind.HEARTBEAT:
                 raise InvocationNotFound(f"the outcome of item {end.item} is no longer kept")
 
     def stop(self) -> None:
@@ -248,7 +248,7 @@ class PlatformMap:
     def _missing(self) -> End | None:
         """Return an outcome in place of one that is no longer kept, if outcomes of later items wait behind it."""
         item = self.order.skip()
-        return None if item is None else End(media.OutcomeKind.NOTHING, item, 0, 0, "", b"")
+        return None if item is None else End(media.OutcomeKind.HEARTBEAT, item, 0, 0, "", b"")
 
     def _take(self) -> End | None:
         end = self.order.take()

@@ -84,7 +84,7 @@ def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
             if len(buffer) < start + body_length:
                 break
             at = start + body_length
-            if kind != media.OutcomeKind.NOTHING:
+            if kind != media.OutcomeKind.HEARTBEAT:
                 name = buffer[name_at:start].decode("ascii")
                 ends.append(End(media.OutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
         del buffer[:at]
@@ -125,7 +125,7 @@ class InOrder:
         if end.item < self._next:
             return  # taken before the initial cursor
         if end.item != self._next and self._early_bytes + len(end.body) > self._max_bytes:
-            end = end._replace(kind=media.OutcomeKind.ELSEWHERE, body=b"")
+            end = end._replace(kind=media.OutcomeKind.BY_REFERENCE, body=b"")
         self._early[end.item] = end
         self._early_bytes += len(end.body)
         self._arrived.append(end._replace(body=b""))

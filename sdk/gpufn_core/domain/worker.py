@@ -95,7 +95,7 @@ class Exit(msgspec.Struct, frozen=True):
     tail: str = ""  # the last lines of its standard error
     memory_limit_bytes: int | None = None  # the limit that it exceeded, if it was killed for that
     device_fault: str = ""  # why its GPU became unusable, if it was stopped for that
-    untold: str = ""  # why the exit status is unknown
+    unknown_reason: str = ""  # why the exit status is unknown
     stopping: bool = False  # its agent stopped it because the node stops
     killed_for: str = ""  # why its agent killed it: a worker that closes its socket has not crashed
 
@@ -116,7 +116,7 @@ class Exit(msgspec.Struct, frozen=True):
                 return f"was killed by signal {self.signal}{alternative}"
         if self.code is not None:
             return f"exited with code {self.code}"
-        return f"ended ({self.untold})" if self.untold else "ended"
+        return f"ended ({self.unknown_reason})" if self.unknown_reason else "ended"
 
 
 class ColdStart(msgspec.Struct, frozen=True):

@@ -82,8 +82,8 @@ RECORD: Final = struct.Struct("!BBI")
 class OutcomeKind(enum.IntEnum):
     RESULT = 0
     PROBLEM = 1
-    ELSEWHERE = 2  # a result too large for this record; fetch it by the item's id
-    NOTHING = 3  # a heartbeat of the gateway
+    BY_REFERENCE = 2  # a result too large for this record; fetch it by the item's id
+    HEARTBEAT = 3  # a heartbeat of the gateway
 
 
 # A record of `OUTCOMES`: its kind, the lengths of content type and body; the item's index, the position of its end

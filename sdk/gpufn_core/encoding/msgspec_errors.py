@@ -17,7 +17,7 @@ _LONGEST_NUMBER = len("Infinity")
 _LARGEST_SEARCHED = 64 << 10  # the search takes 10 ms per MB
 
 
-class Misfit(NamedTuple):
+class ValidationIssue(NamedTuple):
     """`at` is the path to the value; "" is the whole value. `path` is the same, except for a field that `is_missing` or
     `is_unknown`, where it is the path to that field."""
 
@@ -29,12 +29,12 @@ class Misfit(NamedTuple):
     is_key: bool = False  # the misfit is a key of the value, not the value
 
 
-def misfit(message: str, within: str = "") -> Misfit:
+def parse_validation_error(message: str, within: str = "") -> ValidationIssue:
     """Parse msgspec's `message` about a value that is located at `within`.
 
-    >>> misfit("Expected `str`, got `int` - at `$.texts[0]`")[:2]
+    >>> parse_validation_error("Expected `str`, got `int` - at `$.texts[0]`")[:2]
     ('texts[0]', 'texts[0]')
-    >>> missing = misfit("Object missing required field `rate` - at `$.limits`", within="key")
+    >>> missing = parse_validation_error("Object missing required field `rate` - at `$.limits`", within="key")
     >>> missing.at, missing.path, missing.text
     ('key.limits', 'key.limits.rate', 'object missing required field rate')
     """
@@ -44,14 +44,14 @@ def misfit(message: str, within: str = "") -> Misfit:
     text = (problem[:1].lower() + problem[1:]).replace("`", "")
     if (field := _OF_FIELD.match(problem)) is not None:
         is_missing = field["missing"] is not None
-        return Misfit(at, _joined(at, field["name"]), text, is_missing=is_missing, is_unknown=not is_missing)
-    return Misfit(at, at, text, is_key=match is not None and match["key"] is not None)
+        return ValidationIssue(at, _joined(at, field["name"]), text, is_missing=is_missing, is_unknown=not is_missing)
+    return ValidationIssue(at, at, text, is_key=match is not None and match["key"] is not None)
 
 
-def json_fault(error: Exception, body: bytes | memoryview) -> str:
+def describe_json_error(error: Exception, body: bytes | memoryview) -> str:
     """Describe why a body is not JSON, and name a non-finite number, which JSON does not have.
 
-    >>> json_fault(ValueError("JSON is malformed: invalid character (byte 6)"), b'{"x": NaN}')
+    >>> describe_json_error(ValueError("JSON is malformed: invalid character (byte 6)"), b'{"x": NaN}')
     'JSON has no NaN (byte 6): send "NaN" as text to a model, and application/msgpack to a function'
     """
     position = _BYTE.search(str(error))

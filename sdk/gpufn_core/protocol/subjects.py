@@ -60,7 +60,7 @@ DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
 GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
-DOORBELLS = f"{PREFIX}.dmd.*"
+WAKEUPS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"
 WHEREABOUTS = f"{PREFIX}.ctl.where"
@@ -237,7 +237,7 @@ def runner_report(node: str) -> str:
     return f"{PREFIX}.hb.runner.{node}"
 
 
-def doorbell(function: str) -> str:
+def wakeup(function: str) -> str:
     return f"{PREFIX}.dmd.{function}"
 
 

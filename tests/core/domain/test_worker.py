@@ -22,7 +22,7 @@ from gpufn_core.domain.worker import Exit
             "was killed because it used more than its 96 MiB of memory (memory=... sets it)",
         ),
         (Exit(signal=9, device_fault="Xid 79"), "was ended because of its GPU: Xid 79"),
-        (Exit(untold="Docker does not answer"), "ended (Docker does not answer)"),
+        (Exit(unknown_reason="Docker does not answer"), "ended (Docker does not answer)"),
         (Exit(), "ended"),
     ],
 )

@@ -127,7 +127,7 @@ class Sim:
         key = (name, self.world.functions[name].serving)
         self.queues.setdefault(key, []).extend([self.now] * count)
         if not any(view.state is WorkerState.READY for view in self.world.view(key).workers.values()):
-            self.world.on_doorbell(name, self.now)
+            self.world.on_wakeup(name, self.now)
             self._apply(plan(self.world, self.now, only={name}, limits=self.limits))
 
     def workers(self, name: str, number: int | None = None) -> int:

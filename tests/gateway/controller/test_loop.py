@@ -153,7 +153,7 @@ def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_
         await stage.bus.flush()
 
         stage.bus.publish(subjects.sync_queue("f", 1), b"a call")
-        stage.bus.publish(subjects.doorbell("f"), b"")
+        stage.bus.publish(subjects.wakeup("f"), b"")
         await stage.until(lambda: len(stage.assignments) == 1)
         first = next(iter(stage.assignments.values()))
         assert (first.function, first.revision, first.node, first.desired) == ("f", 1, "a", Desired.RUN)
@@ -189,7 +189,7 @@ def test_an_idle_worker_is_asked_to_park_and_a_call_asks_for_it_back(nats: Embed
         await stage.until(lambda: bool(stage.reports))
         stage.report()
         await stage.bus.flush()
-        stage.bus.publish(subjects.doorbell("f"), b"")
+        stage.bus.publish(subjects.wakeup("f"), b"")
         await stage.until(lambda: len(stage.assignments) == 1)
         (worker,) = stage.assignments
         stage.ready(worker)
@@ -198,7 +198,7 @@ def test_an_idle_worker_is_asked_to_park_and_a_call_asks_for_it_back(nats: Embed
 
         stage.parks(worker)
         await stage.until(lambda: stage.reports[-1].functions[0].workers.parked == 1)
-        stage.bus.publish(subjects.doorbell("f"), b"")
+        stage.bus.publish(subjects.wakeup("f"), b"")
         await stage.until(lambda: stage.assignments[worker].desired is Desired.RUN)
         await stage.until(lambda: stage.reports[-1].functions[0].workers.resuming == 1)
         assert list(stage.assignments) == [worker]
@@ -292,7 +292,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
             stage.report()
             await stage.bus.flush()
             stage.bus.publish(subjects.sync_queue("f", 1), b"a call")
-            stage.bus.publish(subjects.doorbell("f"), b"")
+            stage.bus.publish(subjects.wakeup("f"), b"")
             await stage.until(lambda: _waits_for(stage) is WaitReason.STORE)
         await stage.until(lambda: _waits_for(stage) is WaitReason.STARTING and bool(stage.assignments))
         await _stop(task)  # first: with the call queued it would start another worker, which the next test would find

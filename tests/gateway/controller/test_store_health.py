@@ -31,7 +31,7 @@ def test_what_could_not_be_stored_is_doubted_until_something_is_and_not_for_ever
     assert not store.is_stuck(NOW)
     store.failed(NOW)
     assert [store.is_stuck(NOW + after) for after in (0.0, STUCK_FOR_S, STUCK_FOR_S + 0.1)] == [True, True, False]
-    store.worked()
+    store.record_success()
     assert not store.is_stuck(NOW)
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_gateway.webhooks.concurrency import AGAIN_AFTER_S, APART_S, MOST, SLOW_S, Receivers
+from gpufn_gateway.webhooks.concurrency import MAX_CONCURRENT, MIN_INTERVAL_S, RETRY_AFTER_S, SLOW_S, Receivers
 
 A, B = "a.example", "b.example"
 
 
-def _slow(now: float = SLOW_S, tries: int = MOST) -> Receivers:
+def _slow(now: float = SLOW_S, tries: int = MAX_CONCURRENT) -> Receivers:
     receivers = Receivers()
     for _ in range(tries):
         assert receivers.begin(A, 0.0) == 0
-    assert receivers.begin(A, now) == AGAIN_AFTER_S
+    assert receivers.begin(A, now) == RETRY_AFTER_S
     return receivers
 
 
 def test_one_that_answers_soon_gets_as_many_as_there_are() -> None:
     receivers = Receivers()
-    for number in range(100 * MOST):
+    for number in range(100 * MAX_CONCURRENT):
         assert receivers.begin(A, now=number / 1e6) == 0
-    for _ in range(MOST - 1):  # a few hanging attempts do not make it slow
+    for _ in range(MAX_CONCURRENT - 1):  # a few hanging attempts do not make it slow
         assert receivers.begin(B, 0.0) == 0
     assert receivers.begin(B, 600.0) == 0
 
@@ -31,8 +31,8 @@ def test_a_slow_one_keeps_nobody_else_from_being_tried() -> None:
 
 
 def test_a_slow_one_stays_slow_while_its_tries_fail_late() -> None:
-    receivers = _slow(tries=3 * MOST)
-    for _ in range(2 * MOST):
+    receivers = _slow(tries=3 * MAX_CONCURRENT)
+    for _ in range(2 * MAX_CONCURRENT):
         receivers.end(A, 0.0, now=15.0)
     assert receivers.begin(A, 15.0) > 0
     receivers.end(A, 0.0, now=15.0)
@@ -45,14 +45,14 @@ def test_one_that_answers_soon_again_gets_all_again() -> None:
     receivers.end(A, 0.0, now=15.0)
     assert receivers.begin(A, 15.0) == 0
     receivers.end(A, 15.0, now=15.1)
-    assert [receivers.begin(A, 15.1) for _ in range(10 * MOST)] == [0.0] * 10 * MOST
+    assert [receivers.begin(A, 15.1) for _ in range(10 * MAX_CONCURRENT)] == [0.0] * 10 * MAX_CONCURRENT
 
 
 def test_what_is_put_off_comes_back_one_after_the_other_and_not_at_once() -> None:
     receivers = _slow()
     delays = [receivers.begin(A, SLOW_S) for _ in range(3)]
-    assert delays == pytest.approx([AGAIN_AFTER_S + number * APART_S for number in (1, 2, 3)])
-    assert receivers.begin(A, SLOW_S + 60) == AGAIN_AFTER_S
+    assert delays == pytest.approx([RETRY_AFTER_S + number * MIN_INTERVAL_S for number in (1, 2, 3)])
+    assert receivers.begin(A, SLOW_S + 60) == RETRY_AFTER_S
 
 
 def test_one_that_nobody_waits_for_is_forgotten() -> None:

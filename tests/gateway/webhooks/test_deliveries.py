@@ -137,7 +137,7 @@ async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
 ) -> None:
     monkeypatch.setattr(sender, "_TIMEOUT_S", 600.0)
     monkeypatch.setattr(deliveries, "_AT_ONCE", 2)
-    monkeypatch.setattr(concurrency, "MOST", 1)
+    monkeypatch.setattr(concurrency, "MAX_CONCURRENT", 1)
     monkeypatch.setattr(concurrency, "SLOW_S", 0.0)
     async with whole(nats) as gateway, receiving() as silent, receiving() as other, delivering(gateway):
         silent.answers = lambda _: None

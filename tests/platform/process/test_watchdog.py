@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_local.watchdog_listener import Silence, Watchdog
+from gpufn_local.watchdog_listener import HeartbeatMonitor, Watchdog
 from gpufn_platform.process.watchdog import ALIVE, notify_watchdog
 
 
 def test_who_was_never_heard_is_not_silent() -> None:
     """It is still connecting to its bus."""
-    silence = Silence(limit_s=60)
+    silence = HeartbeatMonitor(limit_s=60)
     assert [silence.over(now) for now in (0, 30, 60, 90)] == [[], [], [], []]
 
 
 def test_each_silence_is_told_once() -> None:
-    silence = Silence(limit_s=60)
+    silence = HeartbeatMonitor(limit_s=60)
     for pid in (1, 2):
         silence.received(pid, now=0)
     assert silence.over(30) == []
@@ -31,7 +31,7 @@ def test_each_silence_is_told_once() -> None:
 
 def test_when_all_stood_still_nobody_is_to_blame() -> None:
     """After a suspended machine or our own pause, the reports of others are read only after the check."""
-    silence = Silence(limit_s=60)
+    silence = HeartbeatMonitor(limit_s=60)
     silence.received(1, now=0)
     assert silence.over(20) == []
     assert silence.over(3600) == []
@@ -39,7 +39,7 @@ def test_when_all_stood_still_nobody_is_to_blame() -> None:
 
 
 def test_who_has_ended_is_not_silent() -> None:
-    silence = Silence(limit_s=60)
+    silence = HeartbeatMonitor(limit_s=60)
     silence.received(1, now=0)
     silence.forget(1)
     assert [silence.over(now) for now in (30, 60)] == [[], []]

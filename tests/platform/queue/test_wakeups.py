@@ -27,17 +27,17 @@ async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connec
     bus = await connect(nats)
     heard: asyncio.Queue[tuple[str, QueueKind | None]] = asyncio.Queue()
     bus.subscribe(
-        subjects.DOORBELLS, lambda message: heard.put_nowait((message.subject, wakeups.queue_of(message.payload)))
+        subjects.WAKEUPS, lambda message: heard.put_nowait((message.subject, wakeups.queue_of(message.payload)))
     )
-    ringer = wakeups.WakeupSender(bus)
+    sender = wakeups.WakeupSender(bus)
     for _ in range(100):
-        ringer.ring("f", NORMAL)
-    ringer.ring("f", LOW)
-    ringer.ring("g", NORMAL)
-    f, g = subjects.doorbell("f"), subjects.doorbell("g")
+        sender.send_wakeup("f", NORMAL)
+    sender.send_wakeup("f", LOW)
+    sender.send_wakeup("g", NORMAL)
+    f, g = subjects.wakeup("f"), subjects.wakeup("g")
     assert [await heard.get() for _ in range(4)] == [(f, NORMAL), (f, LOW), (g, NORMAL), (f, NORMAL)]
-    wakeups.ring(bus, "end", NORMAL)
-    assert await heard.get() == (subjects.doorbell("end"), NORMAL)
+    wakeups.send_wakeup(bus, "end", NORMAL)
+    assert await heard.get() == (subjects.wakeup("end"), NORMAL)
 
 
 async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_rung(
@@ -48,7 +48,7 @@ async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_r
     publish = bus.publish
 
     def deaf(subject: str, payload: bytes, **fields: Any) -> None:
-        if subject == subjects.doorbell("deaf"):
+        if subject == subjects.wakeup("deaf"):
             raise BusUnavailable("The message bus has stopped reading what is sent to it.")
         publish(subject, payload, **fields)
 

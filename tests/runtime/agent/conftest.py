@@ -147,7 +147,7 @@ class Node:
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
         maker = DaemonMaker(
-            self.home.mps, ContainerFolders(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon
+            self.home.mps, ContainerFolders(self.home.shared_mps, self.home.mps_memory), _patient_daemon
         )
         by_daemons = MpsDaemons(maker, SystemClock(), check_every_s=0.1, leave_s=10.0, evict_s=10.0)
         shares: GpuShares = options.pop("shares", None) or by_daemons

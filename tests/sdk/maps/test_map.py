@@ -72,7 +72,7 @@ def taken(order: InOrder | InArrivalOrder) -> list[int]:
 @given(st.integers(1, 90))
 def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
     sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
-    alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
+    alive = media.OUTCOME.pack(media.OutcomeKind.HEARTBEAT, 0, 0, 0, 0, 0)
     data = alive + b"".join(map(record, sent))
     chunks = (data[at : at + size] for at in range(0, len(data), size))
     assert list(itertools.chain.from_iterable(parse_outcomes(chunks))) == sent
@@ -108,7 +108,7 @@ def test_early_results_beyond_the_limit_are_requested_again() -> None:
     for end in ends([1, 2, 3, 0], body=b"x" * 60):
         order.add(end)
     taken = [(end.item, end.kind) for end in iter(order.take, None)]
-    elsewhere = media.OutcomeKind.ELSEWHERE
+    elsewhere = media.OutcomeKind.BY_REFERENCE
     assert taken == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
 
 
@@ -653,7 +653,7 @@ def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: 
             return media.BYTES, invocation.encode()
 
     platform_map = PlatformMap(Large(), "1" * 26, MapOptions())
-    end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
+    end = End(media.OutcomeKind.BY_REFERENCE, 7, 10, 1, "", b"")
     assert platform_map.result_of(end) == (media.BYTES, f"{'1' * 26}-7".encode())
     away.append(GatewayUnavailable("gone"))
     monkeypatch.setattr(reader, "_RETRY_S", 0.0)

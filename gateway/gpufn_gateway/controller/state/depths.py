@@ -24,7 +24,7 @@ class Depths:
     def forget(self) -> None:
         self._stored = None
 
-    def ring(self, function: str, now: float) -> None:
+    def send_wakeup(self, function: str, now: float) -> None:
         """Record that a call was queued: at least one waits, whatever was read last."""
         self._wakeups[function] = now
 

@@ -202,9 +202,9 @@ class World:
             case _:
                 pass
 
-    def on_doorbell(self, function: str, now: float) -> None:
+    def on_wakeup(self, function: str, now: float) -> None:
         """Record that a call was queued for a function without READY workers."""
-        self.depths.ring(function, now)
+        self.depths.send_wakeup(function, now)
 
     def on_depths(self, depths: dict[RevisionKey, int] | None, sent_at: float, now: float) -> None:
         """Record the stored calls per revision, queued and running; None when they could not be read."""

@@ -43,7 +43,7 @@ class WorkerRecord:
     device_fault: str = ""  # why its GPU is no longer usable
     claim: Claim | None = None  # memory that the parked worker reports
     parked: ParkedMemory | None = None  # memory that was verified
-    given_up_at: float | None = None  # when its runner first reported it as over although its process runs
+    reported_ended_at: float | None = None  # when its runner first reported it as over although its process runs
 
     def __str__(self) -> str:
         return f"{self.worker} of {self.function}@{self.revision}"

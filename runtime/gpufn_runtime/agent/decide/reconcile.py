@@ -3,8 +3,8 @@
 | assignment | no record | LAUNCHING, RUNNING | GONE |
 |---|---|---|---|
 | run | Launch, once per worker id | nothing | nothing |
-| park | Forget | nothing: the runner parks it, and `parking_proof` checks it | nothing |
-| drain | Forget | Drain: the runner drains it; the agent sets a deadline | nothing |
+| park | DeleteAssignment | nothing: the runner parks it, and `parking_proof` checks it | nothing |
+| drain | DeleteAssignment | Drain: the runner drains it; the agent sets a deadline | nothing |
 | from an older epoch | Refuse | Refuse | nothing |
 | absent | nothing | Stop | nothing |
 """
@@ -48,7 +48,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Forget:
+class DeleteAssignment:
     """Delete the Assignment: no process runs for it."""
 
     assignment: Assignment
@@ -63,7 +63,7 @@ class Refuse:
     newest_epoch: int
 
 
-Action = Launch | Drain | Stop | Kill | Forget | Refuse
+Action = Launch | Drain | Stop | Kill | DeleteAssignment | Refuse
 
 
 def on_change(  # noqa: PLR0911 - the table above, row by row
@@ -76,11 +76,11 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
         return Stop(record.worker, "its assignment was deleted")
     if record is None:
         if has_ended:
-            return Forget(assignment, "it has already ended")
+            return DeleteAssignment(assignment, "it has already ended")
         if assignment.epoch < newest_epoch:
             return Refuse(assignment, newest_epoch)
         if assignment.desired is not Desired.RUN:
-            return Forget(assignment, f"desired state is {assignment.desired.value}, but it does not run")
+            return DeleteAssignment(assignment, f"desired state is {assignment.desired.value}, but it does not run")
         return Launch(assignment)
     if record.phase is Phase.GONE or record.assignment == assignment:
         return None
@@ -95,7 +95,7 @@ def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AF
     """Return the action for a worker that still runs at `now` although a deadline has passed."""
     if record.phase is not Phase.RUNNING or record.killed:
         return None
-    if record.given_up_at is not None and now >= record.given_up_at + kill_after_s:
+    if record.reported_ended_at is not None and now >= record.reported_ended_at + kill_after_s:
         return Kill(record.worker, "its runner has given it up")  # the runner sends a kill order once; it may be lost
     if record.end_requested_at is not None:
         if now >= record.end_requested_at + kill_after_s:

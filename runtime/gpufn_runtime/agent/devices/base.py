@@ -20,8 +20,8 @@ class FoundDevices:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """A device did not answer a request."""
+class HealthCondition:
+    """A device that is not healthy, and why: it did not respond, or MPS reported a fault."""
 
     health: Health
     reason: str
@@ -33,7 +33,7 @@ class Sample:
 
     metrics: tuple[DeviceMetrics, ...] = ()
     xids: tuple[tuple[str, int], ...] = ()
-    troubles: dict[str, Trouble] = field(default_factory=dict)  # by uuid
+    conditions: dict[str, HealthCondition] = field(default_factory=dict)  # by uuid
 
 
 class Inventory(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from gpufn_core.domain.device import Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.devices.sampling import HARDWARE_THERMAL
 
 HOT_C = 85
@@ -80,7 +80,7 @@ class HealthRecord:
         self._final = ""
         self._passing = ""
         self._passing_at = 0.0
-        self._trouble: Trouble | None = None
+        self._trouble: HealthCondition | None = None
         self._metrics: DeviceMetrics | None = None
         self._uncorrected: int | None = None  # memory errors, as last reported
 
@@ -94,7 +94,7 @@ class HealthRecord:
             case XidKind.PROGRAM:
                 pass
 
-    def on_sample(self, metrics: DeviceMetrics | None, trouble: Trouble | None, now: float) -> None:
+    def on_sample(self, metrics: DeviceMetrics | None, trouble: HealthCondition | None, now: float) -> None:
         self._metrics, self._trouble = metrics, trouble
         count = metrics.ecc_uncorrected if metrics is not None else None
         if count is not None:

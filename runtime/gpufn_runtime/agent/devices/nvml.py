@@ -2,7 +2,7 @@
 
 1. `find` opens NVML once and keeps the handles: opening it can take seconds on a GPU without persistence mode.
 2. A GPU in MIG mode is not offered; its instances are.
-3. `sample` reads each device. Unsupported metrics stay None; a lost GPU is a Trouble.
+3. `sample` reads each device. Unsupported metrics stay None; a lost GPU is a HealthCondition.
 4. If NVML itself is gone (the driver was reloaded), the next sample opens it again.
 
 nvidia-ml-py is imported on demand, because a node without GPUs does not need it.
@@ -18,7 +18,7 @@ from typing import Any
 
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
 from gpufn_core.domain.device_metrics import DeviceMetrics
-from gpufn_runtime.agent.devices.base import FoundDevices, Sample, Trouble
+from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
 from gpufn_runtime.agent.devices.sampling import Sampler, query, text
 
 log = logging.getLogger(__name__)
@@ -64,18 +64,18 @@ class NvmlInventory:
             return Sample()
         nvml = self._nvml
         metrics: list[DeviceMetrics] = []
-        troubles: dict[str, Trouble] = {}
+        conditions: dict[str, HealthCondition] = {}
         for uuid, handle in self._handles.items():
             try:
                 metrics.append(self._sampler.read(uuid, handle))
             except nvml.NVMLError as error:
                 is_lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
-                troubles[uuid] = Trouble(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())
+                conditions[uuid] = HealthCondition(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())
         self._sampler.turn()
         xids = self._new_xids()
-        if self._handles and len(troubles) == len(self._handles):
+        if self._handles and len(conditions) == len(self._handles):
             self._reopen()
-        return Sample(tuple(metrics), xids, troubles)
+        return Sample(tuple(metrics), xids, conditions)
 
     # --- devices ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, NodeFacts
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_platform.process.clock import Clock
-from gpufn_runtime.agent.devices.base import Inventory, Sample, Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition, Inventory, Sample
 from gpufn_runtime.agent.devices.health import HealthRecord, describe
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class DeviceWatch:
         clock: Clock,
         *,
         facts: Callable[[bool], NodeFacts] = lambda has_gpus: NodeFacts(),
-        other_trouble: Callable[[str], Trouble | None] = lambda uuid: None,
+        other_trouble: Callable[[str], HealthCondition | None] = lambda uuid: None,
         period_s: float = _PERIOD_S,
     ) -> None:
         self._inventory = inventory
@@ -142,7 +142,7 @@ class DeviceWatch:
                 if uuid in (device.uuid, device.parent):
                     self._records[device.uuid].on_xid(xid, now)
         for uuid, record in self._records.items():
-            record.on_sample(metrics.get(uuid), sample.troubles.get(uuid), now)
+            record.on_sample(metrics.get(uuid), sample.conditions.get(uuid), now)
         if metrics:
             with_xids = (
                 msgspec.structs.replace(item, xids=dict(record.xids)) if (record := self._records[uuid]).xids else item

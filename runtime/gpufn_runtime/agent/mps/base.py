@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.revision import RevisionKey
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class GpuShares(Protocol):
 
     def worker_ended(self, worker: str) -> None: ...
 
-    def trouble(self, gpu: str) -> Trouble | None:
+    def trouble(self, gpu: str) -> HealthCondition | None:
         """Return why no new worker can join this GPU, or None."""
         ...
 

@@ -32,7 +32,7 @@ from gpufn_runtime.agent.mps import compute_mode
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
-from gpufn_runtime.agent.mps.logs import keep_small, last_words
+from gpufn_runtime.agent.mps.logs import keep_small, log_tail
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.processes import Process
 
@@ -153,7 +153,7 @@ class Daemon:
                 await self._wait_until_active()
         except TimeoutError:
             raise DeviceFailed(
-                f"{self.gpu}: MPS did not start within {self._start_timeout_s:g} s{last_words(self._log)}"
+                f"{self.gpu}: MPS did not start within {self._start_timeout_s:g} s{log_tail(self._log)}"
             ) from None
         log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self._pid)
 
@@ -213,7 +213,7 @@ class Daemon:
             if condition in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
                 # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
                 if condition is not Condition.DOWN or not self.is_running():
-                    raise DeviceFailed(f"{self.gpu}: {condition.value}{last_words(self._log)}")
+                    raise DeviceFailed(f"{self.gpu}: {condition.value}{log_tail(self._log)}")
             elif condition is Condition.STARTING and not has_requested:
                 has_requested = True
                 with contextlib.suppress(ControlFailed):

@@ -22,7 +22,7 @@ from gpufn_core.domain.device import DeviceShare, Health, Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import Clock
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import End, Joining
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
@@ -54,7 +54,7 @@ class _Tenant:
 class _Gpu:
     daemon: Daemon
     tenants: dict[str, _Tenant] = field(default_factory=dict)  # by worker
-    trouble: Trouble | None = None
+    trouble: HealthCondition | None = None
     empty_since: float = 0.0
     failed_checks: int = 0  # consecutive checks that the daemon did not answer
     joining: int = 0
@@ -154,7 +154,7 @@ class MpsDaemons:
             gpu.empty_since = self._clock.monotonic()
             gpu.emptied.set()
 
-    def trouble(self, gpu: str) -> Trouble | None:
+    def trouble(self, gpu: str) -> HealthCondition | None:
         known = self._gpus.get(gpu)
         return known.trouble if known is not None else None
 
@@ -212,7 +212,7 @@ class MpsDaemons:
 
     async def _on_incident(self, gpu: _Gpu, condition: Condition, end: End) -> None:
         uuid = gpu.daemon.gpu
-        gpu.trouble = Trouble(Health.DEGRADED, condition.value)
+        gpu.trouble = HealthCondition(Health.DEGRADED, condition.value)
         revisions = sorted({tenant.key for tenant in gpu.tenants.values()})
         tenants = ",".join(f"{name}@{number}" for name, number in revisions)
         log.warning("GPU %s: %s; tenants=%s", uuid, condition.value, tenants)
@@ -232,7 +232,7 @@ class MpsDaemons:
             try:
                 await gpu.daemon.restart()
             except DeviceFailed as error:
-                gpu.trouble = Trouble(Health.DEGRADED, error.message.removeprefix(f"{uuid}: "))
+                gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{uuid}: "))
                 log.warning("%s", error.message)
                 return
         gpu.trouble = None
@@ -273,7 +273,7 @@ class MpsDaemons:
         try:
             await gpu.daemon.start()
         except DeviceFailed as error:
-            gpu.trouble = Trouble(Health.DEGRADED, error.message.removeprefix(f"{gpu.daemon.gpu}: "))
+            gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{gpu.daemon.gpu}: "))
             raise
         gpu.trouble = None
 

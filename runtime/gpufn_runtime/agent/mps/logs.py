@@ -34,7 +34,7 @@ def keep_small(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def last_words(folder: Path) -> str:
+def log_tail(folder: Path) -> str:
     """Return the last messages of daemon and server, which contain the driver's errors; "" if there are none."""
     parts = []
     for name in _NAMES:

@@ -152,20 +152,20 @@ class Supervisor:
 
     async def _fetch_container_end(self, worker: RunningWorker) -> None:
         """Get the exit status from Docker, which is the parent of the container's process."""
-        end, untold = ContainerEnd(), ""
+        end, unknown_reason = ContainerEnd(), ""
         try:
             async with asyncio.timeout(EXIT_REPORT_WITHIN_S):
                 end = await self._containers.end_of(worker.container)
         except PlatformError as error:
-            untold = error.message.rstrip(".")
+            unknown_reason = error.message.rstrip(".")
         except TimeoutError:
-            untold = (
+            unknown_reason = (
                 f"the exit status of container {worker.container[:12]} was not known within {EXIT_REPORT_WITHIN_S:g} s"
             )
-        if untold:
-            log.warning("worker %s: %s", worker.record.worker, untold)
+        if unknown_reason:
+            log.warning("worker %s: %s", worker.record.worker, unknown_reason)
         self._containers.release(worker.container)
-        self._on_end(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, untold=untold)
+        self._on_end(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, unknown_reason=unknown_reason)
 
     def _on_end(
         self,
@@ -174,7 +174,7 @@ class Supervisor:
         signum: int | None,
         *,
         exceeded_bytes: int | None = None,
-        untold: str = "",
+        unknown_reason: str = "",
     ) -> None:
         record = worker.record
         self._shares.worker_ended(record.worker)
@@ -188,7 +188,7 @@ class Supervisor:
             tail=worker.output.tail(),
             device_fault=record.device_fault,
             stopping=record.stopping,
-            untold=untold,
+            unknown_reason=unknown_reason,
             killed_for=record.killed_for,
         )
         if could_be_oom and exceeded_bytes is not None:

@@ -69,6 +69,6 @@ class Takeover:
         # Kill before reporting: after the report its calls start again, and an unrecorded process may still run.
         processes.kill_worker(folder.output, folder.scratch)
         self._reports.send_event(
-            record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no running agent")
+            record, WorkerEventKind.EXITED, exit=exit_of(group, unknown_reason="its node had no running agent")
         )
         self._cleanup.clean_up(record, folder, group)

@@ -257,7 +257,7 @@ class Settler:
         delay_s = max(0.0, message.not_before - self._clock.time())
         if delay_s <= _WAKEUP_WITHIN_S:
             call_later = asyncio.get_running_loop().call_later
-            call_later(delay_s + _WAKEUP_DELAY_S, wakeups.ring, self._bus, message.function, message.queue)
+            call_later(delay_s + _WAKEUP_DELAY_S, wakeups.send_wakeup, self._bus, message.function, message.queue)
 
     async def _end(
         self,

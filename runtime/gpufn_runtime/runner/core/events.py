@@ -139,11 +139,11 @@ class WorkerReady(Event):
     since: float
 
 
-class MoreRoom(Event):
+class CapacityIncreased(Event):
     """A worker takes calls again."""
 
 
-class LessRoom(Event):
+class CapacityDecreased(Event):
     """A worker takes no more calls."""
 
 

@@ -551,11 +551,11 @@ class RevisionMachine(Generic[W]):
     def _on_worker_ready(self, event: events.WorkerReady) -> None:
         self.capacity.became_ready(event.link, event.since)
 
-    def _on_more_room(self, _: events.MoreRoom) -> None:
+    def _on_more_room(self, _: events.CapacityIncreased) -> None:
         self._emit(actions.ReportRoom())
         self._emit(actions.OfferCredits())
 
-    def _on_less_room(self, _: events.LessRoom) -> None:
+    def _on_less_room(self, _: events.CapacityDecreased) -> None:
         self._emit(actions.ShrinkCredits())
         self._emit(actions.ReportRoom())
         self._serve_backlog()
@@ -673,8 +673,8 @@ class RevisionMachine(Generic[W]):
         events.Cancelled: _on_cancelled,
         events.Withdrawn: _on_withdrawn,
         events.WorkerReady: _on_worker_ready,
-        events.MoreRoom: _on_more_room,
-        events.LessRoom: _on_less_room,
+        events.CapacityIncreased: _on_more_room,
+        events.CapacityDecreased: _on_less_room,
         events.WorkerLost: _on_worker_lost,
         events.WorkerExited: _on_worker_exited,
         events.Ticked: _on_ticked,

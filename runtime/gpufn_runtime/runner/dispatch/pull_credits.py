@@ -153,7 +153,7 @@ class PullCredits:
             capacity = self._capacity()
             if 4 * room >= capacity or 2 * self._standing.credits < capacity:
                 self._standing.grant(room)
-        self._grant_lookout_credit()
+        self._grant_probe_credit()
 
     def others_wait(self, priority: Priority) -> bool:
         """Return whether calls of this class or a higher one are known to be queued. A fast-path call must not pass
@@ -174,7 +174,7 @@ class PullCredits:
         if queue in self._polled:
             self._order.mark_waiting(queue, self._clock.time())
             self._poll_highest()
-            self._grant_lookout_credit()
+            self._grant_probe_credit()
         else:
             self._tasks.start(self._open_queue(queue))
 
@@ -200,7 +200,7 @@ class PullCredits:
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
 
-    def _grant_lookout_credit(self) -> None:
+    def _grant_probe_credit(self) -> None:
         """Keep one credit for a new caller. Without a free slot nothing would announce the caller, and calls of a lower
         rank could overtake it. A delivery for this credit is handed back."""
         if self._standing is not None and not self._standing.credits and self._order.could_overtake_callers():
@@ -226,7 +226,7 @@ class PullCredits:
         self._order.delivered(queue, delivery.stored_at, delivery.pending, is_redelivered=delivery.delivered > 1)
         if queue == STANDING:
             self._receive(delivery)
-            self._grant_lookout_credit()
+            self._grant_probe_credit()
             return
         self._polls -= 1
         self._receive(delivery)

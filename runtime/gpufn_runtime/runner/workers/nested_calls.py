@@ -436,7 +436,7 @@ class NestedCalls:
 
     def _wake_up_runners(self, revision: Revision) -> None:
         """Send a wakeup. The runner does not know how many workers there are elsewhere; a wakeup is cheap."""
-        self._bus.publish(subjects.doorbell(revision.function), b"")
+        self._bus.publish(subjects.wakeup(revision.function), b"")
 
 
 def _bounded(timeout_s: float) -> float:

@@ -110,11 +110,11 @@ class Workers:
         match assignment.desired:
             case Desired.RUN:
                 link.resume(self._clock.monotonic())
-                self._dispatch(events.MoreRoom())
+                self._dispatch(events.CapacityIncreased())
             case Desired.PARK:
                 link.park_bytes = assignment.park_bytes
                 link.park(self._clock.monotonic())
-                self._dispatch(events.LessRoom())
+                self._dispatch(events.CapacityDecreased())
             case Desired.DRAIN:
                 self._drain(link)
 
@@ -134,7 +134,7 @@ class Workers:
             self._retire(link, "it is no longer wanted, and has not started yet")
         else:
             link.drain()
-            self._dispatch(events.LessRoom())
+            self._dispatch(events.CapacityDecreased())
 
     def _retire(self, link: WorkerLink, reason: str) -> None:
         self._release(link)
@@ -145,7 +145,7 @@ class Workers:
         self._nested.close_all(link)
         self._leave_gpu(link)
         link.close()
-        self._dispatch(events.LessRoom())
+        self._dispatch(events.CapacityDecreased())
 
     def _leave_gpu(self, link: WorkerLink) -> None:
         if link.seat is not None:
@@ -174,7 +174,7 @@ class Workers:
         if link.park_requested:
             link.park(self._clock.monotonic())
         self._on_change()
-        self._dispatch(events.MoreRoom())
+        self._dispatch(events.CapacityIncreased())
         self._poll_queues()
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:

@@ -29,7 +29,7 @@ from gpufn.declare import type_hints
 from gpufn.declare.constructor_schema import form_of, made
 from gpufn.declare.hint_adapters import HintAdapter, Hook, readable
 from gpufn_core.encoding import native
-from gpufn_core.encoding.msgspec_errors import misfit
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
 
 BYTES: Final = (bytes, bytearray, memoryview)  # never text: values from Python are not base64
@@ -329,6 +329,6 @@ def _replace_scalars(value: Any, box: type) -> Any:
 
 def _error_text(error: msgspec.ValidationError) -> str:
     """Format ``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
-    mismatch = misfit(str(error))
+    mismatch = parse_validation_error(str(error))
     text = mismatch.text.replace("bool | ", "")  # an implementation detail: bool counts as a number
     return f"{mismatch.at}: {text}" if mismatch.at else text

@@ -25,7 +25,7 @@ from gpufn.declare.hint_adapters import HintAdapter, readable
 from gpufn.declare.type_hints import resolved, signature_of
 from gpufn_core.encoding import media, native, values
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional
-from gpufn_core.encoding.msgspec_errors import json_fault, misfit, number_field
+from gpufn_core.encoding.msgspec_errors import describe_json_error, number_field, parse_validation_error
 from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
 from gpufn_runtime.worker.arguments.defaults import fill_defaults, may_hold_dataclass
@@ -141,8 +141,8 @@ class Parameters:
             raise self._refusal(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if form == "JSON" and (field := number_field(body)):
-                raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from error
-            raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
+                raise InvalidInput(f"{field}: {describe_json_error(error, body)}", field=field) from error
+            raise InvalidInput(f"the body is not valid {form}: {describe_json_error(error, body)}") from error
         if self._struct is not None:
             fields = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
             return self._place_positionals(
@@ -270,7 +270,7 @@ class Parameters:
 
     def _refusal(self, text: str, within: str = "") -> InvalidInput:
         """Format msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
-        mismatch = misfit(text, within)
+        mismatch = parse_validation_error(text, within)
         path = mismatch.path
         if mismatch.is_missing:
             return InvalidInput(f"{path}: missing", field=path)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.encoding import media, values
-from gpufn_core.encoding.msgspec_errors import json_fault
+from gpufn_core.encoding.msgspec_errors import describe_json_error
 from gpufn_core.errors import InvalidInput, RequestError, UnsupportedMediaType
 from gpufn_runtime.worker.engines import batching, oip
 from gpufn_runtime.worker.engines.base import Arrays
@@ -126,7 +126,7 @@ def _arguments(kind: str, content_type: str, body: bytes | memoryview) -> dict[s
             accepted = f"{media.JSON}, {media.MSGPACK} or {media.TENSORS}"
             raise UnsupportedMediaType(f"{content_type!r} is not accepted: send {accepted}")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"the body is not valid {kind}: {json_fault(error, body)}") from None
+        raise InvalidInput(f"the body is not valid {kind}: {describe_json_error(error, body)}") from None
     if not isinstance(arguments, dict) or not all(isinstance(name, str) for name in arguments):
         raise InvalidInput("the body must be a map from the model's inputs to arrays")
     return arguments

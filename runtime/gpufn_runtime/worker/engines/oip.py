@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from gpufn_core.encoding.media import TENSORS
-from gpufn_core.encoding.msgspec_errors import json_fault
+from gpufn_core.encoding.msgspec_errors import describe_json_error
 from gpufn_core.encoding.values import number_word
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.model_spec import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MAX_DIMENSIONS, TensorSpec
@@ -92,7 +92,7 @@ def decode(
     except msgspec.ValidationError as error:
         raise InvalidInput(f"this is not an inference request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"this is not an inference request: {json_fault(error, text)}") from None
+        raise InvalidInput(f"this is not an inference request: {describe_json_error(error, text)}") from None
     except RecursionError:
         raise InvalidInput("this is not an inference request: it is nested too deeply") from None
     return Request(

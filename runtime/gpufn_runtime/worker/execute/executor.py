@@ -27,7 +27,7 @@ from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.batch_rules import Gathering
 from gpufn_runtime.worker.execute.batch_runs import BatchRuns
 from gpufn_runtime.worker.execute.results import Results
-from gpufn_runtime.worker.execute.socket_reader import Loan
+from gpufn_runtime.worker.execute.socket_reader import SocketHandoff
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.process import exit_on_failure
 
@@ -53,7 +53,7 @@ class Executor:
     ) -> None:
         self._link = link
         self._handle_frame = handle_frame
-        self._loan = Loan()
+        self._handoff = SocketHandoff()
         self._is_stopping = False
         self._concurrency = spec.concurrency
         self._attempts = attempts
@@ -97,15 +97,15 @@ class Executor:
         """Stop `work` after the jobs in the queue. Safe in a signal handler."""
         self._is_stopping = True
         self._inbox.put(_stop)
-        if self._loan.is_out:
+        if self._handoff.is_handed_off:
             self._link.stop_receiving()
 
     def lend_socket(self) -> None:
         """Let a user thread read the socket while calls are short; return when the reader thread owns it again."""
         is_short = 0 < self._mean_call_s < _SHORT_CALL_S
         if is_short and self._gathering is None and self._loop is None and not self._is_stopping:
-            self._inbox.put(functools.partial(self._read_and_run, self._loan.lend()))
-            self._loan.wait()
+            self._inbox.put(functools.partial(self._read_and_run, self._handoff.hand_off()))
+            self._handoff.wait()
 
     def run_alone(self, job: _Job) -> None:
         """Run a job in a user thread while there are no calls."""
@@ -153,25 +153,25 @@ class Executor:
 
     def _read_and_run(self, number: int) -> None:
         """Read the socket and run its calls, until calls get long, the runner disconnects, or `stop`."""
-        link, loan = self._link, self._loan
+        link, handoff = self._link, self._handoff
         try:
-            while loan.is_mine(number):
+            while handoff.is_mine(number):
                 if self._is_stopping or self._mean_call_s > _LONG_CALL_S or not (link.frames or link.receive()):
-                    loan.give_back()
+                    handoff.give_back()
                     return
-                while link.frames and loan.is_mine(number):
+                while link.frames and handoff.is_mine(number):
                     frame, body = link.frames.popleft()
                     method = self._methods.get(frame.method) if type(frame) is Run else None
                     if method is None:
                         self._handle_frame(frame, body)
                         if not self._inbox.empty():  # the frame queued a job for this thread
-                            loan.give_back()
+                            handoff.give_back()
                             return
                     else:
-                        loan.begin_call()
+                        handoff.begin_call()
                         self._run(self._attempts.add(frame, body, link.number), method)  # type: ignore[arg-type]
         except ProtocolMismatch as error:
-            loan.give_back(error)
+            handoff.give_back(error)
 
     def call_hook(self, hook: Callable[[], Any]) -> None:
         result = self._call(hook)

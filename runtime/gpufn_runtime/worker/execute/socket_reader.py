@@ -17,20 +17,20 @@ LONG_CALL_S = 0.002
 _QUIET_CHECKS = 50  # checks without activity before the reader thread sleeps until the next call
 
 
-class Loan:
-    """A loan of the socket. The lender is the reader thread, the borrower a user thread. The borrower passes the number
-    of its loan, because meanwhile the socket may have been taken back and lent to another thread."""
+class SocketHandoff:
+    """Temporary ownership of the socket by a user thread; the reader thread owns it otherwise. The user thread passes the
+    number of its handoff, because the reader may have handed the socket to another thread meanwhile."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._number = 0
         self._is_out = False
-        self._busy_since = 0.0  # 0: the borrower waits for the next frame
+        self._busy_since = 0.0  # 0: the user thread waits for the next frame
         self._returned = threading.Event()
         self._wake = threading.Event()
         self._error: Exception | None = None
 
-    # --- the borrower -------------------------------------------------------------------------------------------------
+    # --- the user thread ----------------------------------------------------------------------------------------------
 
     def begin_call(self) -> None:
         self._busy_since = time.monotonic()
@@ -38,7 +38,7 @@ class Loan:
             self._wake.set()
 
     def is_mine(self, number: int) -> bool:
-        """Return whether the borrower still owns the socket. Called when no call runs and it is about to read."""
+        """Return whether the user thread still owns the socket. Called when no call runs and it is about to read."""
         with self._lock:
             if not self._is_out or number != self._number:
                 return False
@@ -46,21 +46,21 @@ class Loan:
             return True
 
     def give_back(self, error: Exception | None = None) -> None:
-        """Return the socket. `error` is raised in the waiting lender."""
+        """Return the socket. `error` is raised in the waiting reader thread."""
         with self._lock:
             self._is_out = False
             self._error = error
         self._returned.set()
         self._wake.set()
 
-    # --- the lender ---------------------------------------------------------------------------------------------------
+    # --- the reader thread --------------------------------------------------------------------------------------------
 
     @property
-    def is_out(self) -> bool:
+    def is_handed_off(self) -> bool:
         return self._is_out
 
-    def lend(self) -> int:
-        """Lend the socket; returns the number of the loan. Until the borrower starts, it counts as busy."""
+    def hand_off(self) -> int:
+        """Hand the socket to a user thread, and return the number of the handoff. It counts as busy until the thread starts."""
         self._returned.clear()
         with self._lock:
             self._number += 1

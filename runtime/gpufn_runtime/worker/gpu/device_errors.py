@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Blame(enum.Enum):
+class ErrorCause(enum.Enum):
     MEMORY = "memory"
     PROGRAM = "program"
     SHARE = "share"
@@ -34,7 +34,7 @@ class CudaError(NamedTuple):
     name: str
     runtime: str
     words: str
-    blame: Blame
+    blame: ErrorCause
 
 
 class DeviceFault(NamedTuple):
@@ -46,7 +46,7 @@ class DeviceFault(NamedTuple):
         return f"the GPU failed: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
 
 
-_MEMORY, _PROGRAM, _SHARE, _DEVICE = Blame
+_MEMORY, _PROGRAM, _SHARE, _DEVICE = ErrorCause
 CUDA_ERRORS = tuple(
     CudaError(*row)
     for row in (
@@ -93,8 +93,10 @@ def fault_of(error: BaseException, *, shares_by_mps: bool) -> DeviceFault | None
     for exception in _chain(error):
         match = _cuda_error(exception)
         if match is not None:
-            is_lost = match.blame in (Blame.SHARE, Blame.DEVICE) or (shares_by_mps and match.blame is Blame.PROGRAM)
-            return DeviceFault(match, is_lost, replaces=match.blame is not Blame.MEMORY)
+            is_lost = match.blame in (ErrorCause.SHARE, ErrorCause.DEVICE) or (
+                shares_by_mps and match.blame is ErrorCause.PROGRAM
+            )
+            return DeviceFault(match, is_lost, replaces=match.blame is not ErrorCause.MEMORY)
     return None
 
 

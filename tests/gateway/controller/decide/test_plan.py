@@ -64,7 +64,7 @@ def test_workers_of_a_silent_runner_are_not_idle() -> None:
 def test_a_doorbell_starts_a_worker_without_any_depths() -> None:
     empty = world()
     empty.on_depths(None, 100.0, 100.0)
-    empty.on_doorbell("f", 100.1)
+    empty.on_wakeup("f", 100.1)
     planned = plan(empty, 100.1, only={"f"})
     assert [(action.node, action.revision) for action in planned.actions if isinstance(action, Start)] == [("a", 1)]
     waiting = planned.statuses["f"].waiting
@@ -134,7 +134,7 @@ def test_an_agent_that_is_away_holds_up_no_rollout() -> None:
 
 def test_a_lost_node_gets_no_workers() -> None:
     empty = world()
-    empty.on_doorbell("f", 120.0)
+    empty.on_wakeup("f", 120.0)
     status = plan(empty, 120.0).statuses["f"]
     assert status.waiting is not None
     assert (status.waiting.reason, status.waiting.detail) == ("no_capacity", "no node is up")
@@ -147,7 +147,7 @@ def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
     spec = msgspec.structs.replace(without.spec, models=(model,))
     for engines, reason in (({"net": {"NVIDIA L4": ("k",)}}, "no_capacity"), ({"net": {"cpu": ("k",)}}, "starting")):
         empty.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec, engines=engines))
-        empty.on_doorbell("f", 100.0)
+        empty.on_wakeup("f", 100.0)
         waiting = plan(empty, 100.0).statuses["f"].waiting
         assert waiting is not None
         assert waiting.reason == reason
@@ -259,7 +259,7 @@ def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> N
     empty.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
     for trouble, reason in (("Docker does not answer", "no_capacity"), ("", "starting")):
         empty.on_node_report(msgspec.structs.replace(node(), container_trouble=trouble), 100.0)
-        empty.on_doorbell("f", 100.0)
+        empty.on_wakeup("f", 100.0)
         waiting = plan(empty, 100.0).statuses["f"].waiting
         assert waiting is not None
         assert (waiting.reason, trouble in waiting.detail) == (reason, True)

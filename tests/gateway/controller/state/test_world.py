@@ -25,7 +25,7 @@ def test_a_revision_is_in_use_while_it_has_workers_or_calls_and_that_is_known() 
 
 def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
     empty = world()
-    empty.on_doorbell("f", 100.1)
+    empty.on_wakeup("f", 100.1)
     empty.on_depths({}, 100.0, 100.2)
     assert empty.depths.has_wakeup("f")
     empty.on_depths({}, 100.3, 100.4)

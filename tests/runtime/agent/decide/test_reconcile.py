@@ -29,9 +29,9 @@ PARK = assignment(desired=Desired.PARK)
     ("known", "wanted", "has_ended", "action"),
     [
         (None, RUN, False, "Launch"),
-        (None, RUN, True, "Forget"),
-        (None, DRAIN, False, "Forget"),
-        (None, PARK, False, "Forget"),
+        (None, RUN, True, "DeleteAssignment"),
+        (None, DRAIN, False, "DeleteAssignment"),
+        (None, PARK, False, "DeleteAssignment"),
         (None, OLD, False, "Refuse"),
         (None, None, False, "NoneType"),
         (Phase.LAUNCHING, RUN, False, "NoneType"),
@@ -92,7 +92,7 @@ def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
     phase: Phase, over_at: float | None, asked_at: float | None, killed: bool, action: str
 ) -> None:
     worker = record(phase)
-    worker.given_up_at, worker.end_requested_at, worker.killed = over_at, asked_at, killed
+    worker.reported_ended_at, worker.end_requested_at, worker.killed = over_at, asked_at, killed
     assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
 
 

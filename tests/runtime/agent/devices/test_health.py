@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.domain.device import Device, DeviceType, Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.agent.devices.base import FoundDevices, Sample, Trouble
+from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
 from gpufn_runtime.agent.devices.health import QUIET_S, HealthRecord
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
@@ -80,7 +80,7 @@ def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_no
 
 def test_a_device_that_answers_again_is_well_again() -> None:
     record = HealthRecord()
-    record.on_sample(None, Trouble(Health.DEGRADED, "unknown error"), 0.0)
+    record.on_sample(None, HealthCondition(Health.DEGRADED, "unknown error"), 0.0)
     assert record.evaluate(0.0) == (Health.DEGRADED, "unknown error")
     record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
     assert record.evaluate(0.0) == (Health.HEALTHY, "")
@@ -180,7 +180,9 @@ def test_a_driver_that_does_not_answer_is_noticed() -> None:
 
 
 def test_what_mps_knows_counts_as_well() -> None:
-    watch = DeviceWatch(_Silent(), Clock(), other_trouble=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
+    watch = DeviceWatch(
+        _Silent(), Clock(), other_trouble=lambda uuid: HealthCondition(Health.DEGRADED, f"{uuid}: no MPS")
+    )
     assert _health(watch, 1.0) == [(Health.DEGRADED, "GPU-0: no MPS")]
 
 

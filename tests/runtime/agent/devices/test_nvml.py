@@ -14,7 +14,7 @@ import pytest
 import gpufn_runtime.agent.devices as package
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.sampling import CLOCK_LIMITS
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
@@ -156,7 +156,7 @@ def test_a_question_that_a_virtual_machine_or_an_old_driver_cannot_answer_is_no_
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     assert [device.uuid for device in inventory.find().devices[1:]] == ["GPU-0"]
     sample = inventory.sample()
-    assert sample.troubles == {}
+    assert sample.conditions == {}
     assert [(each.pcie_sent_bytes_per_s, each.temperature_c) for each in sample.metrics] == [(None, 40)]
 
 
@@ -164,7 +164,7 @@ def test_a_device_whose_memory_is_told_from_what_was_known_is_lost_all_the_same(
     gpu = FakeGpu("GPU-0", breaks={"nvmlDeviceGetUtilizationRates": pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)})
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     inventory.find()
-    assert inventory.sample().troubles == {"GPU-0": Trouble(Health.FAILED, "gpu is lost")}
+    assert inventory.sample().conditions == {"GPU-0": HealthCondition(Health.FAILED, "gpu is lost")}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_device_that_is_lost_is_told_from_one_that_cannot_be_read(error: str, 
     lost.error = getattr(pynvml, error)
     sample = inventory.sample()
     assert [metrics.uuid for metrics in sample.metrics] == ["GPU-1"]
-    assert sample.troubles == {"GPU-0": Trouble(health, str(pynvml.NVMLError(lost.error)).lower())}
+    assert sample.conditions == {"GPU-0": HealthCondition(health, str(pynvml.NVMLError(lost.error)).lower())}
 
 
 def test_nvml_that_has_gone_is_opened_again() -> None:
@@ -188,12 +188,12 @@ def test_nvml_that_has_gone_is_opened_again() -> None:
     inventory.find()
     nvml.error = pynvml.NVML_ERROR_UNINITIALIZED
     nvml.registered.clear()
-    assert set(inventory.sample().troubles) == {"GPU-0"}
+    assert set(inventory.sample().conditions) == {"GPU-0"}
     nvml.error = 0
     inventory.sample()
     nvml.events.append(("GPU-0", 79))
     sample = inventory.sample()
-    assert (len(sample.metrics), sample.troubles, sample.xids) == (1, {}, (("GPU-0", 79),))
+    assert (len(sample.metrics), sample.conditions, sample.xids) == (1, {}, (("GPU-0", 79),))
 
 
 def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,14 +204,14 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
     nvml.error = pynvml.NVML_ERROR_UNINITIALIZED
     with caplog.at_level("INFO"):
         for _ in range(3):
-            assert set(inventory.sample().troubles) == {"GPU-0", "GPU-1"}
+            assert set(inventory.sample().conditions) == {"GPU-0", "GPU-1"}
     assert [record.message for record in caplog.records] == ["NVML cannot be reopened: Uninitialized"]
     nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a reloaded driver returns new handles
     well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
     inventory.sample()
     sample = inventory.sample()
-    assert ([metrics.uuid for metrics in sample.metrics], set(sample.troubles)) == (["GPU-1"], {"GPU-0"})
+    assert ([metrics.uuid for metrics in sample.metrics], set(sample.conditions)) == (["GPU-1"], {"GPU-0"})
     assert nvml.registered == {"GPU-1"}
 
 

@@ -43,7 +43,7 @@ def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platfor
         platform.gpufn("deploy", APPS / "shared.py", "--no-check")
         yield platform
     home = Home(platform.home)
-    assert not [left for folder in (home.mps_elsewhere, home.mps_memory) for left in folder.glob("*")]
+    assert not [left for folder in (home.shared_mps, home.mps_memory) for left in folder.glob("*")]
 
 
 def _workers(daemon: Daemon) -> list[int]:
@@ -60,7 +60,7 @@ def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
         """Call the function, and register its worker as a client before the agent detects that it is none."""
         answer: dict[str, Any] = shared.invoke(function)
         new = [worker for worker in _workers(daemon) if worker not in joined]
-        machine.connect(next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe", *new)
+        machine.connect(next(Home(shared.home).shared_mps.iterdir()) / "pipe", *new)
         joined.extend(new)
         return answer
 
@@ -77,7 +77,7 @@ def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
     assert (second["pipes"], second["pipes_are_ours"]) == (["control"], False)
     assert second["memory"] == ["of-neighbour", "of-part", "of-the-daemon"]
     assert len(joined) == 2
-    pipe = next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe"
+    pipe = next(Home(shared.home).shared_mps.iterdir()) / "pipe"
     machine.fault(pipe)
     until(lambda: not set(joined) & set(_workers(daemon)))
     assert sorted(machine.state(pipe)["terminated"]) == sorted(joined)

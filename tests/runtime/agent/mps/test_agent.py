@@ -15,7 +15,7 @@ from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import End, GpuShares, Joining
 from tests.runtime.agent.mps.machine import Machine
 
@@ -84,7 +84,7 @@ class _Namespaces:
     def __init__(self) -> None:
         self.end: End = lambda worker, reason: None
         self.asked: list[str] = []
-        self.ill: Trouble | None = None
+        self.ill: HealthCondition | None = None
 
     @contextlib.asynccontextmanager
     async def joining(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> AsyncGenerator[Joining, None]:
@@ -103,7 +103,7 @@ class _Namespaces:
     def worker_ended(self, worker: str) -> None:
         self.asked.append("left")
 
-    def trouble(self, gpu: str) -> Trouble | None:
+    def trouble(self, gpu: str) -> HealthCondition | None:
         return self.ill
 
     async def take_over(self) -> None:
@@ -132,7 +132,7 @@ def test_gpus_may_be_shared_in_another_way_than_by_a_daemon_for_each(on_node: An
         }
         _says_ready(node, worker)
         await node.until(lambda: "is_ready" in shares.asked)
-        shares.ill = Trouble(Health.DEGRADED, "its server has gone")
+        shares.ill = HealthCondition(Health.DEGRADED, "its server has gone")
         await node.until(lambda: node.reports[-1].devices[-1].health_reason == "its server has gone")
         shares.end(worker, "its server has gone")
         assert (await node.event(worker, "exited")).exit.device_fault == "its server has gone"

@@ -13,7 +13,7 @@ import pytest
 from gpufn_core.domain.device import DeviceShare, Health, Share
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
@@ -187,7 +187,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
 
         async def leave() -> None:
             await node.told.wait()
-            assert node.shares.trouble("GPU-1") == Trouble(Health.DEGRADED, "its MPS server is in FAULT")
+            assert node.shares.trouble("GPU-1") == HealthCondition(Health.DEGRADED, "its MPS server is in FAULT")
             await node.shares.evict("w-1", [101])
             node.shares.worker_ended("w-1")
 

@@ -19,7 +19,7 @@ def test_a_log_that_is_too_large_is_emptied_and_its_writer_goes_on(tmp_path: Pat
             writer.write(b"no driver\n")
         assert path.stat().st_blocks * 512 < 1 << 20
     logs.keep_small(tmp_path)
-    assert logs.last_words(tmp_path) == ": control.log: no driver; server.log: no driver"
+    assert logs.log_tail(tmp_path) == ": control.log: no driver; server.log: no driver"
 
 
 def test_what_is_no_log_of_theirs_is_left_alone(tmp_path: Path) -> None:
@@ -37,4 +37,4 @@ def test_of_a_long_log_the_end_alone_is_read(tmp_path: Path) -> None:
         file.truncate(1 << 33)
         file.seek(1 << 33)
         file.write(b"one\ntwo\nCmd:get_server_list\nthree\nfour\n")
-    assert logs.last_words(tmp_path) == ": control.log: two | three | four"
+    assert logs.log_tail(tmp_path) == ": control.log: two | three | four"

@@ -142,7 +142,7 @@ class Bench:
         worker = FakeWorker(name, self.revision, **fields)
         self.capacity.links[name] = worker
         self.handle(events.WorkerReady(worker, self.unix))
-        self.handle(events.MoreRoom())
+        self.handle(events.CapacityIncreased())
         return worker
 
     def arrive(

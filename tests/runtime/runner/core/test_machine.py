@@ -998,7 +998,7 @@ def test_less_room_withdraws_credits_and_returns_the_backlog(bench: Bench) -> No
     bench.start()
     bench.arrive()
     bench.capacity.links["w-1"].state = WorkerState.DRAINING
-    bench.handle(events.LessRoom())
+    bench.handle(events.CapacityDecreased())
     assert bench.kinds == [actions.ShrinkCredits, actions.ReportRoom, actions.Nak, actions.CountReturned]
     assert not bench.capacity.backlog
 

@@ -289,7 +289,7 @@ class Node(RuleBasedStateMachine):
         self.revoke_turns(worker)
         if worker.state.live:
             worker.state = WorkerState.FAILED
-        self.dispatch(events.LessRoom())
+        self.dispatch(events.CapacityDecreased())
 
     def report(self, worker: str) -> None:
         self.awaited.discard(worker)
@@ -477,7 +477,7 @@ class Node(RuleBasedStateMachine):
     def make_ready(self, worker: Worker) -> None:
         worker.state = WorkerState.READY
         self.dispatch(events.WorkerReady(worker, self.unix))
-        self.dispatch(events.MoreRoom())
+        self.dispatch(events.CapacityIncreased())
 
     @precondition(lambda self: len(self.live) < 3)
     @rule(count=st.integers(1, 3), is_submitted=st.booleans())
@@ -538,14 +538,14 @@ class Node(RuleBasedStateMachine):
                 self.make_ready(worker)
             case WorkerState.PARKING if choice == "park":
                 worker.state = WorkerState.READY
-                self.dispatch(events.MoreRoom())
+                self.dispatch(events.CapacityIncreased())
             case WorkerState.READY if choice == "park" and worker.accepts_calls:
                 worker.state = WorkerState.PARKING if worker.slots.in_use else WorkerState.PARKED
-                self.dispatch(events.LessRoom())
+                self.dispatch(events.CapacityDecreased())
             case WorkerState.READY | WorkerState.PARKING | WorkerState.PARKED if choice == "drain":
                 worker.state = WorkerState.DRAINING
                 worker.is_drained = not worker.slots.in_use
-                self.dispatch(events.LessRoom())
+                self.dispatch(events.CapacityDecreased())
 
     @precondition(lambda self: self.holding)
     @rule(index=INDEX, within_s=st.sampled_from([10.0, 60.0]), is_reported=st.booleans(), is_removed=st.booleans())

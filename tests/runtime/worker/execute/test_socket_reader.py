@@ -6,70 +6,70 @@ import threading
 
 import pytest
 
-from gpufn_runtime.worker.execute.socket_reader import Loan
+from gpufn_runtime.worker.execute.socket_reader import SocketHandoff
 
 
-def waiting(loan: Loan) -> threading.Thread:
-    lender = threading.Thread(target=loan.wait)
+def waiting(handoff: SocketHandoff) -> threading.Thread:
+    lender = threading.Thread(target=handoff.wait)
     lender.start()
     return lender
 
 
 def test_a_loan_is_given_back() -> None:
-    loan = Loan()
-    number = loan.lend()
-    assert loan.is_mine(number)
-    lender = waiting(loan)
-    loan.give_back()
+    handoff = SocketHandoff()
+    number = handoff.hand_off()
+    assert handoff.is_mine(number)
+    lender = waiting(handoff)
+    handoff.give_back()
     lender.join(10)
     assert not lender.is_alive()
-    assert not loan.is_mine(number)
+    assert not handoff.is_mine(number)
 
 
 def test_a_call_that_lasts_costs_the_borrower_the_socket() -> None:
-    loan = Loan()
-    number = loan.lend()
-    assert loan.is_mine(number)
-    loan.begin_call()
-    lender = waiting(loan)
+    handoff = SocketHandoff()
+    number = handoff.hand_off()
+    assert handoff.is_mine(number)
+    handoff.begin_call()
+    lender = waiting(handoff)
     lender.join(10)
     assert not lender.is_alive()
-    assert not loan.is_mine(number)
+    assert not handoff.is_mine(number)
 
 
 def test_a_borrower_that_never_comes_costs_nothing() -> None:
-    loan = Loan()
-    number = loan.lend()
-    lender = waiting(loan)
+    handoff = SocketHandoff()
+    number = handoff.hand_off()
+    lender = waiting(handoff)
     lender.join(10)
     assert not lender.is_alive()
-    assert not loan.is_mine(number)
+    assert not handoff.is_mine(number)
 
 
 def test_an_old_loan_is_not_mistaken_for_the_new_one() -> None:
-    loan = Loan()
-    old = loan.lend()
-    waiting(loan).join(10)
-    new = loan.lend()
-    assert not loan.is_mine(old)
-    assert loan.is_mine(new)
+    handoff = SocketHandoff()
+    old = handoff.hand_off()
+    waiting(handoff).join(10)
+    new = handoff.hand_off()
+    assert not handoff.is_mine(old)
+    assert handoff.is_mine(new)
 
 
 def test_a_lender_that_has_fallen_asleep_wakes_for_a_call_that_lasts() -> None:
-    loan = Loan()
-    number = loan.lend()
-    assert loan.is_mine(number)
-    lender = waiting(loan)
+    handoff = SocketHandoff()
+    number = handoff.hand_off()
+    assert handoff.is_mine(number)
+    lender = waiting(handoff)
     lender.join(0.3)  # longer than its timeout
     assert lender.is_alive(), "an idle borrower keeps the socket"
-    loan.begin_call()
+    handoff.begin_call()
     lender.join(10)
-    assert not loan.is_mine(number)
+    assert not handoff.is_mine(number)
 
 
 def test_the_borrowers_error_is_raised_where_the_lender_waits() -> None:
-    loan = Loan()
-    loan.lend()
-    loan.give_back(ValueError("garbage"))
+    handoff = SocketHandoff()
+    handoff.hand_off()
+    handoff.give_back(ValueError("garbage"))
     with pytest.raises(ValueError, match="garbage"):
-        loan.wait()
+        handoff.wait()

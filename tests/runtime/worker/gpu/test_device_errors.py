@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_runtime.worker.gpu.device_errors import CUDA_ERRORS, Blame, fault_of
+from gpufn_runtime.worker.gpu.device_errors import CUDA_ERRORS, ErrorCause, fault_of
 
 
 class OutOfMemoryError(RuntimeError):
@@ -66,17 +66,17 @@ def test_an_error_whose_text_cannot_be_made_is_the_functions_own() -> None:
 
 
 def test_what_follows_from_each_error() -> None:
-    follows: dict[Blame, set[tuple[bool, ...]]] = {}
+    follows: dict[ErrorCause, set[tuple[bool, ...]]] = {}
     for error in CUDA_ERRORS:
         alone, shared = (fault_of(RuntimeError(f"CUDA_ERROR_{error.name}"), shares_by_mps=mps) for mps in (False, True))
         assert alone is not None
         assert shared is not None
         follows.setdefault(error.blame, set()).add((alone.is_lost, shared.is_lost, alone.replaces, shared.replaces))
     assert follows == {
-        Blame.MEMORY: {(False, False, False, False)},
-        Blame.PROGRAM: {(False, True, True, True)},
-        Blame.SHARE: {(True, True, True, True)},
-        Blame.DEVICE: {(True, True, True, True)},
+        ErrorCause.MEMORY: {(False, False, False, False)},
+        ErrorCause.PROGRAM: {(False, True, True, True)},
+        ErrorCause.SHARE: {(True, True, True, True)},
+        ErrorCause.DEVICE: {(True, True, True, True)},
     }
 
 
