@@ -3,7 +3,7 @@
     python benchmarks/spinning.py [--seconds 2] [--rounds 3]
 
 One, two or four processes, as on a machine with as many models, each with two threads on the same two cores, run after
-run. What one process gains by spinning, the others lose.
+run. The time that one process gains by spinning is lost by the others.
 """
 
 from __future__ import annotations

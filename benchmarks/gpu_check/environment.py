@@ -1,7 +1,8 @@
 """The Python environment of the check on an unprepared machine. Uses only the standard library.
 
-A bundle (`bundle`) is installed into a separate environment. Its packages come first on the path, then those of the
-starting Python, including torch, then this repository. A `.pth` file sets this up, because workers get no PYTHONPATH.
+A bundle (`bundle`) is installed into a separate environment. Its packages come first on the path, then the packages
+of the starting Python, including torch, then this repository. A `.pth` file sets this up, because workers get no
+PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def missing() -> list[str]:
 
 
 def required(extras: Sequence[str]) -> list[str]:
-    """Return the requirements in pyproject.toml, with those of `extras`, without our own extras."""
+    """Return the requirements in pyproject.toml and in its `extras`, without our own extras."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     return [each for part in groups for each in part if not each.startswith("gpufn[")]

@@ -113,7 +113,7 @@ class BuildExecutor:
                 await self._build(run, on_progress)
 
     async def _look_up(self, run: _ActiveBuild) -> bool:
-        """Whether every candidate's engine exists."""
+        """Add the engines that already exist to `run`. Return whether none is missing."""
         for candidate in run.missing:
             if (manifest := await self._store.find(candidate.key)) is not None:
                 run.add_engine(manifest, existing_row(manifest))

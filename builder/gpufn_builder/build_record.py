@@ -3,7 +3,7 @@ writes the record. Each write is a compare-and-set that checks the owner.
 
 claim     A delivery came, so the build is ours. A previous owner that did not release the build is counted as dead.
 release   This builder lives but did not finish the build; the next owner counts no death.
-taken     Another builder claimed the build, for example after NATS was unavailable for a while. We are not dead.
+taken     Another builder claimed the build, for example after NATS was unavailable. This builder is not dead.
 ended     The record no longer changes.
 """
 
@@ -143,14 +143,12 @@ def claimed(build: Build, builder: str, now: float) -> Build:
 def owned(build: Build, builder: str) -> Build:
     """Return `build` if `builder` owns it. Raises AlreadyEnded, TakenOver."""
     if _open(build).builder != builder:
-        raise TakenOver(
-            f"The build {build.id} was taken away from {builder}: its owner is {build.builder or 'nobody'}."
-        )
+        raise TakenOver(f"{builder} no longer owns the build {build.id}: its owner is {build.builder or 'no builder'}.")
     return build
 
 
 def must_stop(build: Build, builder: str) -> bool:
-    """Whether `builder` must stop working on it."""
+    """Return whether `builder` must stop working on `build`."""
     return build.cancel or build.state.ended or build.builder != builder
 
 
@@ -163,5 +161,5 @@ def _open(build: Build) -> Build:
 async def _entry(builds: KeyValue, build_id: str) -> Entry:
     entry = await builds.get(build_id)
     if entry is None:
-        raise BuildNotFound(f"The build {build_id} is gone.")
+        raise BuildNotFound(f"The build {build_id} no longer exists.")
     return entry

@@ -113,7 +113,8 @@ def flags(spec: ModelSpec, backend: Backend) -> dict[str, str]:
         case Backend.ORT_CUDA:
             return {"graph_optimization_level": "extended", "use_tf32": tf32}
         case Backend.ORT_CPU:
-            # The result of "extended" runs on every CPU. What "all" adds depends on the CPU, and is done at load.
+            # The result of "extended" runs on every CPU. The further optimizations of "all" depend on the CPU
+            # and are done at load.
             return {"graph_optimization_level": "extended"}
 
 

@@ -66,7 +66,7 @@ class Store:
         return None
 
     async def _touch(self, manifest: EngineManifest) -> bool:
-        """Whether its files exist."""
+        """Refresh the age of the engine's files. Return whether all of them exist."""
         for file in manifest.files:
             if not await object_store.touch(self._bus, subjects.ENGINE_FILES, file.digest):
                 return False
@@ -88,7 +88,7 @@ class Store:
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
     async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:
-        """Return the published engine: that of another builder if it was quicker.
+        """Publish the engine in `folder`. Return its manifest, or another builder's if that builder published it first.
 
         Raises BuildFailed(stage="publish") and removes the files that this call stored.
         """

@@ -3,8 +3,8 @@
     encoder   trigrams  INT64 [n, 32], rows of a table, 0 for none  →  vector  FP32 [n, 256], of length 1
     index     vector    FP32 [n, 256]  →  scores  FP32 [n, 3] and places  INT64 [n, 3], best first
 
-Nothing is learned: a word is the sum of a random vector for each of its trigrams, so words that share many trigrams are
-close. A trained encoder would fit together with the index in the same way.
+The models are not trained: a word is the sum of a random vector for each of its trigrams, so words that share many
+trigrams are close. A trained encoder would fit together with the index in the same way.
 """
 
 from __future__ import annotations

@@ -10,14 +10,16 @@
     ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded
-    ├─ CapacityError           come back later; carries retry_after_s
     ├─ CapacityError           retry later; has retry_after_s
-    ├─ InvocationEnded         it did not finish
-    ├─ InvocationEnded         it did not finish
-    ├─ FunctionStartFailed     its workers fail to start; the message names the function, and ends with the last error
+    │  └─ QueueFull            NoCapacity           RateLimited
+    ├─ InvocationEnded         the call did not finish
+    │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
     ├─ FunctionStartFailed     its workers fail to start; the message names the function and ends with the last error
     ├─ BuildFailed             no engine could be built: stage, node, log
     └─ PlatformError           a fault of the platform
+       ├─ ArtifactUnavailable  WorkerLost           DeviceFailed
+       ├─ PlatformStopping     ProtocolMismatch     GatewayUnavailable
+       └─ BusUnavailable
           └─ StoreFull
 
 A class never shares its name with a builtin. `code` is sent on the wire and never changes. HTTP statuses are in

@@ -94,7 +94,7 @@ def new_worker_id() -> WorkerId:
 
 
 def is_invocation_id(text: str) -> bool:
-    """Whether `text` is the id of a single call: a ULID, which a client may have chosen."""
+    """Return whether `text` is the id of a single call: a ULID, which a client may have chosen."""
     return _ULID.fullmatch(text) is not None
 
 
@@ -122,7 +122,7 @@ def item_of(invocation: str) -> tuple[MapId, int] | None:
 
 
 def is_call_or_item_id(text: str) -> bool:
-    """Whether `text` is the id of a single call or of a map's item."""
+    """Return whether `text` is the id of a single call or of a map's item."""
     return is_invocation_id(text) or item_of(text) is not None
 
 

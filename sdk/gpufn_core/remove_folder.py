@@ -48,7 +48,7 @@ def _remove(name: str, top: int) -> None:
 
 
 def _is_folder(name: str, within: int) -> bool:
-    """Whether `name` is a folder. Anything else is unlinked."""
+    """Return whether `name` is a folder. Anything else is unlinked."""
     try:
         os.unlink(name, dir_fd=within)
     except FileNotFoundError:

@@ -44,7 +44,7 @@ def test_a_builder_that_had_a_build_and_never_gave_it_back_counts_as_dead(before
 
 def test_a_build_is_its_last_builders_only() -> None:
     assert owned(build(builder="me/1"), "me/1") == build(builder="me/1")
-    with pytest.raises(TakenOver, match="The build b was taken away from me/1: its owner is other/1"):
+    with pytest.raises(TakenOver, match="me/1 no longer owns the build b: its owner is other/1"):
         owned(build(builder="other/1"), "me/1")
 
 

@@ -52,7 +52,7 @@ def _run(session: CpuSession, case: Case) -> Arrays:
         if case.is_user_sample:
             raise BuildFailed(f"{error.message} ({case.name})", stage=error.stage, node=error.node) from error
         raise BuildFailed(
-            f"{error.message} ({case.name}; if the generated inputs make no sense to the model, give samples=)",
+            f"{error.message} ({case.name}; if the generated inputs make no sense to the model, set samples=)",
             stage=error.stage,
             node=error.node,
         ) from error
@@ -79,8 +79,7 @@ def _check_nans(cases: Sequence[Case], results: Sequence[Arrays]) -> None:
     if always := set.intersection(*all_nan) if all_nan else set():
         name = min(always)
         raise BuildFailed(
-            f"output {name} is entirely NaN for all generated inputs: if they make no sense to the model, "
-            "give samples=",
+            f"output {name} is entirely NaN for all generated inputs: if they make no sense to the model, set samples=",
             stage=_STAGE,
             node=name,
         )

@@ -36,15 +36,15 @@ def why_alone(
 ) -> str:
     """Return why each call needs its own run; empty if calls may share runs.
 
-    Rows come from the `cases` whose shapes equal those of `tuned` except for the number of rows, and from `tuned`
-    itself, which has the shapes that the first of `profiles` is tuned for.
+    The rows come from `tuned`, which has the shapes that the first profile is tuned for, and from the `cases` with the
+    same shapes except for the number of rows.
     """
     most = min((ranged.max[0] for ranged in profiles[0].inputs.values()), default=1) if profiles else 1
     if most < 2:
         return "a run takes one row: max_batch is 1"
     rows = _different_rows([each for each in (*cases, tuned) if _rest(each) == _rest(tuned)])
     if len(rows) < 2:
-        return "no two rows were different, so nothing was seen of one beside another: give samples="
+        return "no two rows were different, so their independence could not be checked: set samples="
     limit = min(max(tolerance.rel_l2 or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:
         alone = [run(row) for row in rows]

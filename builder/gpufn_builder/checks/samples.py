@@ -106,7 +106,7 @@ def sample_shapes(cases: Sequence[Case]) -> dict[str, list[tuple[int, ...]]]:
 
 
 def have_rows(cases: Sequence[Case]) -> bool:
-    """Whether the first dimensions of `cases` may count rows: in each case all inputs have the same, nonzero size."""
+    """Return whether the first dimensions of `cases` may count rows: equal and nonzero in all inputs of a case."""
     counts = ({array.shape[0] if array.ndim else 0 for array in case.inputs.values()} for case in cases)
     return all(len(count) == 1 and 0 not in count for count in counts)
 

@@ -32,7 +32,7 @@ _MODULES: Final = {
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`flags` are those of the EngineIdentity, and determine all choices of the compiler. `golden` is an input for
+    """`flags` come from the EngineIdentity and determine all choices of the compiler. `golden` is an input for
     tuning. `caches` outlives the job. `trial_s` is the time for each setting that is chosen by trying."""
 
     model: Path

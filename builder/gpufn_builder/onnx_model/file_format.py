@@ -19,7 +19,7 @@ _MAGIC: Final = (
     (0, b"ftrt", "a TensorRT engine"),
     (0, b"\x93NUMPY", "a numpy array"),
     (0, b"\x7fELF", "a program or shared library"),
-    (0, b"version https://git-lfs", "a Git LFS pointer, not the file that it stands for"),
+    (0, b"version https://git-lfs", "a Git LFS pointer instead of the file itself"),
 )
 _PICKLES: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 

@@ -63,9 +63,9 @@ class NormalModel:
     """The model at `path`. `unranked` are outputs whose number of dimensions is known only after a run; their shape
     here is ().
 
-    `batched`: the first dimension of every input and output is dynamic and may count rows, because those of the inputs
-    have the same name or none. `row_independence` finds out whether rows are independent. `arithmetic` is the coarsest
-    arithmetic in the model's own types.
+    `batched`: the first dimension of every input and output is dynamic, and may count rows because the inputs' first
+    dimensions have the same name or none. `row_independence` finds out whether rows are independent.
+    `arithmetic` is the coarsest arithmetic in the model's own types.
     """
 
     path: Path
@@ -262,8 +262,8 @@ def _datatype(type_: TypeProto) -> str | None:
 
 
 def _may_be_batched(inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]) -> bool:
-    """Whether the first dimensions may count rows. Outputs may have other names, because converters give every dynamic
-    size its own name."""
+    """Return whether the first dimensions may count rows. Outputs may have other names, because converters give every
+    dynamic size its own name."""
     rows = [_first_size(value) for value in inputs]
     return (
         bool(rows)

@@ -1,4 +1,4 @@
-"""The shapes that an engine accepts: those of the spec, or derived from `max_batch` and the samples. Pure."""
+"""The shapes that an engine accepts: from the spec, or derived from `max_batch` and the samples. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfil
     dynamic = [tensor.name for tensor in inputs if -1 in tensor.shape]
     for name in dynamic:
         if name not in profile.inputs:
-            raise _error(name, f"shapes= says nothing about {name}, which has dynamic sizes")
+            raise _error(name, f"shapes= has no entry for {name}, which has dynamic sizes")
     return ShapeProfile({name: profile.inputs[name] for name in dynamic})
 
 
@@ -109,14 +109,14 @@ def _sizes(
         if seen and seen[-1] > spec.max_batch:
             raise _error(
                 tensor.name,
-                f"a sample has {seen[-1]} rows of {tensor.name}, and max_batch is {spec.max_batch}: give "
+                f"a sample has {seen[-1]} rows of {tensor.name}, and max_batch is {spec.max_batch}: set "
                 f"max_batch={seen[-1]} or shapes=",
             )
         return 1, spec.max_batch, spec.max_batch
     if not seen:
         raise _error(
             tensor.name,
-            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: give shapes= or samples=",
+            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: set shapes= or samples=",
         )
     return seen[0], seen[len(seen) // 2], seen[-1]
 

@@ -129,8 +129,8 @@ class _Lowering:
         return bool(values) and node.op_type not in _PRODUCTS and not self._made_half.intersection(values)
 
     def _fits(self, name: str) -> bool:
-        """Whether half precision can represent a constant: no new infinities, and not all zeros unless it was
-        before."""
+        """Return whether half precision can represent a constant: no new infinities, and not all of its nonzero values
+        become zero."""
         tensor = self._constants.get(name) or self._fills.get(name)
         if tensor is None:
             return True

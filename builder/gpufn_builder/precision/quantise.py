@@ -33,7 +33,7 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
     """
     user_samples = [case for case in cases if case.is_user_sample]
     if not user_samples:
-        raise BuildFailed("int8 is calibrated on samples, and there are none: give samples=", stage=_STAGE)
+        raise BuildFailed("int8 is calibrated on samples, and there are none: set samples=", stage=_STAGE)
     if not any(node.op_type in _QUANTISED for node in model.graph.node):
         return False
     if (opset := main_opset(model)) < INT8_OPSET:

@@ -1,4 +1,4 @@
-"""The process of one build. Its imports and failures affect neither the size nor the life of the service."""
+"""The process of one build. Its imports do not add to the service's memory, and its failures do not end the service."""
 
 from __future__ import annotations
 

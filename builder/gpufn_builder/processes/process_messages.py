@@ -1,4 +1,4 @@
-"""Messages between the service, its build process, and the candidate processes of that.
+"""Messages between the service, its build process, and the processes of the build's candidates.
 
 To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
 success a result in a file beside the request, in msgpack, because JSON has no infinities.
@@ -114,7 +114,7 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     tolerance: Tolerance
-    batched: bool  # whether the shapes allow batches
+    batched: bool  # the shapes allow batches
     cases: dict[str, str]  # name → file
     measured: str  # a file
     folder: str  # for the engine's files

@@ -65,7 +65,7 @@ class Lines:
 
 class Records:
     content_type = media.OUTCOMES
-    heartbeat = media.OUTCOME.pack(media.OutcomeKind.HEARTBEAT, 0, 0, 0, 0, 0)
+    heartbeat = media.OUTCOME.pack(media.OutcomeKind.EMPTY, 0, 0, 0, 0, 0)
 
     def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes:
         kind, content_type = media.OutcomeKind.RESULT, record.content_type

@@ -1,4 +1,4 @@
-"""Calls that are waited for together: `gather` for submitted calls, Graph for calls that need each other's results."""
+"""Waiting for several calls: `gather` for submitted calls, Graph for calls that need each other's results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _WINDOW = 32
-_MAX_THREADS = 64  # of one `gather`
+_MAX_THREADS = 64  # per `gather`
 
 
 def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | None = None) -> list[Any]:
     """Wait for submitted calls, and return their results in the order of the arguments.
 
-    Raises the first failure at once; the other calls go on. With `return_exceptions`, a failure takes the place of its
-    result. Raises TimeoutError if a call still runs after `timeout` seconds.
+    Raises the first failure at once; the other calls continue. With `return_exceptions`, a failure takes the place of
+    its result. Raises TimeoutError if a call still runs after `timeout` seconds.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -56,7 +56,7 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     results: list[Any] = [None] * len(calls)
     try:
         for number in range(min(len(calls), _MAX_THREADS)):
-            # A daemon: the calls go on without this process, so a wait must not keep it alive.
+            # A daemon: the calls continue without this process, so a wait must not keep it alive.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
         for _ in calls:
@@ -154,8 +154,8 @@ class Graph:
     def run(self, window: int = _WINDOW) -> Iterator[Step[Any]]:
         """Make the calls, at most `window` at a time, and yield each step as it ends.
 
-        Raises the first failure: running calls go on, and no further call starts. Inside a function, the calls have at
-        most the time that the function has left, and end with it.
+        Raises the first failure: running calls continue, and no further call starts. Inside a function, the calls have
+        at most the time that the function has left, and end with it.
         """
         from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415
 

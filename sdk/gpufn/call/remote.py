@@ -80,8 +80,8 @@ class Remote(Generic[P, R, V]):
 
         A call that has not ended after `timeout` seconds is stopped, and raises InvocationExpired if it had not
         started, else InvocationTimedOut. The items of a map always have the function's own timeout. Without `priority`,
-        calls have that of the function. With `trust_results`, results may be pickles, which run code that the function
-        chose, and instances of any class that is loaded in this process. Raises InvalidInput.
+        calls have the function's priority. With `trust_results`, results may be pickles, which run code that the
+        function chose, and instances of any class that is loaded in this process. Raises InvalidInput.
         """
         check_positive_seconds("timeout", timeout)
         return _WithOptions(
@@ -248,7 +248,7 @@ class AsyncRemote(Generic[P, R, V]):
     """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
 
     Each call waits in a thread of its own. When the task is cancelled, for example by a timeout, `remote` and `stream`
-    cancel their call. Spawned calls and the items of a map go on.
+    cancel their call. Spawned calls and the items of a map continue.
     """
 
     def __init__(self, remote: Remote[P, R, V]) -> None:

@@ -17,7 +17,7 @@ V = TypeVar("V")  # the result of a remote call
 
 
 class Call(Generic[V]):
-    """A submitted invocation. It goes on when this process ends, and its result is kept for the function's `retention`.
+    """A submitted invocation. It continues when this process ends. Its result is stored for the function's `retention`.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally

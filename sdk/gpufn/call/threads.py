@@ -39,7 +39,7 @@ def caught(function: Callable[..., T], *args: Any) -> Caught[T]:
 class _ThreadPool:
     """A pool that starts a thread only if all its threads are busy, up to `max_threads`.
 
-    The threads are daemons: a call that is no longer awaited goes on, and must not keep the process alive.
+    The threads are daemons: a call that is no longer awaited continues, and must not keep the process alive.
     """
 
     def __init__(self, max_threads: int) -> None:

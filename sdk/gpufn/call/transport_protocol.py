@@ -88,7 +88,7 @@ class MapTarget(NamedTuple):
 
 @runtime_checkable
 class MapTransport(Protocol):
-    """A Transport to a platform that keeps maps (`gpufn.maps.map`)."""
+    """A Transport to a platform that stores maps (`gpufn.maps.map`)."""
 
     def send_items(
         self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool

@@ -237,7 +237,7 @@ class Client(CallApi, ModelRequests):
         return self._status("/readyz") == 200
 
     def _why_not_ready(self) -> str:
-        """The gateway's reason, or "": it gave none, or it is ready."""
+        """Return the reason why the gateway is not ready, or "" if it is ready or reports none."""
         try:
             answer = self._request("GET", "/readyz", check=False).json()
         except (GpufnError, ValueError):

@@ -59,7 +59,7 @@ def events_of(lines: Iterable[bytes]) -> Iterator[Any]:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    parts: list[bytes] = []  # of one line, which may be megabytes in a hundred chunks
+    parts: list[bytes] = []  # one line, which may be megabytes in a hundred chunks
     for chunk in chunks:
         first, *following = chunk.split(b"\n")
         parts.append(first)

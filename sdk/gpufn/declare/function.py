@@ -127,7 +127,7 @@ class Function(_Declared, Remote[P, R, V]):
         """Return a deployed function, or a class's method (`counter.add`), by name. Its code is not needed.
 
         It has `remote`, `spawn`, `map`, `starmap`, `stream`, `aio` and `options`, like a declared function, and its
-        results are Python values. Nothing is looked up before the first call. With `pickle`, arguments that have no
+        results are Python values. The function is looked up when it is called. With `pickle`, arguments that have no
         form of their own are sent as pickles; only a function with `pickle=True` accepts them.
 
         >>> Function.from_name("ocr")

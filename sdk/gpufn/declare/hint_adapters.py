@@ -82,7 +82,7 @@ def readable(hint: Any, within: _Classes = ()) -> Any:
 
 
 def _is_supported(hint: Any) -> bool:
-    """Whether msgspec can read `hint` without an adapter."""
+    """Return whether msgspec can read `hint` without an adapter."""
     with contextlib.suppress(TypeError):
         msgspec.json.Decoder(hint)
         return True

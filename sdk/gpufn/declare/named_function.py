@@ -20,7 +20,7 @@ _ANY_ARGUMENTS = inspect.Signature(
 class NamedFunction(Remote[..., Any, Any]):
     """A function, or a class's method, that is deployed as `name` or `name.method`.
 
-    Nothing is looked up before a call. The call raises FunctionNotFound, or InvalidInput for wrong arguments.
+    The function is looked up when it is called. The call raises FunctionNotFound, or InvalidInput for wrong arguments.
     """
 
     _kind = None

@@ -105,9 +105,13 @@ class PlainOptions(TypedDict, total=False):
         "seconds that a parked worker waits, off its GPU, for the next call before it stops. 0: never park. "
         "Default: 600 with `gpu`, else 0",
     ]
-    target: Annotated[float, "the fraction of a worker's slots that scaling plans with; less leaves more spare slots"]
+    target: Annotated[
+        float, "the fraction of a worker's slots that scaling plans with; a lower value leaves more spare slots"
+    ]
     scaledown_window: Annotated[float, "seconds for which fewer workers must have been enough before scaling down"]
-    target_delay: Annotated[float, "seconds that a queued call may wait before another worker is worth its start"]
+    target_delay: Annotated[
+        float, "seconds that a queued call may wait before it justifies the start of another worker"
+    ]
     concurrency: Annotated[int, "calls, or batches, that one worker runs at the same time"]
     batch: Annotated[Batch | None, "a `Batch`: calls are gathered, and the function gets a list per parameter"]
     timeout: Annotated[float, "seconds that one call may run"]
@@ -129,7 +133,7 @@ class PlainOptions(TypedDict, total=False):
 
 
 class Options(PlainOptions, total=False):
-    """The table of options: type and meaning. The defaults are those of the spec. Times are in seconds.
+    """The table of options: type and meaning. The defaults come from the spec. Times are in seconds.
 
     docs/reference/python.md and the signature of `gpu_function` are generated from it.
     """

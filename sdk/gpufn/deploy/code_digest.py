@@ -7,8 +7,8 @@ comments, blank lines and line numbers do not count. It omits from the tree
   decorator, base class or class-level statement, and no call in an option or a default;
 - `if __name__ == "__main__":`, which workers do not run.
 
-A mention is a name, an attribute or a string, in the file or in another module of the bundle. Nothing is omitted if the
-code can reach names that it does not mention (`globals()`, `getattr`, `import *` and others).
+A mention is a name, an attribute or a string, in the file or in another module of the bundle. The digest
+covers everything if the code can reach names that it does not mention (`globals()`, `getattr`, `import *` and others).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _not_a_function(value: Any) -> InvalidSpec:
 def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
     """Return a model as a function without code. Relative paths start at the working folder.
 
-    `options` are those of `@gpu_function`, with the function's name. Calls are batched to up to `max_batch` rows;
+    `options` are the options of `@gpu_function`, with the function's name. Calls are batched to up to `max_batch` rows;
     with 1, the worker decodes one call while another runs.
     """
     from gpufn.declare.options import settings_from  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Maps that the platform does not keep, for workers, `gpufn.testing` and short maps.
+"""Maps that the platform does not store, for workers, `gpufn.testing` and short maps.
 
 Each item is a call of its own. At most `window` calls run at a time.
 """

@@ -1,9 +1,9 @@
 """`Function.map` and `Function.starmap`: calls of one function for many items.
 
-    Map            the iterator of the results that they return, with the id under which the platform keeps the map
+    Map            the iterator of the results that they return, with the id under which the platform stores the map
     AsyncMap       the same for asyncio
 
-If the Transport keeps maps, the items are stored in chunks and their outcomes are one stream (`platform_map`). Another
+If the Transport stores maps, the items are stored in chunks and their outcomes are one stream (`platform_map`). Another
 process that knows the id can continue such a map. Otherwise, as in a worker or in `gpufn.testing`, each item is a call
 of its own (`local_map`). A map of a few items is run in this way, too.
 """
@@ -34,7 +34,7 @@ _SHORT = 8  # up to this many items, single calls are faster than the start of a
 class Map(Iterator[V]):
     """The results of a map, in the order of its items, or with `ordered=False` as they come.
 
-    A map starts at once, and goes on when this process ends: `Map.from_id(map.id)` returns it again. The end of a
+    A map starts at once, and continues when this process ends: `Map.from_id(map.id)` returns it again. The end of a
     `with` block cancels the items that have not ended.
 
     >>> from gpufn import gpu_function
@@ -73,19 +73,19 @@ class Map(Iterator[V]):
 
     @property
     def id(self) -> str | None:
-        """The id of the map, or None if the platform does not keep it.
+        """The id of the map, or None if the platform does not store it.
 
-        The platform keeps no map in a worker, and no map of up to 8 items whose length is known, unless it has an id.
+        The platform stores no map in a worker, and no map of up to 8 items whose length is known, unless it has an id.
         """
         return None if self._platform_map is None else self._platform_map.id
 
     @property
     def cursor(self) -> str | None:
-        """The position of this reader. `Map.from_id(id, after=cursor)` goes on after the results that it returned."""
+        """The position of this reader. `Map.from_id(id, after=cursor)` continues after the results that it returned."""
         return None if self._platform_map is None else str(self._platform_map.order.cursor)
 
     def close(self) -> None:
-        """Close the map: it accepts no more items. Its accepted items go on."""
+        """Stop accepting items. Items that were already accepted still run."""
         if self._platform_map is not None:
             self._platform_map.close()
         else:

@@ -1,4 +1,4 @@
-"""A map that the platform keeps. This process sends the items (`sender`) and reads their outcomes (`reader`)."""
+"""A map that the platform stores. This process sends the items (`sender`) and reads their outcomes (`reader`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MapOptions(NamedTuple):
 
 
 class PlatformMap:
-    """A map that the platform keeps: this process's sender and reader of it."""
+    """A map that the platform stores: this process's sender and reader of it."""
 
     def __init__(
         self,
@@ -191,8 +191,8 @@ class PlatformMap:
                 return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, end.item)))
             case media.OutcomeKind.PROBLEM:
                 raise error_of(0, {}, end.body)
-            case media.OutcomeKind.HEARTBEAT:
-                raise InvocationNotFound(f"the outcome of item {end.item} is no longer kept")
+            case media.OutcomeKind.EMPTY:
+                raise InvocationNotFound(f"the outcome of item {end.item} is no longer stored")
 
     def stop(self) -> None:
         """Stop sending and reading."""
@@ -201,7 +201,7 @@ class PlatformMap:
             self._sender.stop()
 
     def close(self) -> None:
-        """Close the map: it accepts no more items."""
+        """Stop accepting items. Items that were already accepted still run."""
         if self._sender is not None and self._sender.is_sending:
             self._sender.close()
         else:
@@ -246,9 +246,9 @@ class PlatformMap:
         return True
 
     def _missing(self) -> End | None:
-        """Return an outcome in place of one that is no longer kept, if outcomes of later items wait behind it."""
+        """Return a placeholder for an outcome that is no longer stored, if outcomes of later items wait behind it."""
         item = self.order.skip()
-        return None if item is None else End(media.OutcomeKind.HEARTBEAT, item, 0, 0, "", b"")
+        return None if item is None else End(media.OutcomeKind.EMPTY, item, 0, 0, "", b"")
 
     def _take(self) -> End | None:
         end = self.order.take()

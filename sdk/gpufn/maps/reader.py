@@ -1,6 +1,6 @@
 """Reader of the outcomes of a map's items, which a gateway streams.
 
-parse_outcomes                  parses the records of `media.OUTCOMES`
+parse_outcomes           parses the records of `media.OUTCOMES`
 InOrder                  sorts outcomes into the order of the items, with bounded memory
 retry_while_unavailable  repeats a request while the gateway is unavailable
 OutcomeReader            reads outcomes in a thread, and resumes after the last one when the connection breaks
@@ -22,7 +22,7 @@ from gpufn_core.errors import BusUnavailable, GatewayUnavailable, InvalidInput
 
 T = TypeVar("T")
 
-_MAX_BYTES: Final = 32 << 20  # of outcomes that are not yet taken, and again of those that wait for an earlier item
+_MAX_BYTES: Final = 32 << 20  # for outcomes not yet taken, and again for outcomes that wait for an earlier item
 _MAX_ENDS: Final = 4096
 _RETRY_S: Final = 60.0  # longer than the restart of a gateway takes
 _MIN_BACKOFF_S: Final = 0.05
@@ -84,7 +84,7 @@ def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
             if len(buffer) < start + body_length:
                 break
             at = start + body_length
-            if kind != media.OutcomeKind.HEARTBEAT:
+            if kind != media.OutcomeKind.EMPTY:
                 name = buffer[name_at:start].decode("ascii")
                 ends.append(End(media.OutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
         del buffer[:at]
@@ -142,7 +142,7 @@ class InOrder:
         return end
 
     def skip(self) -> int | None:
-        """Skip the next item, whose outcome is no longer kept, and return its index.
+        """Skip the next item, whose outcome is no longer stored, and return its index.
 
         Return None if no later outcome has arrived.
         """

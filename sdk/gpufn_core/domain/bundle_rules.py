@@ -43,8 +43,8 @@ def open_bundle(data: bytes) -> zipfile.ZipFile:
 def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """Return every entry, including folders. The bundle of a function without code has none.
 
-    Raises InvalidBundle for a name that leaves the bundle, for two names that are one file on some file system, for a
-    name that is both a file and a folder, for links and devices, and for sizes above the limits.
+    Raises InvalidBundle for links and devices, for sizes above the limits, for a name that leaves the bundle or is both
+    a file and a folder, and for two names that some file system treats as one file.
     """
     entries = archive.infolist()
     seen: dict[str, zipfile.ZipInfo] = {}

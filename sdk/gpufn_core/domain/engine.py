@@ -14,7 +14,7 @@ import msgspec
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
-ENGINE_SCHEMA = 3  # of the manifest and of the builder's work: a new number rebuilds all engines
+ENGINE_SCHEMA = 3  # version of the manifest and of the builder's work: a new number rebuilds all engines
 MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
 GOLDEN_FILE = "golden.npz"
 CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name as the driver reports it
@@ -103,8 +103,8 @@ class Latency(msgspec.Struct, frozen=True):
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A published engine. `files` lists the engine first, then the files that it refers to, then GOLDEN_FILE.
 
-    `arithmetic` is the coarsest arithmetic in the engine: that of the recipe, or of the model itself, which may have
-    been in half precision or int8.
+    `arithmetic` is the coarsest arithmetic in the engine. It comes from the recipe, or from the model itself if that
+    was in half precision or int8.
 
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``, which a worker runs before it is READY.
     `batched` means that the first dimension of each input and output counts rows, and that the builder found the rows
@@ -183,7 +183,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     progress: float = 0.0  # over all stages, 0 to 1
     detail: str = ""
     engines: tuple[str, ...] = ()
-    cached: bool = False  # nothing was compiled: the engines already existed
+    cached: bool = False  # the engines already existed, so the build compiled none
     error: ErrorInfo | None = None
     report: str = ""
     page: str = ""

@@ -96,7 +96,7 @@ class _Flows(Generic[T]):
         queue.waiting = deque(entry for entry in queue.waiting if entry[1] is not what)
 
     def forget(self, flow: str) -> None:
-        """Remove a flow that will have no more work."""
+        """Remove a flow that gets no further work."""
         self._flows.pop(flow, None)
 
     def end(self, turn: Turn[T], now: float) -> None:
@@ -201,7 +201,7 @@ class FairQueueing(_Flows[T]):
         self._flow(turn.flow).tag += max(now - turn.began, _LEAST_S) - turn.charged_s
 
     def may_continue(self, turn: Turn[T], now: float) -> bool:
-        """Whether more work may start in this running turn, or a waiting flow has a better claim by now."""
+        """Return whether more work may start in this running turn: no waiting flow has a better claim by now."""
         others = [flow.tag for flow in self._waiting() if flow.name != turn.flow]
         ahead_s = max(0.0, now - turn.began - turn.charged_s)  # beyond its estimate
         return not others or self._flow(turn.flow).tag + ahead_s <= min(others) + self._overrun_s

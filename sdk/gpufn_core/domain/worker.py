@@ -142,7 +142,7 @@ class ColdStart(msgspec.Struct, frozen=True):
         return sum(self.phases.values())
 
 
-NODE_PHASE: Final = "node"  # the phase of a start failure that the node causes, whatever is started there
+NODE_PHASE: Final = "node"  # the phase of a start failure that is caused by the node, not by the function
 
 
 class StartFailure(msgspec.Struct, frozen=True):

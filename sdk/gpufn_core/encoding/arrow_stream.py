@@ -117,7 +117,7 @@ def _check_rows(rows: int, data: bytes) -> None:
 
 
 def _is_accepted(arrow: Any, kind: Any, *, is_nested: bool = False) -> bool:  # noqa: PLR0911  (a table of types)
-    """Whether columns of this type are allowed. Every element must take bytes: otherwise a few bytes could hold
+    """Return whether columns of this type are allowed. Every element must take bytes: otherwise a few bytes could hold
     billions of elements."""
     types = arrow.types
     if types.is_null(kind) or types.is_dictionary(kind):

@@ -35,7 +35,7 @@ Form = tuple[int, Any]
 _DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV?]\d{1,9}(\[([1-9]\d{0,8})?[a-zA-Zμ]{1,2}\])?")
 _MAX_DIMENSIONS: Final = 32
 _MAX_FIELDS: Final = 1000
-_MAX_ELEMENTS: Final = 1 << 40  # of an array without bytes, whose shape is not limited otherwise
+_MAX_ELEMENTS: Final = 1 << 40  # an array without bytes has no other limit on its shape
 _TORCH_DTYPES: Final = frozenset(
     {
         *("bool", "uint8", "int8", "int16", "int32", "int64"),

@@ -83,7 +83,7 @@ class OutcomeKind(enum.IntEnum):
     RESULT = 0
     PROBLEM = 1
     BY_REFERENCE = 2  # a result too large for this record; fetch it by the item's id
-    HEARTBEAT = 3  # a heartbeat of the gateway
+    EMPTY = 3  # a heartbeat of the gateway; in a client, an outcome that is no longer stored
 
 
 # A record of `OUTCOMES`: its kind, the lengths of content type and body; the item's index, the position of its end

@@ -93,7 +93,7 @@ def _path_to_word(value: Any) -> str | None:
 
 
 def is_number_word(text: str) -> bool:
-    """Whether `text` is a number that JSON does not have.
+    """Return whether `text` is a number that JSON does not have.
 
     >>> is_number_word("-Infinity"), is_number_word("nan")
     (True, False)

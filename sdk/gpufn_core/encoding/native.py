@@ -394,7 +394,7 @@ def loaded_class(module: str, qualname: str) -> type[Any] | None:
 
 
 def has_form(kind: type) -> bool:
-    """Whether instances of `kind` are sent as records."""
+    """Return whether instances of `kind` are sent as records."""
     return (
         issubclass(kind, (enum.Enum, msgspec.Struct))
         or _is_dataclass(kind)
@@ -404,7 +404,7 @@ def has_form(kind: type) -> bool:
 
 
 def restored(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
-    """Return an instance with the fields of a trusted sender's instance; None if they are not those of `kind`.
+    """Return an instance with the fields of a trusted sender's instance; None if the fields do not fit `kind`.
 
     The fields are not checked: see `gpufn_runtime.worker.arguments.instances` for untrusted senders.
     """

@@ -1,4 +1,4 @@
-"""The classes that decoded records may be instances of: those that type hints name, and their subclasses. Pure.
+"""The classes that decoded records may be instances of: the classes in type hints, and their subclasses. Pure.
 
 A sender names the class of a record by module and qualified name. If every loaded class were allowed, a caller could
 create instances of classes that the function's author never intended, bypassing their `__init__`.
@@ -13,7 +13,7 @@ from typing import Any
 from gpufn_core.encoding.hint_normalisation import classes_in
 from gpufn_core.encoding.native import has_form, is_pydantic
 
-# Base classes of everybody's classes, such as Enum or BaseModel: a hint of one must not allow all of its subclasses.
+# Common base classes, such as Enum or BaseModel: a hint of one must not allow all of its subclasses.
 _NOT_OURS = sys.stdlib_module_names | {"msgspec", "pydantic", "typing_extensions", "numpy"}
 
 

@@ -53,7 +53,7 @@ def segment(text: str) -> str:
     gpufn.errors.InvalidInput: '../nodes' is neither a name nor an id
     """
     if not isinstance(text, str):
-        name = getattr(text, "name", None)  # of a function object
+        name = getattr(text, "name", None)  # `text` may be a function object
         hint = f": write {name!r}" if isinstance(name, str) else ""
         raise InvalidInput(f"{text!r:.120} is neither a name nor an id, which are text{hint}")
     if text in ("", ".", "..") or "/" in text or not text.isprintable():

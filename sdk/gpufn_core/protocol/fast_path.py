@@ -1,6 +1,6 @@
 """Frames of the fast path: a unix socket on which a gateway sends calls to the runner of its own host, bypassing NATS.
 
-The framing is that of the worker's socket (`frames`). Both ends are ours and run as the same user. The path of the
+It uses the same framing as the worker's socket (`frames`). Both ends are ours and run as the same user. The path of the
 socket is `Home.fast_path_socket`.
 
 1. The runner sends Room for each revision when its room changes, and a Beat each second.
@@ -36,8 +36,8 @@ class Withdraw(_Frame, tag=2, frozen=True, array_like=True, gc=False):
 
 
 class Room(_Frame, tag=11, frozen=True, array_like=True, gc=False):
-    """The number of calls of a revision that may be in flight. `created_at` is that of the Revision: a gateway of
-    another platform that uses this path by mistake may have other code under the same function name and number."""
+    """The number of calls of a revision that may be in flight. `created_at` is copied from the Revision: a
+    gateway of another platform that uses this path by mistake may have other code under the same name and number."""
 
     function: str
     revision: int

@@ -70,7 +70,7 @@ class Credit(_Frame, tag=3, frozen=True, array_like=True, gc=False):
 
 
 class Drain(_Frame, tag=4, frozen=True, array_like=True, gc=False):
-    """No more attempts will come: run the exit hooks and exit."""
+    """Run the exit hooks and exit. The runner sends no further attempts."""
 
 
 class Park(_Frame, tag=7, frozen=True, array_like=True, gc=False):
@@ -110,7 +110,7 @@ RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerIte
 
 class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An attempt that an earlier runner started `ran_s` ago and whose Result it did not receive. `delivery` and
-    `number` are those of its Run."""
+    `number` are copied from its Run."""
 
     attempt: int
     invocation: str

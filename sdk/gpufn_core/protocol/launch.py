@@ -32,7 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     bundle_dir: str  # the unpacked bundle, read-only, shared between workers
     socket: str  # the runner listens on it
-    parcels: str = ""  # folder of large bodies: those that this worker may read, and those that it writes
+    parcels: str = ""  # folder of large bodies that this worker reads and writes
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
@@ -65,7 +65,7 @@ class TemplateReady(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-MAX_LINE_BYTES = 1 << 20  # of a line from a template, or from a process in a container, to its agent
+MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container

@@ -1,20 +1,20 @@
 """Limits of sizes and of timeouts, in one place.
 
-request body       REQUEST_BYTES      of any request to the gateway; a bundle is the largest
-body of a call     INLINE_BYTES       the arguments of one call, one result or one item, inside one message
-message            MESSAGE_BYTES      `max_payload` of our own nats-server: a body plus its header
-large body         LARGE_BODY_BYTES       passed by reference: a file shared between processes of one host
-                                      (`gpufn_platform.shared_bodies.bodies`), or a blob in the NATS object store
-                                      (`gpufn_platform.queue.large_bodies`)
-queued body        RECORD_BYTES       the arguments of a submitted call, in its message; larger ones are a separate blob
-stored result      RECORD_BYTES       in its CallRecord; a larger one is a separate blob
-body of a frame    MESSAGE_BYTES      between a runner and its worker; the size of a message
-checkpoint         CHECKPOINT_BYTES   stored by a call for its next attempt
-progress           PROGRESS_CHARS     the progress message of a call
-chunk of a map     CHUNK_ITEMS        within REQUEST_BYTES; its entry and its items fill one atomic batch of 1,000
-messages record             MAX_ATTEMPT_RECORDS      the last attempts of a call
-timeout            LONGEST_TIMEOUT_S  that a caller may request
-integer            LARGEST_INTEGER    such as a size in bytes; the limit of the message encoding
+request body       REQUEST_BYTES        of any request to the gateway; a bundle is the largest
+body of a call     INLINE_BYTES         the arguments of one call, one result or one item, inside one message
+message            MESSAGE_BYTES        `max_payload` of our own nats-server: a body plus its header
+large body         LARGE_BODY_BYTES     passed by reference: a file shared between processes of one host
+                                        (`gpufn_platform.shared_bodies.bodies`), or a blob in the NATS object store
+                                        (`gpufn_platform.queue.large_bodies`)
+queued body        RECORD_BYTES         the arguments of a submitted call, in its message; a separate blob if larger
+stored result      RECORD_BYTES         in its CallRecord; a separate blob if larger
+body of a frame    MESSAGE_BYTES        between a runner and its worker; the size of a message
+checkpoint         CHECKPOINT_BYTES     stored by a call for its next attempt
+progress           PROGRESS_CHARS       the progress message of a call
+chunk of a map     CHUNK_ITEMS          within REQUEST_BYTES; its entry and its items fill one atomic batch of 1,000
+attempt records    MAX_ATTEMPT_RECORDS  the last attempts of a call
+timeout            LONGEST_TIMEOUT_S    the longest that a caller may request
+integer            LARGEST_INTEGER      such as a size in bytes; the limit of the message encoding
 """
 
 from __future__ import annotations

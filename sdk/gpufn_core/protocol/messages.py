@@ -57,7 +57,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
     gpu_s: float = 0.0  # GPU seconds charged for all earlier attempts, some of which may be missing in `attempts`
-    may_have_begun: bool = False  # on the fast path, with a runner that is gone
+    may_have_begun: bool = False  # on the fast path, by a runner that has disconnected
     retried: int | None = None  # retries used of the function's policy; None in messages of older versions
     reference: BodyReference | None = None
 

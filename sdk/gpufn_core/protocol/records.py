@@ -20,7 +20,7 @@ from gpufn_core.spec.schedule import Schedule
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of one attempt of a submitted invocation. `code` and `message` are those of its error, shortened.
+    """The end of one attempt of a submitted invocation. `code` and `message` describe its error, shortened.
     `reason` is why it was started. `reason` and `node` are empty in records of older versions."""
 
     number: int
@@ -124,11 +124,11 @@ unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a map after a chunk: all items below `accepted` were accepted. A chunk's entry is stored right after
-    its items, which start at `first`. `digest` is that of the chunk's body, so that a resent chunk is recognized.
+    its items, which start at `first`. `digest` is the digest of the chunk's body, to recognize a resent chunk.
     `is_tried_once`: no revision of the map's items has retries, so that an item with a record has ended.
 
-    A closed or cancelled map accepts no more chunks. The entry that records a cancellation, or the map's end, does not
-    belong to a chunk: its other fields are copied from the previous entry.
+    A closed or cancelled map accepts no further chunks. The entry that records a cancellation, or the map's end, does
+    not belong to a chunk: its other fields are copied from the previous entry.
     """
 
     id: str

@@ -199,7 +199,7 @@ def reply(function: str, caller: str, token: str) -> str:
 
 
 def is_reply(subject: str) -> bool:
-    """Whether `subject` is a reply subject. A subject in a message can be anything."""
+    """Return whether `subject` is a reply subject. A subject in a message can be anything."""
     return subject.startswith(f"{PREFIX}.rep.")
 
 
@@ -208,7 +208,7 @@ RUNNER_CALLERS = "runner"
 
 
 def wait_check(reply: str) -> str:
-    """Subject on which the caller that waits for `reply` is asked whether it still waits (`WaitCheck`)."""
+    """Subject of the `WaitCheck`, which asks the caller of `reply` whether it still waits."""
     return f"{reply.rpartition('.')[0]}.{WAIT_CHECK_PART}"
 
 

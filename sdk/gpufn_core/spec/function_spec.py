@@ -49,7 +49,7 @@ def function_name(name: str) -> str:
 
 
 def is_module_name(name: str) -> bool:
-    """Whether `name` can be a top-level module's name. Such names are passed to an interpreter to import."""
+    """Return whether `name` can be a top-level module's name. Such names are passed to an interpreter to import."""
     return MODULE_NAME.fullmatch(name) is not None
 
 

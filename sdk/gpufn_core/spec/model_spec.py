@@ -17,9 +17,9 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, check_least_bytes
 
 MAX_MODEL_FILES = 2048
-MAX_DIMENSIONS = 64  # of a tensor; numpy's limit
-LARGEST_SIZE = (1 << 31) - 1  # of one dimension
-LONGEST_NAME = 1000  # of an input or output, in characters
+MAX_DIMENSIONS = 64  # numpy's limit for a tensor
+LARGEST_SIZE = (1 << 31) - 1  # limit of one dimension
+LONGEST_NAME = 1000  # characters of an input's or output's name
 MAX_BATCH = 65_536
 MIN_BUILD_S = 1
 MAX_BUILD_S = 86_400
@@ -185,7 +185,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 )
             check_least_bytes("build_memory", self.memory_limit_bytes, MIN_PROCESS_BYTES, "a process that compiles")
         if self.precision is Precision.INT8 and self.samples is None:
-            raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
+            raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: set samples=")
 
     def accepted(self, arithmetic: Precision) -> Tolerance:
         """Return the tolerance of an engine whose coarsest arithmetic is `arithmetic`."""

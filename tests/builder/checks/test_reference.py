@@ -133,7 +133,7 @@ def test_a_run_that_fails_on_generated_inputs_asks_for_samples(tmp_path: Path) -
         [value("y", ["a", "b"])],
     )
     found = normal(proto, tmp_path)
-    with pytest.raises(BuildFailed, match="give samples="):
+    with pytest.raises(BuildFailed, match="set samples="):
         run_reference(found, generate(found.inputs, (), 0))
 
 
@@ -157,7 +157,7 @@ def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> Non
 
 def test_nan_all_over_for_all_that_was_generated_is_refused(tmp_path: Path) -> None:
     cases = [Case(name, {"x": np.array([-1], np.float32)}) for name in ("min shapes", "max shapes")]
-    with pytest.raises(BuildFailed, match="give samples=") as caught:
+    with pytest.raises(BuildFailed, match="set samples=") as caught:
         run(_root(), tmp_path, *cases)
     assert (caught.value.stage, caught.value.node) == ("reference", "y")
 

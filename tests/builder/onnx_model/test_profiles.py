@@ -86,7 +86,7 @@ def test_given_profiles_are_taken_without_the_inputs_that_are_fixed_anyway() -> 
     ("given", "message"),
     [
         (profile(words=((1,), (1,), (1,))), "shapes= names words, and the model's inputs are image, tokens"),
-        (profile(image=((1, 3, 8, 8),) * 3), "shapes= says nothing about tokens, which has dynamic sizes"),
+        (profile(image=((1, 3, 8, 8),) * 3), "shapes= has no entry for tokens, which has dynamic sizes"),
         (profile(tokens=((1,), (1,), (1,))), "shapes= has 1 dimensions for tokens, which has 2"),
         (
             profile(image=((1, 3, 8, 8), (1, 3, 8, 9), (1, 3, 8, 9))),
@@ -113,12 +113,12 @@ def test_a_dynamic_size_that_nothing_tells_about_is_refused() -> None:
         resolve([TOKENS], max_batch=8)
     assert caught.value.node == "tokens"
     assert caught.value.message == (
-        "dimension 1 of tokens is dynamic, but its sizes are unknown: give shapes= or samples="
+        "dimension 1 of tokens is dynamic, but its sizes are unknown: set shapes= or samples="
     )
 
 
 def test_samples_of_more_rows_than_max_batch_say_what_to_give() -> None:
     with pytest.raises(
-        BuildFailed, match="a sample has 8 rows of image, and max_batch is 4: give max_batch=8 or shapes="
+        BuildFailed, match="a sample has 8 rows of image, and max_batch is 4: set max_batch=8 or shapes="
     ):
         resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

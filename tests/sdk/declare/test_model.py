@@ -23,7 +23,7 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"path": "net.pt"}, "'net.pt' is not an ONNX file (.onnx); `gpufn build app.py:make_model` exports"),
         ({"path": 3}, "path is a file path, not 3"),
         ({"precision": "fp8"}, "precision is fp32, tf32, fp16, bf16 or int8, not 'fp8'"),
-        ({"precision": "int8"}, "model: precision int8 is calibrated on samples: give samples="),
+        ({"precision": "int8"}, "model: precision int8 is calibrated on samples: set samples="),
         ({"max_batch": 0}, "model: max_batch is a number from 1 to 65536, not 0"),
         ({"max_batch": 1.5}, "max_batch is an integer, not 1.5"),
         ({"shapes": [1, 3]}, 'shapes is a dict of inputs and shapes, such as {"x": (1, 3, 224, 224)}, not [1, 3]'),

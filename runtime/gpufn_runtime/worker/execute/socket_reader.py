@@ -18,8 +18,10 @@ _QUIET_CHECKS = 50  # checks without activity before the reader thread sleeps un
 
 
 class SocketHandoff:
-    """Temporary ownership of the socket by a user thread; the reader thread owns it otherwise. The user thread passes the
-    number of its handoff, because the reader may have handed the socket to another thread meanwhile."""
+    """Temporary ownership of the socket by a user thread; the reader thread owns it otherwise.
+
+    The user thread passes the number of its handoff, because the reader may have handed the socket to another thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +62,7 @@ class SocketHandoff:
         return self._is_out
 
     def hand_off(self) -> int:
-        """Hand the socket to a user thread, and return the number of the handoff. It counts as busy until the thread starts."""
+        """Hand the socket to a user thread, which counts as busy until it starts. Return the number of the handoff."""
         self._returned.clear()
         with self._lock:
             self._number += 1
@@ -70,7 +72,7 @@ class SocketHandoff:
         return self._number
 
     def wait(self) -> None:
-        """Return when the lender owns the socket again: given back, or taken back during a long call."""
+        """Return when the reader thread owns the socket again: given back, or taken back during a long call."""
         quiet = 0
         while not self._returned.wait(LONG_CALL_S):
             with self._lock:

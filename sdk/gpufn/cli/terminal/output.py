@@ -44,7 +44,7 @@ from gpufn_core.errors import (
 from gpufn_core.spec.units import format_bytes
 
 _MIN_WRAP_COLUMNS = 20
-_OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # of a JSON error
+_OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members of a JSON error
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
 
