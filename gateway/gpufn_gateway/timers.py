@@ -50,7 +50,6 @@ async def tick(
                 fast_path.tick(loop.time())
                 quotas.publish()
                 server.sweep(loop.time())
-                shared_bodies.drop_unused()
             if beat % _MINUTE == 0:
                 shared_bodies.sweep()
         except Exception:

@@ -68,43 +68,31 @@ class CallBodies:
         return await self._read_inline(headers, receive)
 
     async def receive_body(
-        self,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        *,
-        function: str,
-        may_share: bool,
-        is_queued: bool = False,
+        self, headers: Mapping[bytes, bytes], receive: Receive, *, may_share: bool, is_queued: bool = False
     ) -> CallBody:
         """Receive a body that the gateway does not decode. A large one is written to a file while it arrives.
 
-        `function` is the only function that may read the file. Raises the exceptions of BodyReader.read.
+        Raises the exceptions of BodyReader.read.
         """
         size = _announced_length(headers)
         is_shared = size is not None and self._is_shared(size, may_share)
         exceeds_message = not is_shared and size is not None and self._exceeds_message(size, is_queued)
         if is_shared or exceeds_message:
-            return CallBody(
-                b"", await self._receive(headers, receive, function, self._large.limit_bytes), exceeds_message
-            )
-        return self.wrap(
-            await self._read_inline(headers, receive), function=function, may_share=False, is_queued=is_queued
-        )
+            return CallBody(b"", await self._receive(headers, receive, self._large.limit_bytes), exceeds_message)
+        return self.wrap(await self._read_inline(headers, receive), may_share=False, is_queued=is_queued)
 
-    async def receive_chunk(self, headers: Mapping[bytes, bytes], receive: Receive, *, function: str) -> CallBody:
+    async def receive_chunk(self, headers: Mapping[bytes, bytes], receive: Receive) -> CallBody:
         """Receive items of a map; read them with `view`. Raises the exceptions of BodyReader.read."""
         size = _announced_length(headers)
         if size is None or not self._exceeds_message(size, is_queued=False):
             return CallBody(await self._read_inline(headers, receive))
         limit = self._large.limit_bytes + _FRAMING_BYTES
-        return CallBody(b"", await self._receive(headers, receive, function, limit))
+        return CallBody(b"", await self._receive(headers, receive, limit))
 
-    async def _receive(
-        self, headers: Mapping[bytes, bytes], receive: Receive, function: str, limit_bytes: int
-    ) -> SharedBody:
+    async def _receive(self, headers: Mapping[bytes, bytes], receive: Receive, limit_bytes: int) -> SharedBody:
         assert self._shared_bodies is not None
         size = require_content_length(headers, limit_bytes, "a call's arguments")
-        return await self._large.within_timeout(self._shared_bodies.receive(receive, size, function=function))
+        return await self._large.within_timeout(self._shared_bodies.receive(receive, size))
 
     async def _read_inline(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Read a body that fits one message, or a chunked one, whose length is not known."""
@@ -115,10 +103,10 @@ class CallBodies:
                 raise PayloadTooLarge(f"{error.message} For a larger body, send Content-Length.") from None
             raise
 
-    def wrap(self, body: bytes, *, function: str, may_share: bool, is_queued: bool = False) -> CallBody:
+    def wrap(self, body: bytes, *, may_share: bool, is_queued: bool = False) -> CallBody:
         """Turn a body in memory into a CallBody."""
         if self._shared_bodies is not None and self._is_shared(len(body), may_share):
-            return CallBody(b"", self._shared_bodies.share(body, function=function))
+            return CallBody(b"", self._shared_bodies.share(body))
         return CallBody(body, exceeds_message=self._exceeds_message(len(body), is_queued))
 
     def view(self, body: CallBody) -> bytes | memoryview:

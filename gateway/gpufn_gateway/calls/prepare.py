@@ -250,7 +250,7 @@ class Calls:
         if content_type is media.JSON:
             data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, function=target.name, may_share=may_share, is_queued=is_queued)
+            body = self._bodies.wrap(data, may_share=may_share, is_queued=is_queued)
             return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
         raw_parameter = target.method.raw_parameter
         is_raw = not negotiation.is_arguments(content_type)
@@ -272,11 +272,9 @@ class Calls:
                     headers, receive, may_share=may_share, is_queued=is_queued
                 )
             content_type = media.MSGPACK
-            body = self._bodies.wrap(_pack(arguments), function=target.name, may_share=may_share, is_queued=is_queued)
+            body = self._bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
         else:
-            body = await self._bodies.receive_body(
-                headers, receive, function=target.name, may_share=may_share, is_queued=is_queued
-            )
+            body = await self._bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
         return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from gpufn_gateway.http.body_reader import BodyBudget, Receive, write_body
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies, SharedBodyReader
-from gpufn_platform.shared_bodies.reuse import MAX_BYTES
 
 _LOCK: Final = "lock"
 _STARTUP_S: Final = 60.0  # a gateway locks its folder within this time after it creates the folder
@@ -38,7 +37,7 @@ class GatewaySharedBodies:
     def __init__(self, root: Path, name: str, *, budget: BodyBudget, reaches_all: Callable[[], bool]) -> None:
         self.folder = name
         self._path = root / name
-        self._store = SharedBodies(self._path, spare_bytes=MAX_BYTES)
+        self._store = SharedBodies(self._path)
         self._budget = budget
         self._reaches_all = reaches_all
         self._in_use: set[str] = set()
@@ -60,11 +59,11 @@ class GatewaySharedBodies:
         """True if a body of this size travels as a shared body."""
         return size >= MIN_SHARED_BYTES and self._reaches_all()
 
-    async def receive(self, body: Receive, size: int, *, function: str) -> SharedBody:
-        """Write a body of `size` bytes for `function` to a file while it arrives. Raises CapacityError if full."""
+    async def receive(self, body: Receive, size: int) -> SharedBody:
+        """Write a body of `size` bytes to a file while it arrives. Raises CapacityError if full."""
         self._budget.reserve(size)
         try:
-            with self._store.writer(function) as writer:
+            with self._store.writer() as writer:
                 await write_body(body, writer.write)
                 name = writer.keep()
         except BaseException:
@@ -73,11 +72,11 @@ class GatewaySharedBodies:
         self._in_use.add(name)
         return SharedBody(name, size)
 
-    def share(self, body: bytes, *, function: str) -> SharedBody:
+    def share(self, body: bytes) -> SharedBody:
         """Write a body from memory to a file. Raises CapacityError if there is no room."""
         self._budget.reserve(len(body))
         try:
-            name = self._store.write([body], function)
+            name = self._store.write([body])
         except BaseException:
             self._budget.release(len(body))
             raise
@@ -108,10 +107,6 @@ class GatewaySharedBodies:
     def remove(self, name: str) -> None:
         """Remove a result that no client waits for."""
         self._store.remove(name)
-
-    def drop_unused(self) -> None:
-        """Free reusable files if no body arrived since the last call. Call it about once a second."""
-        self._store.spares.drop_unused()
 
     def sweep(self) -> None:
         """Remove orphaned results. Call it from time to time."""

@@ -66,7 +66,7 @@ class Maps:
 
         async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
             encoding = chunks.encoding_of(headers.get(b"content-type"))
-            body = await self._bodies.receive_chunk(headers, receive, function=target.name)
+            body = await self._bodies.receive_chunk(headers, receive)
             try:
                 if encoding == media.JSON:
                     chunks.check(chunks.split(encoding, self._bodies.view(body)), target.signature, first)

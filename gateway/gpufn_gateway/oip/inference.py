@@ -115,11 +115,11 @@ class Inference:
         check_is_model(target, version)
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
-            body = await self._bodies.receive_body(headers, receive, function=target.name, may_share=True)
+            body = await self._bodies.receive_body(headers, receive, may_share=True)
         else:
             compressed = await self._bodies.read(headers, receive, may_share=False)
             decompressed = await self._decompress_body(compressed, encoding)
-            body = self._bodies.wrap(decompressed, function=target.name, may_share=True)
+            body = self._bodies.wrap(decompressed, may_share=True)
         length = headers.get(_HEADER_LENGTH)
         if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
             self._bodies.discard(body)

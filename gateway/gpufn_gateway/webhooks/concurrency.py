@@ -1,8 +1,8 @@
 """Concurrent deliveries per webhook receiver, limited so that a hanging receiver does not block the others. Pure.
 
-A fast receiver has no limit. When `MAX_CONCURRENT` of its deliveries have waited for `SLOW_S`, the receiver is slow. Then
-it is limited to `MAX_CONCURRENT` until a delivery is answered sooner. Further deliveries are postponed, each by a moment
-more than the previous one. So a long queue for a slow receiver costs little and keeps it busy.
+A fast receiver has no limit. When `MAX_CONCURRENT` of its deliveries have waited for `SLOW_S`, the receiver is slow.
+Then it is limited to `MAX_CONCURRENT` until a delivery is answered sooner. Further deliveries are postponed, each by a
+moment more than the previous one. So a long queue for a slow receiver costs little and keeps it busy.
 
 `now` is in seconds of any monotonic clock.
 

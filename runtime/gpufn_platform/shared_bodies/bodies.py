@@ -3,9 +3,9 @@
 A shared body is a file in memory (tmpfs), named by its writer. A gateway writes a call's body while it arrives. The
 runner links it into the folder of the worker that runs the call. The worker maps the file and reads arrays in place.
 Results return the same way, but the gateway reads them instead of mapping them: a worker may truncate its file at any
-time, and a process that has mapped it would then crash. The process that takes a shared body unlinks its name. After
-the last mapping is gone the memory is free, or its writer may write the file again
-(`gpufn_platform.shared_bodies.reuse`).
+time, and a process that has mapped it would then crash. The process that takes a shared body unlinks its name, and the
+memory is free when the last mapping is gone. Each body gets a new file: no process can see a later call through a file
+that it still has open or mapped (docs/decisions/0041).
 
     Home.parcels/<gateway>   bodies written by one gateway, and results for it
                 /<worker>    bodies that one worker may see
@@ -26,7 +26,6 @@ from gpufn_core.errors import ArtifactUnavailable, CapacityError, ProtocolMismat
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_core.remove_folder import remove_tree
-from gpufn_platform.shared_bodies.reuse import ReusableFiles
 
 MIN_SHARED_BYTES: Final = 256 << 10  # copying a smaller body takes less time than creating a file
 _PART_BYTES: Final = 512 << 10  # read size
@@ -34,14 +33,10 @@ _NAME = re.compile(r"[0-9a-z]{26}")
 
 
 class SharedBodies:
-    """The shared bodies in one folder, which is created on the first write.
+    """The shared bodies in one folder, which is created on the first write."""
 
-    With `spare_bytes`, files that are no longer in use are written again. The owner of the folder must drop the
-    `spares` when they are of no use."""
-
-    def __init__(self, folder: str | os.PathLike[str], *, spare_bytes: int = 0) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
-        self.spares = ReusableFiles(self.folder, spare_bytes)
 
     def make(self) -> None:
         """Create the folder and its parent, accessible only to their owner. Raises CapacityError."""
@@ -51,18 +46,15 @@ class SharedBodies:
         except OSError as error:
             raise CapacityError(f"cannot store a large body: {error.strerror}") from error
 
-    def write(self, parts: Iterable[bytes | memoryview], readers: str = "") -> str:
+    def write(self, parts: Iterable[bytes | memoryview]) -> str:
         """Write the concatenation of `parts`; returns the name. Raises CapacityError when memory is full."""
-        with self.writer(readers) as writer:
+        with self.writer() as writer:
             for part in parts:
                 writer.write(part)
             return writer.keep()
 
-    def writer(self, readers: str = "") -> SharedBodyWriter:
-        """Open a new shared body for writing. `readers` names all processes that may read it. Raises CapacityError."""
-        spare = self.spares.take(readers)
-        if spare is not None:
-            return SharedBodyWriter(self, *spare, readers)
+    def writer(self) -> SharedBodyWriter:
+        """Open a new shared body for writing. Raises CapacityError."""
         name = new_ulid()
         try:
             try:
@@ -72,7 +64,7 @@ class SharedBodies:
                 file = self._create(name)
         except OSError as error:
             raise CapacityError(f"cannot store a large body: {error.strerror}") from error
-        return SharedBodyWriter(self, name, file, readers)
+        return SharedBodyWriter(self, name, file)
 
     def take(self, name: str) -> memoryview:
         """Map the bytes read-only, without a copy, and unlink the name. Raises ArtifactUnavailable."""
@@ -122,9 +114,6 @@ class SharedBodies:
             os.link(self._path(name), other._path(linked_name), follow_symlinks=False)
         except OSError as error:
             raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
-        if not os.path.lexists(self._path(name)):  # removed meanwhile: its writer may be reusing it
-            other.remove(linked_name)
-            raise ArtifactUnavailable("a large body is gone")
         return linked_name
 
     def remove(self, name: str) -> None:
@@ -149,21 +138,6 @@ class SharedBodies:
             os.close(file)
             raise ProtocolMismatch("a shared body must be a regular file")
         return file, info.st_size
-
-    def _publish(self, name: str, file: int, size: int, readers: str) -> str:
-        """Return the name under which readers find a written file. If the file may be reused, this is a second link.
-        Raises CapacityError."""
-        public_name = name
-        try:
-            os.ftruncate(file, size)  # it may have been longer before
-            if self.spares.are_kept:
-                public_name = new_ulid()
-                os.link(self._path(name), self._path(public_name), follow_symlinks=False)
-        except OSError as error:
-            raise CapacityError(f"cannot store a large body: {error.strerror}") from error
-        if public_name != name:
-            self.spares.add(name, size, readers)
-        return public_name
 
     def _create(self, name: str) -> int:
         # World-readable, because a worker in a container is another user; it sees only its own folder.
@@ -208,9 +182,8 @@ class SharedBodyReader:
 class SharedBodyWriter:
     """A shared body that is being written; leaving the `with` block removes it unless `keep` was called."""
 
-    def __init__(self, parcels: SharedBodies, name: str, file: int, readers: str) -> None:
+    def __init__(self, parcels: SharedBodies, name: str, file: int) -> None:
         self._parcels = parcels
-        self._readers = readers
         self._name = name
         self._file = file
         self._is_kept = False
@@ -223,17 +196,14 @@ class SharedBodyWriter:
             try:
                 written = os.write(self._file, remaining)
             except OSError as error:
-                if self._parcels.spares.drop():
-                    continue
                 raise CapacityError(f"cannot store a large body: {error.strerror}") from error
             self.size += written
             remaining = remaining[written:]
 
     def keep(self) -> str:
-        """Complete the shared body; returns its name. Raises CapacityError."""
-        name = self._parcels._publish(self._name, self._file, self.size, self._readers)
+        """Complete the shared body; returns its name."""
         self._is_kept = True
-        return name
+        return self._name
 
     def __enter__(self) -> SharedBodyWriter:
         return self

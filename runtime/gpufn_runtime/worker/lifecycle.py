@@ -55,7 +55,6 @@ from gpufn_core.protocol.launch import (
 )
 from gpufn_platform.process.supervisor_fifo import end_with_supervisor
 from gpufn_platform.shared_bodies.bodies import SharedBodies
-from gpufn_platform.shared_bodies.reuse import MAX_BYTES
 from gpufn_runtime.worker import process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.loader import Loaded, LoadError
@@ -71,8 +70,6 @@ from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 
 if TYPE_CHECKING:
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
-
-_SPARE_SHARE = 1 / 16  # of the worker's memory limit, for reusable files of results
 
 
 def run_worker(config_path: str) -> NoReturn:
@@ -90,8 +87,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        shared_bodies = SharedBodies(config.parcels, spare_bytes=_spare_bytes(config))
-        self._link.on_quiet = shared_bodies.spares.drop
+        shared_bodies = SharedBodies(config.parcels)
         self._attempts = Attempts(shared_bodies)
         self._output = Output(self._link)
         self._results = Results(
@@ -334,13 +330,6 @@ class Worker:
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._after_fork()
-
-
-def _spare_bytes(config: WorkerConfig) -> int:
-    """Return the size of the reusable files, which count towards the memory limit."""
-    if config.memory_bytes is None:
-        return MAX_BYTES
-    return min(MAX_BYTES, int(config.memory_bytes * _SPARE_SHARE))
 
 
 def _ignore(*_: object) -> None:

@@ -51,7 +51,6 @@ class Link:
         self._socket: socket.socket | None = None
         self._ready: Ready | None = None
         self._was_ready = False
-        self.on_quiet: Callable[[], object] = lambda: None  # called when nothing arrived for a while
         self.is_forked_child = False  # this process is a child that user code forked
         self._has_peer = threading.Event()
         os.register_at_fork(after_in_child=self._forget)
@@ -152,7 +151,6 @@ class Link:
         try:
             data = connection.recv(_READ_BYTES)
         except BlockingIOError:  # nothing arrived for LONGEST_SLEEP_S
-            self.on_quiet()
             return True
         except OSError:
             data = b""

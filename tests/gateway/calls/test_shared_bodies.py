@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_c
     tmp_path: Path, reaches_all: bool
 ) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=reaches_all))
-    for receive in (bodies.read, functools.partial(bodies.receive_body, function="f")):
+    for receive in (bodies.read, bodies.receive_body):
         for may_share in (True, False):
             with pytest.raises(PayloadTooLarge) as refused:
                 await receive({}, Client(LARGE, LARGE).receive, may_share=may_share)
@@ -70,60 +69,37 @@ async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
     bodies = bodies_of(shared_bodies)
     client = Client(LARGE, LARGE)
-    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
+    body = await bodies.receive_body(client.headers, client.receive, may_share=True)
     assert body.data == b""
     assert body.shared is not None
     assert body.size == 2 * MIN_SHARED_BYTES
     assert (tmp_path / "gw-1" / body.shared.name).read_bytes() == LARGE + LARGE
     bodies.discard(body)
-    assert body.shared.name not in files_in(tmp_path / "gw-1")
-    shared_bodies.drop_unused()
-    shared_bodies.drop_unused()
-    assert files_in(tmp_path / "gw-1") == set()
-
-
-async def test_the_memory_of_a_call_that_ended_is_written_again_for_the_same_function_only(tmp_path: Path) -> None:
-    """A function may keep an O_PATH descriptor of its input file, which the kernel does not count as open."""
-    shared_bodies = shared_bodies_in(tmp_path)
-
-    def inode_of(function: str) -> int:
-        parcel = shared_bodies.share(LARGE, function=function)
-        found = (tmp_path / "gw-1" / parcel.name).stat().st_ino
-        shared_bodies.discard(parcel)
-        return found
-
-    first = inode_of("mine")
-    assert inode_of("mine") == first
-    assert inode_of("theirs") != first
-    shared_bodies.drop_unused()
-    assert inode_of("mine") == first, "a body came lately"
-    shared_bodies.drop_unused()
-    shared_bodies.drop_unused()
     assert files_in(tmp_path / "gw-1") == set()
 
 
 async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path))
     for client, may_share in ((Client(b"small"), True), (Client(LARGE), False)):
-        body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=may_share)
+        body = await bodies.receive_body(client.headers, client.receive, may_share=may_share)
         assert body.shared is None
         assert body.data
-    assert bodies.wrap(LARGE, function="f", may_share=False).data == LARGE
-    assert bodies.wrap(LARGE, function="f", may_share=True).data == b""
+    assert bodies.wrap(LARGE, may_share=False).data == LARGE
+    assert bodies.wrap(LARGE, may_share=True).data == b""
 
 
 async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(tmp_path: Path) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=False))
     client = Client(LARGE)
-    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
+    body = await bodies.receive_body(client.headers, client.receive, may_share=True)
     assert (body.data, body.exceeds_message) == (LARGE, False)
     client = Client(LARGE, b"more")
-    body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=True)
+    body = await bodies.receive_body(client.headers, client.receive, may_share=True)
     assert body.shared is not None
     assert body.exceeds_message
     assert bytes(bodies.view(body)) == LARGE + b"more"
     bodies.discard(body)
-    assert bodies.wrap(LARGE + b"more", function="f", may_share=True) == (LARGE + b"more", None, True)
+    assert bodies.wrap(LARGE + b"more", may_share=True) == (LARGE + b"more", None, True)
 
 
 async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +107,7 @@ async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypa
     bodies = bodies_of(shared_bodies_in(tmp_path))
     for size, by_reference in ((100, False), (101, True)):
         client = Client(b"x" * size)
-        body = await bodies.receive_body(client.headers, client.receive, function="f", may_share=False, is_queued=True)
+        body = await bodies.receive_body(client.headers, client.receive, may_share=False, is_queued=True)
         assert (body.size, body.exceeds_message) == (size, by_reference)
 
 
@@ -139,20 +115,20 @@ async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> Non
     shared_bodies = shared_bodies_in(tmp_path, limit=2 * MIN_SHARED_BYTES)
     client = Client(LARGE, leaves=True)
     with pytest.raises(ClientDisconnected):
-        await bodies_of(shared_bodies).receive_body(client.headers, client.receive, function="f", may_share=True)
+        await bodies_of(shared_bodies).receive_body(client.headers, client.receive, may_share=True)
     assert files_in(tmp_path / "gw-1") == set()
-    shared_bodies.share(LARGE + LARGE, function="f")  # the bytes of the rejected body were released
+    shared_bodies.share(LARGE + LARGE)  # the bytes of the rejected body were released
 
 
 async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path, limit=MIN_SHARED_BYTES)
-    first = shared_bodies.share(LARGE, function="f")
+    first = shared_bodies.share(LARGE)
     with pytest.raises(CapacityError):
-        shared_bodies.share(LARGE, function="f")
+        shared_bodies.share(LARGE)
     with pytest.raises(CapacityError):
-        await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES, function="f")
+        await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES)
     shared_bodies.discard(first)
-    shared_bodies.discard(await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES, function="f"))
+    shared_bodies.discard(await shared_bodies.receive(Client(LARGE).receive, MIN_SHARED_BYTES))
 
 
 @pytest.fixture
@@ -227,7 +203,7 @@ def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: 
     (dead / "lock").touch()
     (dead / ("0" * 26)).write_bytes(b"left")
     living = shared_bodies_in(tmp_path, "gw-living")
-    kept = living.share(LARGE, function="f")
+    kept = living.share(LARGE)
     mine = shared_bodies_in(tmp_path, "gw-mine")
     assert not dead.exists()
     assert kept.name in files_in(tmp_path / "gw-living")
@@ -247,7 +223,7 @@ def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tm
 
 def test_results_that_came_for_nobody_are_swept(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
-    kept = shared_bodies.share(LARGE, function="f")
+    kept = shared_bodies.share(LARGE)
     folder = tmp_path / "gw-1"
     stray, fresh = folder / ("0" * 26), folder / ("1" * 26)
     for path in (stray, fresh):

@@ -25,6 +25,21 @@ def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
         parcels.take(name)
 
 
+def test_each_body_is_a_new_file(tmp_path: Path) -> None:
+    """A process that still has an earlier file open or mapped sees nothing of a later body."""
+    parcels = SharedBodies(tmp_path)
+    first = parcels.write([b"one"])
+    path_only = os.open(tmp_path / first, os.O_PATH)
+    view = parcels.take(first)
+    second = parcels.write([b"two"])
+    assert os.stat(tmp_path / second).st_ino != os.fstat(path_only).st_ino
+    with open(f"/proc/self/fd/{path_only}", "rb") as file:
+        assert (file.read(), bytes(view)) == (b"one", b"one")
+    os.close(path_only)
+    assert bytes(parcels.take(second)) == b"two"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: its call was lost with the worker's thread."""
 
