@@ -28,7 +28,7 @@ _CALL_TIMEOUT_S = 60.0
 # suffices for a CUDA context and 10 GB of parked weights.
 _MEMORY_GIB = 64
 _LINES = 60  # shown from the end of each log
-_NOT_BUILT = "does not have"  # part of gpufn's error for an option that this release does not implement
+_NOT_BUILT = "does not support"  # part of gpufn's error for an option that this release does not implement
 
 
 class CallFailed(RuntimeError):

@@ -46,7 +46,7 @@ def serve(case: suite.Case, engine: Path) -> Outcome:
 
 
 def _answers(case: suite.Case, function: ModelFunction, asked: tuple[str, bytes], times: int) -> list[Any]:
-    calls = [function.by_name(*asked)["asked"] for _ in range(times)]
+    calls = [function.by_name(*asked)["calls"] for _ in range(times)]
     answers = function.call_all(calls)
     return [requests.outputs(case, answer.content_type, b"".join(answer.parts)) for answer in answers]
 
