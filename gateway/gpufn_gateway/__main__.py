@@ -181,12 +181,12 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     shared_bodies = GatewaySharedBodies(
         home.claim_shared_bodies(),
         name,
-        budget=BodyBudget(settings.max_parcels_bytes),
+        budget=BodyBudget(settings.max_shared_bodies_bytes),
         reaches_all=lambda: fast_path.is_connected and len(registry.live_nodes()) == 1,
     )
     shared_bodies.open()
     stack.callback(shared_bodies.close)
-    caller.start(fast_path, parcels=shared_bodies.folder, drop=shared_bodies.remove)
+    caller.start(fast_path, shared_bodies=shared_bodies.folder, drop=shared_bodies.remove)
     return _Services(
         settings=settings,
         clock=clock,

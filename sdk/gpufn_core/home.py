@@ -99,11 +99,11 @@ class Home:
         return self.run / "agent.lock"
 
     @property
-    def parcels(self) -> Path:
+    def shared_bodies(self) -> Path:
         """Folder of large bodies in transit between processes of this host (`gpufn_platform.shared_bodies.bodies`). In
         shared memory if possible."""
         if not os.access(_SHARED_MEMORY, os.W_OK):
-            return self.run / "parcels"
+            return self.run / "shared_bodies"
         return _SHARED_MEMORY / f"gpufn-{self._name}"
 
     @property
@@ -131,17 +131,17 @@ class Home:
             raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
 
     def claim_shared_bodies(self) -> Path:
-        """Create `parcels`, private to its owner. Processes that write there call this. Raises PlatformError."""
+        """Create `shared_bodies`, private to its owner. Processes that write there call this. Raises PlatformError."""
         try:
-            self.parcels.parent.mkdir(parents=True, exist_ok=True)
-            _claim(self.parcels)
+            self.shared_bodies.parent.mkdir(parents=True, exist_ok=True)
+            _claim(self.shared_bodies)
         except OSError as error:
             raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
-        return self.parcels
+        return self.shared_bodies
 
     def forget_running(self) -> None:
         """Remove the runtime folders outside of `root`. Call this only when no process of this home runs."""
-        remove_tree(self.parcels)
+        remove_tree(self.shared_bodies)
         shutil.rmtree(self.shared_mps, ignore_errors=True)
         shutil.rmtree(self.mps_memory, ignore_errors=True)
         if self.run.parent != self.root:

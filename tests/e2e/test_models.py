@@ -214,19 +214,22 @@ def test_large_tensors_go_both_ways_and_leave_nothing_in_memory(
     for _ in range(10):
         answer = client.infer("large", [_input("x", sent)], outputs=wanted)
         np.testing.assert_array_equal(answer.as_numpy("y"), -sent)
-    parcels = Home(platform.home).parcels
-    until(lambda: not sum(path.stat().st_size for path in parcels.rglob("*") if path.is_file()), "without a parcel")
-    until(lambda: _mapped_bytes(parcels) <= 2 * size, "rid of more than the last call has")
+    shared_bodies = Home(platform.home).shared_bodies
+    until(
+        lambda: not sum(path.stat().st_size for path in shared_bodies.rglob("*") if path.is_file()),
+        "without a shared body",
+    )
+    until(lambda: _mapped_bytes(shared_bodies) <= 2 * size, "rid of more than the last call has")
 
 
-def _mapped_bytes(parcels: Path) -> int:
-    """Of parcels whose names are gone, that some process still has in its memory."""
+def _mapped_bytes(shared_bodies: Path) -> int:
+    """Of shared_bodies whose names are gone, that some process still has in its memory."""
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             for line in maps.read_text().splitlines():
                 addresses, _, _, _, inode, *path = line.split(maxsplit=5)
-                if path and path[0].startswith(str(parcels)):
+                if path and path[0].startswith(str(shared_bodies)):
                     first, last = (int(address, 16) for address in addresses.split("-"))
                     found.add((inode, last - first))
     return sum(size for _, size in found)

@@ -28,7 +28,7 @@ def test_values_come_from_the_environment() -> None:
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(GatewaySettings), ids=lambda field: field.name)
 def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
-    """Bug: GPUFN_MAX_PARCELS_BYTES was not parsed, so the size check of each large body failed."""
+    """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.0/8", str: "info", Sync: "always"}.get(type(field.default), "7")
     environ = {"GPUFN_NATS_STORE": "/store", f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)

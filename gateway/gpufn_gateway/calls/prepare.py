@@ -125,7 +125,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
             self.accept,
             deadline,
             trace=self.trace,
-            parcel="" if self.shared is None else self.shared.name,
+            shared_body="" if self.shared is None else self.shared.name,
             priority=self.priority,
             owner=self.principal.owner,
             reference=self.reference,
@@ -304,9 +304,9 @@ class Calls:
 
     def result(self, reply: ResultReply, body: bytes) -> bytes | SharedBodyReader:
         """Return the result's bytes, or a reader that the caller must close. Raises ArtifactUnavailable."""
-        if not reply.parcel or self._shared_bodies is None:
+        if not reply.shared_body or self._shared_bodies is None:
             return body
-        return self._shared_bodies.open_result(reply.parcel)
+        return self._shared_bodies.open_result(reply.shared_body)
 
     def stored_result(self, reply: ResultReply) -> AsyncGenerator[bytes, None] | None:
         """Return the parts of a result that was too large for the reply, else None. Raises ArtifactUnavailable."""

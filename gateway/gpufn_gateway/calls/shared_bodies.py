@@ -29,7 +29,7 @@ class SharedBody(NamedTuple):
 
 
 class GatewaySharedBodies:
-    """The shared bodies in one gateway's folder. `root` is Home.parcels, `name` the name of the gateway.
+    """The shared bodies in one gateway's folder. `root` is Home.shared_bodies, `name` the name of the gateway.
 
     `reaches_all()` returns True if every runner that may get a call is on this host.
     """

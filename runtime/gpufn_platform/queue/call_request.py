@@ -14,7 +14,7 @@ from gpufn_core.spec.priority import Priority
 class CallRequest(NamedTuple):
     """`deadline` is in unix seconds, 0 for none; `parent` the calling invocation; `trace` a traceparent.
 
-    `parcel` names the shared body in the caller's folder (`gpufn_platform.shared_bodies.bodies`) if a caller waits and
+    `shared_body` is a file name in the caller's folder (`gpufn_platform.shared_bodies.bodies`), if a caller waits and
     `body` is empty. `reference` locates a body that is too large for a message. `owner` is the id of the API key.
     """
 
@@ -26,7 +26,7 @@ class CallRequest(NamedTuple):
     deadline: float
     parent: str = ""
     trace: str = ""
-    parcel: str = ""
+    shared_body: str = ""
     priority: Priority | None = None  # None: the function's
     owner: str = subjects.PLATFORM
     reference: BodyReference | None = None

@@ -73,7 +73,7 @@ class Caller:
         self._name = name
         self._clock = clock
         self._direct_path: DirectPath | None = None
-        self._parcels = ""
+        self._shared_bodies = ""
         self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → expiry, of calls abandoned before their PubAck arrived
@@ -81,14 +81,18 @@ class Caller:
         self._lookup = LostCallLookup(bus, clock, self._pending, self.abandon)
 
     def start(
-        self, direct_path: DirectPath | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None
+        self,
+        direct_path: DirectPath | None = None,
+        *,
+        shared_bodies: str = "",
+        drop: Callable[[str], None] | None = None,
     ) -> None:
         """Start receiving replies.
 
-        `parcels`: our folder in Home.parcels, if results may be shared bodies. `drop`: removes a shared body that
-        arrived for a call that had ended."""
+        `shared_bodies`: our folder in Home.shared_bodies, if results may be shared bodies. `drop`: removes a shared
+        body that arrived for a call that had ended."""
         self._direct_path = direct_path
-        self._parcels = parcels
+        self._shared_bodies = shared_bodies
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
         self._bus.on_reconnect(self._on_reconnect)
@@ -160,7 +164,7 @@ class Caller:
         if call is not None:
             call.take(reply, body)
         else:
-            self._drop_parcel(reply)
+            self._drop_shared_body(reply)
 
     def on_refused(self, invocation: str) -> None:
         """The fast path refused an offered call: queue it."""
@@ -229,8 +233,8 @@ class Caller:
             self._clock.time(),
             reply=subjects.reply(request.revision.function, self._name, invocation),
             stream=stream,
-            parcels="" if stream else self._parcels,
-            parcel=request.parcel,
+            shared_bodies="" if stream else self._shared_bodies,
+            shared_body=request.shared_body,
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
@@ -266,9 +270,9 @@ class Caller:
             elif self._abandoned.pop(name, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
-            elif self._parcels and payload and payload[0] != _BRACE:
+            elif self._shared_bodies and payload and payload[0] != _BRACE:
                 with contextlib.suppress(ProtocolMismatch):
-                    self._drop_parcel(unpack_reply(payload)[0])
+                    self._drop_shared_body(unpack_reply(payload)[0])
             return
         if payload and payload[0] != _BRACE:
             try:
@@ -306,6 +310,8 @@ class Caller:
         for call in list(self._pending.values()):
             call.on_reconnect()
 
-    def _drop_parcel(self, reply: Reply) -> None:
-        if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:
-            self._loop.call_soon(self._drop, reply.parcel)  # later: after a duplicate reply, its first may be in use
+    def _drop_shared_body(self, reply: Reply) -> None:
+        if isinstance(reply, ResultReply) and reply.shared_body and self._drop is not None:
+            self._loop.call_soon(
+                self._drop, reply.shared_body
+            )  # later: after a duplicate reply, its first may be in use

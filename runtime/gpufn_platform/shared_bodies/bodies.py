@@ -7,7 +7,7 @@ time, and a process that has mapped it would then crash. The process that takes 
 memory is free when the last mapping is gone. Each body gets a new file: no process can see a later call through a file
 that it still has open or mapped (docs/decisions/0041).
 
-    Home.parcels/<gateway>   bodies written by one gateway, and results for it
+    Home.shared_bodies/<gateway>   bodies written by one gateway, and results for it
                 /<worker>    bodies that one worker may see
                 /kept        the runner's own: results without a waiting caller, until they are stored
 """
@@ -182,8 +182,8 @@ class SharedBodyReader:
 class SharedBodyWriter:
     """A shared body that is being written; leaving the `with` block removes it unless `keep` was called."""
 
-    def __init__(self, parcels: SharedBodies, name: str, file: int) -> None:
-        self._parcels = parcels
+    def __init__(self, shared_bodies: SharedBodies, name: str, file: int) -> None:
+        self._shared_bodies = shared_bodies
         self._name = name
         self._file = file
         self._is_kept = False
@@ -211,4 +211,4 @@ class SharedBodyWriter:
     def __exit__(self, *_: object) -> None:
         os.close(self._file)
         if not self._is_kept:
-            self._parcels.remove(self._name)
+            self._shared_bodies.remove(self._name)

@@ -90,7 +90,7 @@ class Runner:
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
-        self._shared_bodies = NodeSharedBodies(home.parcels, f"r-{name}")
+        self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
         self._removals = Tasks("removal of shared bodies")
         self._meter = Meter(usage, node, clock)
@@ -124,7 +124,7 @@ class Runner:
 
     async def run(self) -> None:
         """Run until cancelled; then wait until finished calls are stored."""
-        self._caller.start(parcels=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
+        self._caller.start(shared_bodies=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
         self._agent_events.start()
         self._circuits.start()
         self._reconnect_check.start()

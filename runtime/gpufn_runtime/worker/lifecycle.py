@@ -87,7 +87,7 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        shared_bodies = SharedBodies(config.parcels)
+        shared_bodies = SharedBodies(config.shared_bodies)
         self._attempts = Attempts(shared_bodies)
         self._output = Output(self._link)
         self._results = Results(

@@ -39,10 +39,10 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     """Run one attempt. `stream` requests Items; `credits` is the number of Items that may be sent before a Credit.
 
-    `parcel` is the file name of the input in the worker's folder of large bodies, if the input is not the frame's body.
-    `takes_parcel` allows the result to be such a file. `deadline` is when the runner ends the attempt, in unix seconds.
-    `trace` is the caller's traceparent. `delivery` is where the attempt's delivery is acknowledged, for the next
-    runner; if empty, that runner cannot adopt the attempt.
+    `shared_body` is the file name of the input in the worker's folder of shared bodies, if the input is not the frame's
+    body. `takes_shared_body` allows the result to be such a file. `deadline` is when the runner ends the attempt, in
+    unix seconds. `trace` is the caller's traceparent. `delivery` is where the attempt's delivery is acknowledged, for
+    the next runner; if empty, that runner cannot adopt the attempt.
     """
 
     attempt: int
@@ -53,8 +53,8 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     number: int = 1
     stream: bool = False
     credits: int = 0
-    parcel: str = ""
-    takes_parcel: bool = False
+    shared_body: str = ""
+    takes_shared_body: bool = False
     deadline: float = 0.0
     trace: str = ""
     delivery: str = ""
@@ -85,14 +85,16 @@ class Resume(_Frame, tag=8, frozen=True, array_like=True, gc=False):
 
 
 class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
-    """The end of a Call: the outcome of a function's request to the platform. `parcel` is the file name of the body in
-    the worker's folder of large bodies, if the body is not in the frame."""
+    """The end of a Call: the outcome of a function's request to the platform.
+
+    `shared_body` is the file name of the body in the worker's folder, if the body is not in the frame.
+    """
 
     call: int
     kind: OutcomeKind
     error: ErrorInfo | None
     content_type: str
-    parcel: str = ""
+    shared_body: str = ""
 
 
 class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
@@ -147,7 +149,7 @@ class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
 
 
 class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
-    """The end of an attempt. The slot is free when this is sent. `parcel` is the file name of the result in the
+    """The end of an attempt. The slot is free when this is sent. `shared_body` is the file name of the result in the
     worker's folder of large bodies, if the result is not the frame's body. `run_s` is the attempt's run time.
     `charged_s` is its part of the run time if it ran in a batch with others, None if it ran alone."""
 
@@ -156,7 +158,7 @@ class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
     error: ErrorInfo | None
     content_type: str
     run_s: float
-    parcel: str = ""
+    shared_body: str = ""
     charged_s: float | None = None
 
 
@@ -188,8 +190,10 @@ class Verb(enum.StrEnum):
 
 
 class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
-    """A function's request to the platform. `target` is a function or an invocation's id. `parcel` is the file name of
-    the body in the worker's folder of large bodies, if the body is not in the frame."""
+    """A function's request to the platform. `target` is a function or an invocation's id.
+
+    `shared_body` is the file name of the body in the worker's folder, if the body is not in the frame.
+    """
 
     call: int
     verb: str  # a Verb; the runner refuses an unknown one and keeps the worker
@@ -200,7 +204,7 @@ class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
     timeout_s: float | None = None
     parent: int = 0  # the attempt that makes the request
     priority: Priority | None = None  # the requested class, if any
-    parcel: str = ""
+    shared_body: str = ""
 
 
 class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):

@@ -32,7 +32,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     bundle_dir: str  # the unpacked bundle, read-only, shared between workers
     socket: str  # the runner listens on it
-    parcels: str = ""  # folder of large bodies that this worker reads and writes
+    shared_bodies: str = ""  # folder of large bodies that this worker reads and writes
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS

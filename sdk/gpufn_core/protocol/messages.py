@@ -29,9 +29,9 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     A submitted invocation without a client-chosen id is stored with a stem (`gpufn_core.ids`), which its queue position
     completes; `gpufn_platform.queue.queued_calls` reads it. `keep_s` is how long its record is kept after its end.
 
-    `parcels` is the caller's folder in `Home.parcels`, if the caller can receive the result as a file. `parcel` is the
-    file name of the body in that folder, if the body does not follow this header. `reference` locates a body that is
-    too large for the message.
+    `shared_bodies` is the caller's folder in `Home.shared_bodies`, if the caller can receive the result as a file.
+    `shared_body` is the file name of the body in that folder, if the body does not follow this header. `reference`
+    locates a body that is too large for the message.
     """
 
     id: str
@@ -48,8 +48,8 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     not_before: float = 0.0  # a retry starts at this time or later
     parent: str = ""  # the invocation that made this one
     trace: str = ""  # W3C traceparent
-    parcels: str = ""
-    parcel: str = ""
+    shared_bodies: str = ""
+    shared_body: str = ""
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     webhook: Webhook | None = None
@@ -83,9 +83,9 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False):
     """The end of an Invocation, sent to its caller.
 
-    `queue_s` runs from submission to the attempt's start, `gather_s` from there until its batch runs. `parcel` is the
-    result's name in the caller's folder if the result is not beside this header. `reference` locates a result that is
-    too large for the message and whose caller is on another host.
+    `queue_s` runs from submission to the attempt's start, `gather_s` from there until its batch runs. `shared_body` is
+    the result's name in the caller's folder if the result is not beside this header. `reference` locates a result that
+    is too large for the message and whose caller is on another host.
     """
 
     invocation: str
@@ -99,7 +99,7 @@ class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False)
     worker: str = ""
     cold_start: ColdStart | None = None
     items: int = 0  # how many ItemReplies came before
-    parcel: str = ""
+    shared_body: str = ""
     gpu_s: float = 0.0
     gather_s: float = 0.0
     reference: BodyReference | None = None

@@ -29,7 +29,7 @@ def name_of(home: Path, pid: int) -> str:
     for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
         with contextlib.suppress(OSError):
             file = descriptor.readlink()
-            if file.name == "lock" and file.parent.parent == Home(home).parcels:
+            if file.name == "lock" and file.parent.parent == Home(home).shared_bodies:
                 return file.parent.name
     return ""
 

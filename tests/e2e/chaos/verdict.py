@@ -158,8 +158,10 @@ class Stock:
             "processes beside the platform's": len(inside),
             "worker folders": _entries(home.run / "w"),
             # A result that came to a gateway for nobody stays there for an hour.
-            "folders of parcels": sum(1 for folder in home.parcels.iterdir() if folder.name != "kept"),
-            "parcels of workers": sum(1 for pattern in ("kept/*", "w-*/*") for _ in home.parcels.glob(pattern)),
+            "folders of shared bodies": sum(1 for folder in home.shared_bodies.iterdir() if folder.name != "kept"),
+            "shared bodies of workers": sum(
+                1 for pattern in ("kept/*", "w-*/*") for _ in home.shared_bodies.glob(pattern)
+            ),
             **{f"sockets of {name}": _sockets(pid) for name, pid in processes.items()},
             **asyncio.run(self._on_bus()),
         }

@@ -65,7 +65,7 @@ async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_c
             assert "send Content-Length" in refused.value.message
 
 
-async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
+async def test_a_large_body_is_a_shared_body_of_what_came(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
     bodies = bodies_of(shared_bodies)
     client = Client(LARGE, LARGE)
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> Non
     shared_bodies.share(LARGE + LARGE)  # the bytes of the rejected body were released
 
 
-async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
+async def test_all_shared_bodies_together_are_bounded(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path, limit=MIN_SHARED_BYTES)
     first = shared_bodies.share(LARGE)
     with pytest.raises(CapacityError):
@@ -141,7 +141,7 @@ def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
 
     def answer(call: Any) -> None:
         content_type, body = gateway.result
-        call.reply(content_type=content_type, parcel=SharedBodies(tmp_path / shared_bodies.folder).write([body]))
+        call.reply(content_type=content_type, shared_body=SharedBodies(tmp_path / shared_bodies.folder).write([body]))
 
     gateway.queue.answer = answer
     yield gateway
@@ -149,14 +149,14 @@ def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * MIN_SHARED_BYTES, 5 << 20])
-async def test_a_result_in_a_parcel_is_the_answer(answering: Any, size: int) -> None:
+async def test_a_result_in_a_shared_body_is_the_answer(answering: Any, size: int) -> None:
     answering.result = "image/png", os.urandom(size)
     answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
     assert answer.content == answering.result[1]
     assert (answer.headers["content-type"], answer.headers["content-length"]) == ("image/png", str(size))
 
 
-async def test_a_result_in_a_parcel_is_a_stream_of_one_too(answering: Any, connection: Any) -> None:
+async def test_a_result_in_a_shared_body_is_a_stream_of_one_too(answering: Any, connection: Any) -> None:
     text = msgspec.json.encode("x" * MIN_SHARED_BYTES)
     answering.result = "application/json", text
     events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
@@ -168,10 +168,10 @@ async def test_a_result_in_a_parcel_is_a_stream_of_one_too(answering: Any, conne
     assert (kind, records.body[media.RECORD.size + name :][:size]) == (media.RecordKind.ITEM, text)
 
 
-async def test_a_parcel_that_is_gone_is_a_problem_of_its_call(
+async def test_a_shared_body_that_is_gone_is_a_problem_of_its_call(
     answering: Any, connection: Any, problem: Any, tmp_path: Path
 ) -> None:
-    answering.queue.answer = lambda call: call.reply(parcel="0" * 26)
+    answering.queue.answer = lambda call: call.reply(shared_body="0" * 26)
     answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
     assert problem(answer) == (503, "artifact_unavailable")
     events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")

@@ -317,15 +317,15 @@ async def test_a_large_result_that_is_told_twice_at_once_is_taken_before_the_sec
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller, seen = Caller(bus, name="gw-twice", clock=SystemClock()), asyncio.Queue[str]()
-    caller.start(parcels="gw-twice", drop=lambda parcel: seen.put_nowait(f"{parcel} is dropped"))
+    caller.start(shared_bodies="gw-twice", drop=lambda shared_body: seen.put_nowait(f"{shared_body} is dropped"))
     call = caller.invoke(request())
 
     async def take_it() -> None:
-        seen.put_nowait(f"{(await call.future)[0].parcel} is taken")
+        seen.put_nowait(f"{(await call.future)[0].shared_body} is taken")
 
     taking = asyncio.create_task(take_it())
     await bus.flush()
-    end = ResultReply(call.id, OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.0, parcel="p")
+    end = ResultReply(call.id, OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.0, shared_body="p")
     reply = Message(subjects.reply("f", "gw-twice", call.id), "", pack(end))
     for _ in range(2):  # in one read
         caller._on_reply(reply)

@@ -15,28 +15,28 @@ from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 
 def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path / "a")
-    name = parcels.write([b"one", memoryview(b"two")])
-    view = parcels.take(name)
+    shared_bodies = SharedBodies(tmp_path / "a")
+    name = shared_bodies.write([b"one", memoryview(b"two")])
+    view = shared_bodies.take(name)
     assert bytes(view) == b"onetwo"
     assert view.readonly
     assert list((tmp_path / "a").iterdir()) == []
     with pytest.raises(ArtifactUnavailable):
-        parcels.take(name)
+        shared_bodies.take(name)
 
 
 def test_each_body_is_a_new_file(tmp_path: Path) -> None:
     """A process that still has an earlier file open or mapped sees nothing of a later body."""
-    parcels = SharedBodies(tmp_path)
-    first = parcels.write([b"one"])
+    shared_bodies = SharedBodies(tmp_path)
+    first = shared_bodies.write([b"one"])
     path_only = os.open(tmp_path / first, os.O_PATH)
-    view = parcels.take(first)
-    second = parcels.write([b"two"])
+    view = shared_bodies.take(first)
+    second = shared_bodies.write([b"two"])
     assert os.stat(tmp_path / second).st_ino != os.fstat(path_only).st_ino
     with open(f"/proc/self/fd/{path_only}", "rb") as file:
         assert (file.read(), bytes(view)) == (b"one", b"one")
     os.close(path_only)
-    assert bytes(parcels.take(second)) == b"two"
+    assert bytes(shared_bodies.take(second)) == b"two"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -46,33 +46,33 @@ def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    parcels = SharedBodies(tmp_path)
-    name = parcels.write([b"one"])
+    shared_bodies = SharedBodies(tmp_path)
+    name = shared_bodies.write([b"one"])
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(ArtifactUnavailable, match="Cannot allocate memory"):
-        parcels.take(name)
+        shared_bodies.take(name)
 
 
-def test_an_empty_parcel_is_one(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path)
-    assert bytes(parcels.take(parcels.write([]))) == b""
+def test_an_empty_shared_body_is_one(tmp_path: Path) -> None:
+    shared_bodies = SharedBodies(tmp_path)
+    assert bytes(shared_bodies.take(shared_bodies.write([]))) == b""
 
 
-def test_a_parcel_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path)
+def test_a_shared_body_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> None:
+    shared_bodies = SharedBodies(tmp_path)
     body = os.urandom((1 << 20) + 1)
-    with parcels.reader(parcels.write([body])) as reader:
+    with shared_bodies.reader(shared_bodies.write([body])) as reader:
         assert list(tmp_path.iterdir()) == []
         parts = list(reader.parts())
         assert (reader.size, len(parts) > 1, b"".join(parts) == body) == (len(body), True, True)
-    with parcels.reader(parcels.write([])) as empty:
+    with shared_bodies.reader(shared_bodies.write([])) as empty:
         assert (empty.size, list(empty.parts())) == (0, [])
 
 
-def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path)
-    name = parcels.write([bytes(1 << 20)])
-    with open(tmp_path / name, "r+b") as theirs, parcels.reader(name) as reader:
+def test_a_shared_body_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    shared_bodies = SharedBodies(tmp_path)
+    name = shared_bodies.write([bytes(1 << 20)])
+    with open(tmp_path / name, "r+b") as theirs, shared_bodies.reader(name) as reader:
         parts = reader.parts()
         next(parts)
         theirs.truncate(0)
@@ -80,15 +80,15 @@ def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path:
             list(parts)
 
 
-def test_a_parcel_that_has_grown_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path)
-    name = parcels.write([])
+def test_a_shared_body_that_has_grown_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    shared_bodies = SharedBodies(tmp_path)
+    name = shared_bodies.write([])
     os.truncate(tmp_path / name, LARGE_BODY_BYTES + 1)
     with pytest.raises(ArtifactUnavailable, match="has grown"):
-        parcels.reader(name)
+        shared_bodies.reader(name)
 
 
-def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
+def test_a_shared_body_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
     ours, theirs = SharedBodies(tmp_path / "a"), SharedBodies(tmp_path / "b")
     name = ours.write([b"shared"])
     with pytest.raises(ArtifactUnavailable):
@@ -110,16 +110,16 @@ def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> No
 
 def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
     """Regression: the rest stayed in the host's memory without an owner."""
-    parcels = SharedBodies(tmp_path / "all" / "w-1")
-    parcels.make()
+    shared_bodies = SharedBodies(tmp_path / "all" / "w-1")
+    shared_bodies.make()
     for place in ("", "own", "own/deeper"):
         (tmp_path / "all" / "w-1" / place).mkdir(exist_ok=True)
         (tmp_path / "all" / "w-1" / place / "file").write_bytes(b"x")
-    parcels.remove_all()
+    shared_bodies.remove_all()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
+def test_a_shared_body_that_is_not_kept_is_removed(tmp_path: Path) -> None:
     with SharedBodies(tmp_path / "a").writer() as writer:
         writer.write(b"half of it")
     assert list((tmp_path / "a").iterdir()) == []
@@ -127,14 +127,14 @@ def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "x", "/etc/passwd", "a" * 25 + "/", "A" * 26])
 def test_a_name_is_nothing_but_a_name(tmp_path: Path, name: str) -> None:
-    parcels = SharedBodies(tmp_path)
-    for use in (parcels.take, parcels.look, parcels.reader, parcels.size, parcels.remove):
+    shared_bodies = SharedBodies(tmp_path)
+    for use in (shared_bodies.take, shared_bodies.look, shared_bodies.reader, shared_bodies.size, shared_bodies.remove):
         with pytest.raises(ProtocolMismatch):
             use(name)
 
 
 def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path)
+    shared_bodies = SharedBodies(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("x")
     link, fifo, folder = "0" * 26, "1" * 26, "2" * 26
@@ -143,11 +143,11 @@ def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()
     for name in (link, fifo, folder):
         with pytest.raises((ArtifactUnavailable, ProtocolMismatch)):
-            parcels.look(name)
+            shared_bodies.look(name)
         with pytest.raises((ArtifactUnavailable, ProtocolMismatch)):
-            parcels.reader(name)
+            shared_bodies.reader(name)
         with pytest.raises(ProtocolMismatch):
-            parcels.size(name)
+            shared_bodies.size(name)
 
 
 def test_full_memory_is_a_capacity_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,10 +463,12 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
         worker = await node.worker(revision)
         call = await node.submit(revision)
         run, _ = await worker.run()
-        assert run.takes_parcel
+        assert run.takes_shared_body
         body = bytes(range(251)) * (size // 251 + 1)
-        parcel = SharedBodies(node.home.parcels / "w-1").write([body[:size]])
-        worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.001, parcel))
+        shared_body = SharedBodies(node.home.shared_bodies / "w-1").write([body[:size]])
+        worker.send(
+            frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.001, shared_body)
+        )
         record, kept = await call_records.wait(node.bus, call.id, 20)
         assert (record.state, record.size, record.error) == (InvocationState.SUCCEEDED, size, None)
         if size > RECORD_BYTES:
@@ -477,7 +479,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
             assert described.headers["Nats-TTL"] == "700s"
         assert kept == body[:size]
         await node.queue_is_empty(revision)
-        assert not list((node.home.parcels / "kept").glob("*"))
+        assert not list((node.home.shared_bodies / "kept").glob("*"))
 
     on_node(url, tmp_path, test)
 

@@ -58,7 +58,7 @@ def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(s
 
 
 def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: Start, tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path / "parcels")
+    shared_bodies = SharedBodies(tmp_path / "shared_bodies")
     worker = start(
         """
         from gpufn import gpu_function
@@ -67,15 +67,15 @@ def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: S
         @gpu_function()
         def f(x: int) -> int: return len(g.remote(b"x" * x)) + len(g.spawn(b"x" * x).id)
         """,
-        parcels=parcels.folder,
+        shared_bodies=shared_bodies.folder,
     )
     worker.run(b'{"x": 8388608}')
     call, body = worker.next()
     assert body == b""
-    assert values.decode_call(parcels.take(call.parcel)) == ([b"x" * 8388608], {})
+    assert values.decode_call(shared_bodies.take(call.shared_body)) == ([b"x" * 8388608], {})
     content_type, result = values.encode_result(b"y" * 9_000_000, media.NATIVE, limit_bytes=1 << 30)
-    parcel = parcels.write([result])
-    worker.send(Answer(call.call, OutcomeKind.SUCCEEDED, None, content_type, parcel))
+    shared_body = shared_bodies.write([result])
+    worker.send(Answer(call.call, OutcomeKind.SUCCEEDED, None, content_type, shared_body))
     call, body = worker.next()
     assert (call.verb, body) == ("submit", b"")
     worker.answer(call.call, "text/plain", b"an id")

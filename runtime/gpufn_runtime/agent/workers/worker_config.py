@@ -76,7 +76,7 @@ class WorkerConfigs:
             bundle_dir=bundle,
             engines=engines,
             socket=os.fspath(self._home.worker_socket(record.worker)),
-            parcels=os.fspath(self._home.parcels / record.worker),
+            shared_bodies=os.fspath(self._home.shared_bodies / record.worker),
             launched_at=launched_at,
             mps=self._mps_limits(record),
             memory_bytes=self.memory_bytes(revision.spec),

@@ -77,15 +77,15 @@ class Settler:
         content_type: str = "",
         body: bytes = b"",
         *,
-        parcel: str = "",
+        shared_body: str = "",
         runner_file: str = "",
         run_s: float = 0.0,
         gather_s: float = 0.0,
         now: float,
     ) -> None:
-        """Settle an attempt, once, after its slot is free or poisoned. A large result is named by `parcel` if it is in
-        the caller's folder, or by `runner_file` if it is in the runner's: of a submitted call or for a caller on
-        another host."""
+        """Settle an attempt, once, after its slot is free or poisoned. A large result is named by `shared_body` in the
+        caller's folder, or by `runner_file` in the runner's folder (of a submitted call, or for a caller on another
+        host)."""
         message = attempt.message
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
@@ -96,7 +96,7 @@ class Settler:
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
             self._start(attempt.delivery, self._end_attempt(attempt, record, body, runner_file))
         else:
-            reply = _reply_of(attempt, outcome, content_type, parcel, run_s=run_s, gather_s=gather_s)
+            reply = _reply_of(attempt, outcome, content_type, shared_body, run_s=run_s, gather_s=gather_s)
             if runner_file:
                 self._start(attempt.delivery, self._send_large_result(attempt, reply, runner_file))
                 return
@@ -352,7 +352,7 @@ class Settler:
 
 
 def _reply_of(
-    attempt: Attempt, outcome: Outcome, content_type: str, parcel: str, *, run_s: float, gather_s: float
+    attempt: Attempt, outcome: Outcome, content_type: str, shared_body: str, *, run_s: float, gather_s: float
 ) -> ResultReply:
     message, run = attempt.message, attempt.run
     return ResultReply(
@@ -367,7 +367,7 @@ def _reply_of(
         worker=attempt.link.worker,
         cold_start=attempt.link.cold_start if run.is_cold else None,
         items=run.items,
-        parcel=parcel,
+        shared_body=shared_body,
         gpu_s=attempt.gpu_s,
         gather_s=gather_s,
     )

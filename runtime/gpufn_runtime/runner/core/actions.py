@@ -92,7 +92,7 @@ class DropBody(Action):
     """Remove a file from the worker's folder."""
 
     link: WorkerView
-    parcel: str
+    shared_body: str
 
 
 class Touch(Action):
@@ -164,7 +164,7 @@ class Settle(Action):
     settlement: Settlement
     content_type: str = ""
     body: bytes = b""
-    parcel: str = ""
+    shared_body: str = ""
     runner_file: str = ""
     run_s: float = 0.0
     gather_s: float = 0.0

@@ -95,7 +95,7 @@ class Attempt(msgspec.Struct, eq=False):
     touched_at: float  # monotonic: when the ack deadline of its delivery was last extended
     reason: StartReason = StartReason.FIRST  # why it was started
     body: bytes = b""  # its arguments, until it begins
-    parcel: str = ""  # name of its arguments in the worker's folder, if they are a shared body
+    shared_body: str = ""  # name of its arguments in the worker's folder, if they are a shared body
     state: AttemptState = AttemptState.PREPARING
     caller_was_away: bool = False  # when it arrived
     is_unwanted: bool = False  # cancelled before it began

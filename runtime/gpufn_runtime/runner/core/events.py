@@ -37,10 +37,10 @@ class Arrived(Event):
 
 
 class ArgumentsReady(Event):
-    """The arguments are in the worker's folder under `parcel`."""
+    """The arguments are in the worker's folder under `shared_body`."""
 
     attempt: Attempt
-    parcel: str
+    shared_body: str
 
 
 class ArgumentsFailed(Event):
@@ -91,14 +91,14 @@ class ResultReceived(Event):
 class ResultCollected(Event):
     """A large result was taken from the worker's folder.
 
-    `parcel` is its name for a caller on this host, `runner_file` its name in the runner's folder. `outcome` is RAISED
-    if it could not be taken.
+    `shared_body` is its name for a caller on this host, `runner_file` its name in the runner's folder. `outcome` is
+    RAISED if it could not be taken.
     """
 
     attempt: Attempt
     result: Result
     outcome: Outcome
-    parcel: str = ""
+    shared_body: str = ""
     runner_file: str = ""
 
 
@@ -106,7 +106,7 @@ class SlotFreed(Event):
     """A slot that an attempt of an earlier runner had used is free."""
 
     link: WorkerView
-    parcel: str = ""
+    shared_body: str = ""
 
 
 class UnfinishedFound(Event):

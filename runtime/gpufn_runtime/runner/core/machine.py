@@ -140,7 +140,7 @@ class RevisionMachine(Generic[W]):
             link.slots.take()
             link.idle_since = None
             self._unbegun[attempt] = None
-            if message.parcel or message.reference is not None:
+            if message.shared_body or message.reference is not None:
                 self._emit(actions.GetArguments(attempt))
             else:
                 self._proceed(attempt)
@@ -183,7 +183,7 @@ class RevisionMachine(Generic[W]):
 
     def _on_arguments_ready(self, event: events.ArgumentsReady) -> None:
         attempt = event.attempt
-        attempt.parcel = event.parcel
+        attempt.shared_body = event.shared_body
         if not self._has_worker(attempt):
             self._return(attempt)
         elif attempt.is_unwanted:
@@ -293,8 +293,8 @@ class RevisionMachine(Generic[W]):
         """Free the slot of an attempt that does not begin."""
         attempt.move(_ENDED)
         del self._unbegun[attempt]
-        if attempt.parcel:
-            self._emit(actions.DropBody(attempt.link, attempt.parcel))
+        if attempt.shared_body:
+            self._emit(actions.DropBody(attempt.link, attempt.shared_body))
         attempt.link.slots.release()
         self._emit(actions.Release(attempt))
 
@@ -333,14 +333,14 @@ class RevisionMachine(Generic[W]):
         attempt.move(_RUNNING)
         del self._unbegun[attempt]
         link.attempts[attempt.number] = attempt
-        takes_parcel = not message.stream
+        takes_shared_body = not message.stream
         run = frames.Run(
             attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-            granted > 0, granted, attempt.parcel, takes_parcel, now.unix + timeout_s, message.trace,
+            granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, message.trace,
             attempt.delivery.settled_at,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
-        self._emit(actions.SendRun(attempt, run, b"" if attempt.parcel else body))
+        self._emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
         self._has_begun(attempt)
 
     def _has_begun(self, attempt: Attempt) -> None:
@@ -426,18 +426,18 @@ class RevisionMachine(Generic[W]):
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
             outcome = self._as_decided(attempt, outcome)
-        if result.parcel and outcome.kind is _SUCCEEDED:
+        if result.shared_body and outcome.kind is _SUCCEEDED:
             self._emit(actions.CollectResult(attempt, result))
         else:
-            if result.parcel:
-                self._emit(actions.DropBody(attempt.link, result.parcel))
-            self._end_by_result(attempt, result, outcome, body=b"" if result.parcel else event.body)
+            if result.shared_body:
+                self._emit(actions.DropBody(attempt.link, result.shared_body))
+            self._end_by_result(attempt, result, outcome, body=b"" if result.shared_body else event.body)
         self.capacity.ended(run_s, len(event.body))
         self._after_end(attempt.link)
 
     def _on_result_collected(self, event: events.ResultCollected) -> None:
         self._end_by_result(
-            event.attempt, event.result, event.outcome, parcel=event.parcel, runner_file=event.runner_file
+            event.attempt, event.result, event.outcome, shared_body=event.shared_body, runner_file=event.runner_file
         )
 
     def _end_by_result(
@@ -447,7 +447,7 @@ class RevisionMachine(Generic[W]):
         outcome: Outcome,
         *,
         body: bytes = b"",
-        parcel: str = "",
+        shared_body: str = "",
         runner_file: str = "",
     ) -> None:
         elapsed_s = self._now.monotonic - attempt.run.began
@@ -471,7 +471,7 @@ class RevisionMachine(Generic[W]):
                 SETTLEMENTS[ending],
                 content_type=result.content_type,
                 body=body,
-                parcel=parcel,
+                shared_body=shared_body,
                 runner_file=runner_file,
                 run_s=run_s,
                 gather_s=elapsed_s - run_s if self._spec.batch is not None else 0.0,
@@ -542,8 +542,8 @@ class RevisionMachine(Generic[W]):
         self._emit(actions.OfferCredits())
 
     def _on_slot_freed(self, event: events.SlotFreed) -> None:
-        if event.parcel:
-            self._emit(actions.DropBody(event.link, event.parcel))
+        if event.shared_body:
+            self._emit(actions.DropBody(event.link, event.shared_body))
         self._after_end(event.link)
 
     # --- workers ------------------------------------------------------------------------------------------------------

@@ -217,8 +217,8 @@ class RevisionQueue:
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
         self._dispatch(events.ResultReceived(attempt, result, body))
 
-    def on_freed(self, link: WorkerLink, parcel: str = "") -> None:
-        self._dispatch(events.SlotFreed(link, parcel))
+    def on_freed(self, link: WorkerLink, shared_body: str = "") -> None:
+        self._dispatch(events.SlotFreed(link, shared_body))
 
     def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None:
         self._adoption.begin(link, unfinished)
@@ -229,20 +229,20 @@ class RevisionQueue:
     def _get_arguments(self, action: actions.GetArguments) -> None:
         attempt, message = action.attempt, action.attempt.message
         try:
-            parcel = self._shared_bodies.hand_over_arguments(message, attempt.link.worker)
+            shared_body = self._shared_bodies.hand_over_arguments(message, attempt.link.worker)
         except GpufnError as error:
             self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
             return
-        if message.reference is not None and not parcel:
+        if message.reference is not None and not shared_body:
             self._attempts.add(attempt)
             self._tasks.start(self._fetch_arguments(attempt))
         else:
-            self._dispatch(events.ArgumentsReady(attempt, parcel))
+            self._dispatch(events.ArgumentsReady(attempt, shared_body))
 
     async def _fetch_arguments(self, attempt: Attempt) -> None:
         assert attempt.message.reference is not None
         try:
-            parcel = await self._bodies.fetch_arguments(attempt.message.reference, attempt.link.worker)
+            shared_body = await self._bodies.fetch_arguments(attempt.message.reference, attempt.link.worker)
         except ArtifactUnavailable as error:
             self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
         except GpufnError as error:
@@ -252,7 +252,7 @@ class RevisionQueue:
             log.exception("cannot fetch the arguments of %s; the call returns to its queue", attempt.message.id)
             self._dispatch(events.ArgumentsFailed(attempt, PlatformError().info(), is_lost=False))
         else:
-            self._dispatch(events.ArgumentsReady(attempt, parcel))
+            self._dispatch(events.ArgumentsReady(attempt, shared_body))
 
     def _request_turn(self, action: actions.RequestTurn) -> None:
         attempt = action.attempt
@@ -340,15 +340,15 @@ class RevisionQueue:
     def _collect_result(self, action: actions.CollectResult) -> None:
         """Take a large result: into the folder of a caller on this host, or into the runner's."""
         attempt, result = action.attempt, action.result
-        outcome, worker, parcel, runner_file = Outcome(OutcomeKind.SUCCEEDED), attempt.link.worker, "", ""
+        outcome, worker, shared_body, runner_file = Outcome(OutcomeKind.SUCCEEDED), attempt.link.worker, "", ""
         try:
             if not attempt.is_submitted and self._shared_bodies.reach(attempt.message):
-                parcel = self._shared_bodies.collect(attempt.message, worker, result.parcel)
+                shared_body = self._shared_bodies.collect(attempt.message, worker, result.shared_body)
             else:
-                runner_file = self._shared_bodies.keep(worker, result.parcel)
+                runner_file = self._shared_bodies.keep(worker, result.shared_body)
         except ResultNotEncodable as error:
             outcome = Outcome(OutcomeKind.RAISED, error.info())
-        self._dispatch(events.ResultCollected(attempt, result, outcome, parcel, runner_file))
+        self._dispatch(events.ResultCollected(attempt, result, outcome, shared_body, runner_file))
 
     def _settle(self, action: actions.Settle) -> None:
         self._settler.settle(
@@ -357,7 +357,7 @@ class RevisionQueue:
             action.settlement,
             action.content_type,
             action.body,
-            parcel=action.parcel,
+            shared_body=action.shared_body,
             runner_file=action.runner_file,
             run_s=action.run_s,
             gather_s=action.gather_s,
@@ -396,7 +396,7 @@ class RevisionQueue:
         actions.AnnounceStart: lambda self, action: self._on_start(action.attempt),
         actions.NoteStart: lambda self, action: self._start_log.note(action.attempt),
         actions.Release: _release,
-        actions.DropBody: lambda self, action: self._shared_bodies.drop(action.link.worker, action.parcel),
+        actions.DropBody: lambda self, action: self._shared_bodies.drop(action.link.worker, action.shared_body),
         actions.Touch: lambda self, action: action.delivery.touch(),
         actions.Nak: _nak,
         actions.Term: lambda self, action: action.delivery.term(),

@@ -68,13 +68,13 @@ _KIND_OF_STATE = {
 
 
 class _Answer(NamedTuple):
-    """Outcome and result. `parcel` is the name of a large result in the folder of the requesting worker."""
+    """Outcome and result. `shared_body` is the name of a large result in the folder of the requesting worker."""
 
     kind: OutcomeKind
     error: ErrorInfo | None = None
     content_type: str = ""
     body: bytes = b""
-    parcel: str = ""
+    shared_body: str = ""
 
 
 class _Arguments(NamedTuple):
@@ -112,7 +112,7 @@ class NestedCalls:
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         if parent is not None and parent.run.ending is not None:
             link.open_calls.discard(call.call)
-            self._shared_bodies.drop(link.worker, call.parcel)
+            self._shared_bodies.drop(link.worker, call.shared_body)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
         if parent is not None:
@@ -154,10 +154,11 @@ class NestedCalls:
             parent.run.own_calls -= _is_own(call, parent)
         answer = _CANCELLED if task.cancelled() else task.result()
         if task.cancelled():
-            self._shared_bodies.drop(link.worker, call.parcel)
+            self._shared_bodies.drop(link.worker, call.shared_body)
         try:
             link.send(
-                frames.Answer(call.call, answer.kind, answer.error, answer.content_type, answer.parcel), answer.body
+                frames.Answer(call.call, answer.kind, answer.error, answer.content_type, answer.shared_body),
+                answer.body,
             )
         except PayloadTooLarge as error:  # without an answer, the function would wait forever
             link.send(frames.Answer(call.call, OutcomeKind.REJECTED, error.info(), ""))
@@ -211,10 +212,10 @@ class NestedCalls:
 
         try:
             reply, result = await self._retry_while_bus_away(request.deadline, once)
-            parcel = await self._retry_while_bus_away(request.deadline, lambda: self._result_for(link, reply))
+            shared_body = await self._retry_while_bus_away(request.deadline, lambda: self._result_for(link, reply))
         finally:
             self._bodies.remove_arguments(arguments.reference)
-        return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
+        return _Answer(reply.kind, reply.error, reply.content_type, result, shared_body)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
@@ -252,7 +253,7 @@ class NestedCalls:
             await self._wait_for_bus(useful_until, BusUnavailable())
         now, priority = self._clock.time(), _requested_priority(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
-        invocation = new_invocation_id() if call.parcel else None
+        invocation = new_invocation_id() if call.shared_body else None
         arguments = await self._arguments(
             link, call, body, max_bytes=RECORD_BYTES, owner=invocation or "", deadline=useful_until
         )
@@ -291,9 +292,9 @@ class NestedCalls:
     ) -> _Arguments:
         """Return the arguments, or store them for `owner` if they exceed `max_bytes`. Raises InvalidInput,
         CapacityError, BusUnavailable."""
-        if not call.parcel:
+        if not call.shared_body:
             return _Arguments(body)
-        path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
+        path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.shared_body))
         try:
             if path.stat().st_size <= min(max_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
                 return _Arguments(path.read_bytes())
@@ -309,13 +310,13 @@ class NestedCalls:
     async def _result_for(self, link: WorkerLink, reply: ResultReply) -> str:
         """Return the name of a large result in the requesting worker's folder, or "" if the result is in the reply.
         Raises ArtifactUnavailable, CapacityError, BusUnavailable."""
-        if reply.parcel:
-            return self._shared_bodies.hand_over_result(reply.parcel, link.worker)
+        if reply.shared_body:
+            return self._shared_bodies.hand_over_result(reply.shared_body, link.worker)
         if reply.reference is None:
             return ""
-        parcel = await self._bodies.fetch_result(reply.reference, link.worker)
+        shared_body = await self._bodies.fetch_result(reply.reference, link.worker)
         self._bodies.remove_result(reply.reference)
-        return parcel
+        return shared_body
 
     async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
         if not is_call_or_item_id(call.target):  # it becomes part of a subject, where * would match all calls
@@ -324,11 +325,11 @@ class NestedCalls:
             record, body = await self._wait_for_end(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
-            parcel = ""
+            shared_body = ""
             if record.blob:
                 reference = BodyReference(record.id, record.blob, record.size)
-                parcel = await self._bodies.fetch_result(reference, link.worker)
-            return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, parcel)
+                shared_body = await self._bodies.fetch_result(reference, link.worker)
+            return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, shared_body)
         stored = await call_records.read(self._bus, call.target)
         if stored is None:
             raise InvocationNotFound(f"there is no invocation {call.target}")
@@ -353,8 +354,8 @@ class NestedCalls:
 
     async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
-        if call.parcel:
-            path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.parcel))
+        if call.shared_body:
+            path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.shared_body))
             try:
                 size = path.stat().st_size
                 body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""

@@ -17,8 +17,8 @@ _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class NodeSharedBodies:
-    """Moves shared bodies between folders. `root` is Home.parcels. `own` is the folder in which this runner receives
-    results of nested calls."""
+    """Moves shared bodies between folders. `root` is Home.shared_bodies. This runner receives results of nested
+    calls in the folder `own`."""
 
     def __init__(self, root: Path, own: str = "r-") -> None:
         self._root = root
@@ -27,7 +27,7 @@ class NodeSharedBodies:
 
     def reach(self, message: InvocationMessage) -> bool:
         """Return whether the caller is on this host and accepts large results by reference."""
-        caller = message.parcels
+        caller = message.shared_bodies
         if caller not in self._local_callers and self._is_local(caller):
             if len(self._local_callers) >= _MAX_LOCAL_CALLERS:
                 self._local_callers.clear()
@@ -37,57 +37,57 @@ class NodeSharedBodies:
     def hand_over_arguments(self, message: InvocationMessage, worker: str) -> str:
         """Hand a call's arguments to its worker. Returns the name in the worker's folder, or "" if there are none. The
         caller keeps its file until the call has ended, for a retry. Raises ArtifactUnavailable, CapacityError."""
-        if not message.parcel:
+        if not message.shared_body:
             return ""
         worker_folder = self._of(worker)
         worker_folder.make()
-        return self._caller_folder(message).link_into(message.parcel, worker_folder)
+        return self._caller_folder(message).link_into(message.shared_body, worker_folder)
 
     def writer(self, worker: str) -> SharedBodyWriter:
         """Return a writer for a body that is fetched for a worker. Raises CapacityError."""
         return self._of(worker).writer()
 
-    def accept(self, worker: str, parcel: str) -> str:
+    def accept(self, worker: str, shared_body: str) -> str:
         """Take a worker's arguments for a nested call. Returns the name in the runner's folder. Raises PayloadTooLarge,
         or InvalidInput if the worker's file is invalid."""
         try:
-            return self._move(worker, parcel, self._kept_folder)
+            return self._move(worker, shared_body, self._kept_folder)
         except ResultNotEncodable as error:
             raise InvalidInput(f"the arguments cannot be sent: {error.message}") from error
 
-    def hand_over_result(self, parcel: str, worker: str) -> str:
+    def hand_over_result(self, shared_body: str, worker: str) -> str:
         """Hand a nested call's result from the runner's folder to the worker that made the call. Returns the name
         there. Raises ArtifactUnavailable, CapacityError."""
         worker_folder, own = self._of(worker), self._of(self.own)
         try:
             worker_folder.make()
-            return own.link_into(parcel, worker_folder)
+            return own.link_into(shared_body, worker_folder)
         finally:
-            own.remove(parcel)
+            own.remove(shared_body)
 
-    def drop_result(self, parcel: str) -> None:
+    def drop_result(self, shared_body: str) -> None:
         """Remove a result that arrived after its nested call had ended."""
-        self._of(self.own).remove(parcel)
+        self._of(self.own).remove(shared_body)
 
-    def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
+    def collect(self, message: InvocationMessage, worker: str, shared_body: str) -> str:
         """Hand a worker's result to its caller. Returns the name in the caller's folder. Raises ResultNotEncodable if
         the worker's file is invalid."""
-        return self._move(worker, parcel, lambda: self._caller_folder(message))
+        return self._move(worker, shared_body, lambda: self._caller_folder(message))
 
-    def keep(self, worker: str, parcel: str) -> str:
+    def keep(self, worker: str, shared_body: str) -> str:
         """Take a worker's result of a submitted call, or for a caller on another host. Returns the name in the runner's
         folder. Raises like `collect`."""
-        return self._move(worker, parcel, self._kept_folder)
+        return self._move(worker, shared_body, self._kept_folder)
 
-    def kept_path(self, parcel: str) -> Path:
+    def kept_path(self, shared_body: str) -> Path:
         """Return the path of a body in the runner's folder. The code that has stored it must unlink it."""
-        return self._root / _KEPT / parcel
+        return self._root / _KEPT / shared_body
 
-    def _move(self, worker: str, parcel: str, open_target: Callable[[], SharedBodies]) -> str:
+    def _move(self, worker: str, shared_body: str, open_target: Callable[[], SharedBodies]) -> str:
         worker_folder = self._of(worker)
         try:
             target = open_target()
-            name = worker_folder.link_into(parcel, target)
+            name = worker_folder.link_into(shared_body, target)
             try:
                 if (size := target.size(name)) > LARGE_BODY_BYTES:
                     raise ResultNotEncodable(
@@ -102,13 +102,13 @@ class NodeSharedBodies:
         except GpufnError as error:
             raise ResultNotEncodable(error.message) from error
         finally:
-            self.drop(worker, parcel)
+            self.drop(worker, shared_body)
 
-    def drop(self, worker: str, parcel: str) -> None:
+    def drop(self, worker: str, shared_body: str) -> None:
         """Remove a file that is not needed any longer from a worker's folder."""
-        if parcel:
+        if shared_body:
             try:
-                self._of(worker).remove(parcel)
+                self._of(worker).remove(shared_body)
             except GpufnError:
                 return  # the worker made that name up
 
@@ -141,9 +141,9 @@ class NodeSharedBodies:
         return folder
 
     def _caller_folder(self, message: InvocationMessage) -> SharedBodies:
-        if not self._is_local(message.parcels):
+        if not self._is_local(message.shared_bodies):
             raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
-        return SharedBodies(self._root / message.parcels)
+        return SharedBodies(self._root / message.shared_bodies)
 
     def _is_local(self, caller: str) -> bool:
         return _CALLER.fullmatch(caller) is not None and (self._root / caller).is_dir()

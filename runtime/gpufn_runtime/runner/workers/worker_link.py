@@ -47,7 +47,7 @@ class LinkQueue(Protocol):
     """Receives events about slots: the queue of the revision."""
 
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
-    def on_freed(self, link: WorkerLink, parcel: str = "") -> None: ...
+    def on_freed(self, link: WorkerLink, shared_body: str = "") -> None: ...
     def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None: ...
 
 
@@ -354,7 +354,7 @@ class WorkerLink:
         elif result.attempt in self._unadopted:
             self._unadopted.remove(result.attempt)
             self.slots.release()
-            self._queue.on_freed(self, result.parcel)
+            self._queue.on_freed(self, result.shared_body)
         else:
             raise ProtocolMismatch("a result of an attempt that does not run here")
 

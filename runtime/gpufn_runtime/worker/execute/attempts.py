@@ -32,7 +32,7 @@ class Attempt:
 
     __slots__ = (
         "_body",
-        "_parcels",
+        "_shared_bodies",
         "cancel_requested",
         "context",
         "credits",
@@ -44,10 +44,10 @@ class Attempt:
         "state",
     )
 
-    def __init__(self, run: Run, body: bytes, link: int, parcels: SharedBodies) -> None:
+    def __init__(self, run: Run, body: bytes, link: int, shared_bodies: SharedBodies) -> None:
         self.run = run
         self._body = body
-        self._parcels = parcels
+        self._shared_bodies = shared_bodies
         self.link = link
         self.received_at = time.monotonic()
         self.result = b""  # encoded Result, if the attempt ended without a link
@@ -59,9 +59,9 @@ class Attempt:
 
     def take_body(self) -> bytes | memoryview:
         """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""
-        if self.run.parcel:
+        if self.run.shared_body:
             try:
-                return self._parcels.take(self.run.parcel)
+                return self._shared_bodies.take(self.run.shared_body)
             except ArtifactUnavailable as error:
                 raise InvalidInput(error.message) from error
         body, self._body = self._body, b""
@@ -73,16 +73,16 @@ class Attempt:
 
     def drop_body(self) -> None:
         """Discard the input of an attempt that will not run."""
-        if self.run.parcel:
-            self._parcels.remove(self.run.parcel)
+        if self.run.shared_body:
+            self._shared_bodies.remove(self.run.shared_body)
 
     def __repr__(self) -> str:
         return f"Attempt({self.run.attempt}, {self.state.name})"
 
 
 class Attempts:
-    def __init__(self, parcels: SharedBodies) -> None:
-        self._parcels = parcels
+    def __init__(self, shared_bodies: SharedBodies) -> None:
+        self._shared_bodies = shared_bodies
         self._lock = threading.Lock()
         self._active: dict[int, Attempt] = {}
         self._unsent: list[Attempt] = []  # ended without a link
@@ -106,7 +106,7 @@ class Attempts:
         return len(self._active) + self._stale
 
     def add(self, run: Run, body: bytes, link: int) -> Attempt:
-        attempt = Attempt(run, body, link, self._parcels)
+        attempt = Attempt(run, body, link, self._shared_bodies)
         with self._lock:
             if run.attempt in self._active:
                 raise ProtocolMismatch(f"attempt {run.attempt} was sent twice")

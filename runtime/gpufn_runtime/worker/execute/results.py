@@ -35,7 +35,7 @@ class Results:
         attempts: Attempts,
         output: Output,
         bundle_dir: str,
-        parcels: SharedBodies,
+        shared_bodies: SharedBodies,
         *,
         may_pickle: bool = False,
     ) -> None:
@@ -44,20 +44,20 @@ class Results:
         self._attempts = attempts
         self._output = output
         self._bundle_dir = bundle_dir
-        self._parcels = parcels
+        self._shared_bodies = shared_bodies
         self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
         self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
 
     def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
         try:
-            takes_parcel = attempt.run.takes_parcel
-            limit = LARGE_BODY_BYTES if takes_parcel else INLINE_BYTES
+            takes_shared_body = attempt.run.takes_shared_body
+            limit = LARGE_BODY_BYTES if takes_shared_body else INLINE_BYTES
             content_type, parts = values.encode_parts(
                 value, attempt.run.accept, limit_bytes=limit, may_pickle=self._may_pickle
             )
-            is_parcel = takes_parcel and sum(map(len, parts)) >= MIN_SHARED_BYTES
-            parcel = self._parcels.write(parts) if is_parcel else ""
-            body = b"" if is_parcel else b"".join(parts)
+            is_shared_body = takes_shared_body and sum(map(len, parts)) >= MIN_SHARED_BYTES
+            shared_body = self._shared_bodies.write(parts) if is_shared_body else ""
+            body = b"" if is_shared_body else b"".join(parts)
         except CapacityError as error:
             self.raised(attempt, ResultNotEncodable(error.message), started, charged_s=charged_s)
             return
@@ -70,7 +70,7 @@ class Results:
             started,
             content_type=content_type,
             body=body,
-            parcel=parcel,
+            shared_body=shared_body,
             charged_s=charged_s,
         )
 
@@ -127,17 +127,19 @@ class Results:
         *,
         content_type: str = "",
         body: bytes = b"",
-        parcel: str = "",
+        shared_body: str = "",
         charged_s: float | None = None,
     ) -> None:
         run_s = time.perf_counter() - started
         self._output.end(attempt)
-        result = frames.encode(Result(attempt.run.attempt, kind, error, content_type, run_s, parcel, charged_s), body)
+        result = frames.encode(
+            Result(attempt.run.attempt, kind, error, content_type, run_s, shared_body, charged_s), body
+        )
         if self._attempts.end(attempt, result):
             if not self._link.send_packed(result, link=attempt.link):
                 self._attempts.keep(attempt, result)
-        elif parcel and not attempt.result:
-            self._parcels.remove(parcel)
+        elif shared_body and not attempt.result:
+            self._shared_bodies.remove(shared_body)
         self._attempts.check_idle()
 
 

@@ -36,9 +36,9 @@ _LOST = "the node's runner restarted during this call: it may or may not have ru
 class PendingRequests:
     """Open requests. Thread-safe."""
 
-    def __init__(self, link: Link, parcels: SharedBodies) -> None:
+    def __init__(self, link: Link, shared_bodies: SharedBodies) -> None:
         self._link = link
-        self._parcels = parcels
+        self._shared_bodies = shared_bodies
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, PendingRequest] = {}
@@ -51,7 +51,7 @@ class PendingRequests:
     ) -> Iterator[PendingRequest]:
         """Open a request. `attempt`: the requesting attempt, default: the current one of this thread."""
         requester = attempt or current_attempt.get()
-        request = PendingRequest(next(self._numbers), self._link, requester, self._parcels)
+        request = PendingRequest(next(self._numbers), self._link, requester, self._shared_bodies)
         with self._lock:
             self._open[request.number] = request
         try:
@@ -81,8 +81,8 @@ class PendingRequests:
         request = self._open.get(frame.call)
         if request is not None:
             request.deliver(frame, body)
-        elif isinstance(frame, Answer) and frame.parcel:  # the request was closed
-            self._parcels.remove(frame.parcel)
+        elif isinstance(frame, Answer) and frame.shared_body:  # the request was closed
+            self._shared_bodies.remove(frame.shared_body)
 
     def unanswered(self) -> list[PendingRequest]:
         """Return the open requests. When their connection is lost, the caller marks them as lost."""
@@ -94,12 +94,12 @@ class PendingRequest:
     """One Call frame and its responses. `attempt`: the requesting attempt, if known. `link`: number of the connection
     that it was sent on."""
 
-    def __init__(self, number: int, link: Link, attempt: Attempt | None, parcels: SharedBodies) -> None:
+    def __init__(self, number: int, link: Link, attempt: Attempt | None, shared_bodies: SharedBodies) -> None:
         self.number = number
         self.attempt = attempt
         self.link = link.number
         self._link = link
-        self._parcels = parcels
+        self._shared_bodies = shared_bodies
         self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
         self._ended = False
         self._is_cancelled = False
@@ -118,7 +118,7 @@ class PendingRequest:
         self.link = self._link.number
         parent = self.attempt.run.attempt if self.attempt is not None and self.attempt.link == self.link else 0
         if len(body) >= MIN_SHARED_BYTES:
-            fields, body = fields | {"parcel": self._parcels.write([body])}, b""
+            fields, body = fields | {"shared_body": self._shared_bodies.write([body])}, b""
         self._link.send(Call(self.number, verb, target, parent=parent, **fields), body, link=self.link)
         if self._link.number != self.link:
             self.lose()
@@ -137,9 +137,9 @@ class PendingRequest:
     def body(self, answer: Answer, data: bytes) -> bytes:
         """Return the result. A large one is read and not mapped: another worker wrote the file and may truncate it.
         Raises ArtifactUnavailable."""
-        if not answer.parcel:
+        if not answer.shared_body:
             return data
-        with self._parcels.reader(answer.parcel) as reader:
+        with self._shared_bodies.reader(answer.shared_body) as reader:
             return b"".join(reader.parts())
 
     def credit(self, items: int) -> None:

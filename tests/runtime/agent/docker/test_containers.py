@@ -43,7 +43,7 @@ def test_a_worker_is_confined(contained: Platform) -> None:
     assert seen["mounts"] == [
         "/gpufn/lib/gpufn",
         "/gpufn/lib/gpufn_runtime",
-        "/gpufn/parcels",
+        "/gpufn/shared_bodies",
         "/gpufn/worker",
     ]
     assert seen["shm"] == ["nodev", "noexec", "nosuid"]
@@ -106,7 +106,7 @@ def test_of_a_worker_that_ended_nothing_is_left(contained: Platform, daemon: Dae
     until(lambda: not daemon.awake(), "no container runs")
     until(lambda: not daemon.containers(status="exited"), "no containers that ended")
     folders = until(
-        lambda: len(left := sorted(path.name for path in home.parcels.glob("[wc]-*"))) <= 4 and (left or ["none"])
+        lambda: len(left := sorted(path.name for path in home.shared_bodies.glob("[wc]-*"))) <= 4 and (left or ["none"])
     )
     assert not [name for name in folders if name.startswith("w-")]
 

@@ -171,11 +171,11 @@ class Bench:
 
     def result(
         self, attempt: Attempt, kind: OutcomeKind = OutcomeKind.SUCCEEDED, error: ErrorInfo | None = None,
-        *, body: bytes = b"null", run_s: float = 0.001, parcel: str = "", charged_s: float | None = None,
+        *, body: bytes = b"null", run_s: float = 0.001, shared_body: str = "", charged_s: float | None = None,
     ) -> list[actions.Action]:  # fmt: skip
         """The worker sends the result of the attempt. The edge removes the attempt from the worker first."""
         del attempt.link.attempts[attempt.number]
-        result = frames.Result(attempt.number, kind, error, "application/json", run_s, parcel, charged_s)
+        result = frames.Result(attempt.number, kind, error, "application/json", run_s, shared_body, charged_s)
         return self.handle(events.ResultReceived(attempt, result, body))
 
     def cancel(self, attempt: Attempt) -> list[actions.Action]:

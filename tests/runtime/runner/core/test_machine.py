@@ -210,7 +210,7 @@ def test_a_later_attempt_has_the_reason_of_its_start(bench: Bench) -> None:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{"parcel": "a"}, {"reference": REFERENCE}])
+@pytest.mark.parametrize("fields", [{"shared_body": "a"}, {"reference": REFERENCE}])
 def test_arguments_that_are_not_in_the_message_are_requested(bench: Bench, fields: dict[str, Any]) -> None:
     bench.arrive(message_of(**fields))
     assert bench.kinds == [actions.GetArguments]
@@ -222,7 +222,7 @@ def test_a_call_begins_when_its_arguments_are_ready(bench: Bench) -> None:
     attempt = preparing(bench)
     bench.handle(events.ArgumentsReady(attempt, "args"))
     sent = bench.one(actions.SendRun)
-    assert (sent.run.parcel, sent.body) == ("args", b"")
+    assert (sent.run.shared_body, sent.body) == ("args", b"")
 
 
 @pytest.mark.parametrize("state", [WorkerState.FAILED, WorkerState.STOPPED])
@@ -443,7 +443,7 @@ def test_a_run_frame_says_all_that_the_worker_needs(bench: Bench) -> None:
     bench.arrive(message, settled_at="$JS.ACK.1")
     run = bench.one(actions.SendRun).run
     assert (run.attempt, run.invocation, run.number, run.trace, run.delivery) == (1, "i-7", 1, "00-1-2-01", "$JS.ACK.1")
-    assert (run.deadline, run.stream, run.credits, run.takes_parcel) == (NOW + 10, False, 0, True)
+    assert (run.deadline, run.stream, run.credits, run.takes_shared_body) == (NOW + 10, False, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_stream_begins_with_one_window_of_credit(kind: CallKind, stream: bool,
     bench.worker()
     bench.arrive(message_of(stream=stream))
     run = bench.one(actions.SendRun).run
-    assert (run.stream, run.credits, run.takes_parcel) == (granted > 0, granted, not stream)
+    assert (run.stream, run.credits, run.takes_shared_body) == (granted > 0, granted, not stream)
 
 
 @pytest.mark.parametrize(
@@ -544,18 +544,18 @@ def test_an_attempt_whose_gpu_failed_is_handed_back_and_not_charged(bench: Bench
 
 def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
     attempt = bench.start()
-    bench.result(attempt, parcel="r")
+    bench.result(attempt, shared_body="r")
     assert actions.Settle not in bench.kinds
     collected = bench.one(actions.CollectResult)
     assert bench.kinds[-1] is actions.OfferCredits
     bench.handle(events.ResultCollected(attempt, collected.result, Outcome(OutcomeKind.SUCCEEDED), "p", "k"))
     settled = bench.one(actions.Settle)
-    assert (settled.parcel, settled.runner_file, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
+    assert (settled.shared_body, settled.runner_file, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
 
 
 def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) -> None:
     attempt = bench.start()
-    bench.result(attempt, parcel="r")
+    bench.result(attempt, shared_body="r")
     outcome = Outcome(OutcomeKind.RAISED, ResultNotEncodable("gone").info())
     bench.handle(events.ResultCollected(attempt, bench.one(actions.CollectResult).result, outcome))
     assert bench.kinds == [actions.LogFailure, actions.Charge, actions.Settle]
@@ -564,8 +564,8 @@ def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) ->
 
 def test_a_large_result_of_a_call_that_did_not_succeed_is_dropped(bench: Bench) -> None:
     attempt = stopping(bench)
-    bench.result(attempt, parcel="r")
-    assert (bench.one(actions.DropBody).parcel, actions.CollectResult in bench.kinds) == ("r", False)
+    bench.result(attempt, shared_body="r")
+    assert (bench.one(actions.DropBody).shared_body, actions.CollectResult in bench.kinds) == ("r", False)
     assert bench.one(actions.Settle).outcome.kind is OutcomeKind.CANCELLED
 
 

@@ -39,7 +39,9 @@ REFERENCE = BodyReference("i", "digest", 1 << 20)
 EXITS = (Exit(signal=9), Exit(code=3), Exit(signal=9, device_fault="Xid 79"), Exit(signal=9, stopping=True))
 SETTLED_BY = (actions.Nak, actions.Term, actions.Refuse, actions.Confirm, actions.AckSuperseded)
 INDEX = st.integers(0, 11)
-ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {}, {}, {"parcel": "a"}, {"reference": REFERENCE}])
+ARGUMENTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {}, {}, {"shared_body": "a"}, {"reference": REFERENCE}]
+)
 BEGAN = st.sampled_from(["", "", "", "before", "retry"])
 
 
@@ -165,7 +167,7 @@ class Node(RuleBasedStateMachine):
     def execute(self, action: actions.Action) -> None:  # noqa: PLR0912  one branch for each action
         match action:
             case actions.GetArguments(attempt):
-                if attempt.message.parcel:
+                if attempt.message.shared_body:
                     self.dispatch(events.ArgumentsReady(attempt, "args"))
                 else:
                     self.lookups.append(action)
@@ -203,7 +205,7 @@ class Node(RuleBasedStateMachine):
             case actions.StopAwaiting(worker):
                 self.awaited.discard(worker)
             case actions.CollectResult(attempt, result):
-                can_collect = result.parcel != "gone"
+                can_collect = result.shared_body != "gone"
                 kind = OutcomeKind.SUCCEEDED if can_collect else OutcomeKind.RAISED
                 error = None if can_collect else ResultNotEncodable("gone").info()
                 self.dispatch(events.ResultCollected(attempt, result, Outcome(kind, error), "", "kept"))
@@ -344,10 +346,10 @@ class Node(RuleBasedStateMachine):
         self.dispatch(events.Arrived(delivery, call.message, b"{}", caller_was_away))
 
     @precondition(lambda self: self.capacity.has_room() and not self.capacity.must_take_turns)
-    @rule(parcel=st.sampled_from(["", "a"]))
-    def call_directly(self, parcel: str) -> None:
+    @rule(shared_body=st.sampled_from(["", "a"]))
+    def call_directly(self, shared_body: str) -> None:
         """A gateway brings a call by the fast path."""
-        call = Call(message_of(f"i-{next(self.ids)}", submitted_at=self.unix, parcel=parcel))
+        call = Call(message_of(f"i-{next(self.ids)}", submitted_at=self.unix, shared_body=shared_body))
         self.calls.append(call)
         self.hand_over(call, is_direct=True)
 
@@ -446,11 +448,11 @@ class Node(RuleBasedStateMachine):
             kind, error = OutcomeKind.RAISED, RAISED
         elif choice == 1:
             kind, error = OutcomeKind.LOST, DeviceFailed().info()
-        parcel = {2: "r", 3: "gone"}.get(choice, "")
+        shared_body = {2: "r", 3: "gone"}.get(choice, "")
         del self.of(attempt).attempts[attempt.number]
         self.answered.add(attempt)
-        result = frames.Result(attempt.number, kind, error, "application/json", run_s, parcel)
-        self.dispatch(events.ResultReceived(attempt, result, b"" if parcel else b"1"))
+        result = frames.Result(attempt.number, kind, error, "application/json", run_s, shared_body)
+        self.dispatch(events.ResultReceived(attempt, result, b"" if shared_body else b"1"))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -520,13 +522,13 @@ class Node(RuleBasedStateMachine):
         return [worker for worker in self.live if worker.unadopted and worker.state is not WorkerState.STARTING]
 
     @precondition(lambda self: self.with_leftovers)
-    @rule(index=INDEX, parcel=st.sampled_from(["", "r"]))
-    def free_leftover(self, index: int, parcel: str) -> None:
+    @rule(index=INDEX, shared_body=st.sampled_from(["", "r"]))
+    def free_leftover(self, index: int, shared_body: str) -> None:
         """An attempt of an earlier runner that was not adopted has ended."""
         worker = pick(self.with_leftovers, index)
         worker.unadopted.pop()
         worker.slots.release()
-        self.dispatch(events.SlotFreed(worker, parcel))
+        self.dispatch(events.SlotFreed(worker, shared_body))
 
     @precondition(lambda self: self.live)
     @rule(index=INDEX, choice=st.sampled_from(["park", "drain"]))

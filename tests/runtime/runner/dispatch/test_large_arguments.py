@@ -36,7 +36,7 @@ async def is_stored(node: Node) -> bool:
 
 
 def taken(node: Node, run: frames.Run) -> bytes:
-    return bytes(SharedBodies(node.home.parcels / "w-1").take(run.parcel))
+    return bytes(SharedBodies(node.home.shared_bodies / "w-1").take(run.shared_body))
 
 
 def failed(run: frames.Run) -> frames.Result:
@@ -137,6 +137,6 @@ def test_a_call_that_is_cancelled_while_they_come_does_not_begin(
         record, _ = await call_records.wait(node.bus, calls[0].id, 20)
         assert record.state is InvocationState.CANCELLED
         await until_async(lambda: not node.serving._attempts)
-        assert not list((node.home.parcels / "w-1").glob("*"))
+        assert not list((node.home.shared_bodies / "w-1").glob("*"))
 
     on_node(url, tmp_path, test)

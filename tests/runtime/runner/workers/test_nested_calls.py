@@ -354,7 +354,7 @@ def test_a_function_gets_a_kept_result_of_any_size(url: str, tmp_path: Path) -> 
         answer, body = await worker.next()
         assert isinstance(answer, frames.Answer)
         assert (answer.error, answer.content_type, body) == (None, "x/large", b"")
-        assert bytes(parcels_of(node).take(answer.parcel)) == LARGE
+        assert bytes(shared_bodies_of(node).take(answer.shared_body)) == LARGE
 
     on_node(url, tmp_path, test)
 
@@ -364,21 +364,21 @@ def test_a_function_calls_another_one_with_a_large_body_and_gets_one(url: str, t
         await large_bodies.ensure_buckets(node.bus)
         asking = await node.worker(await node.deploy("asking"), "w-1")
         asked = await node.worker(await node.deploy("asked"), "w-2")
-        sent = parcels_of(node).write([LARGE])
-        asking.send(frames.Call(1, "call", "asked", content_type="x/y", timeout_s=30.0, parcel=sent))
+        sent = shared_bodies_of(node).write([LARGE])
+        asking.send(frames.Call(1, "call", "asked", content_type="x/y", timeout_s=30.0, shared_body=sent))
         run, body = await asked.run()
         assert body == b""
-        assert bytes(parcels_of(node, "w-2").take(run.parcel)) == LARGE
-        result = parcels_of(node, "w-2").write([LARGE[::-1]])
+        assert bytes(shared_bodies_of(node, "w-2").take(run.shared_body)) == LARGE
+        result = shared_bodies_of(node, "w-2").write([LARGE[::-1]])
         asked.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "x/z", 0.0, result))
         answer, body = await asking.next()
         assert isinstance(answer, frames.Answer)
         assert (answer.error, answer.content_type, body) == (None, "x/z", b"")
-        assert bytes(parcels_of(node).take(answer.parcel)) == LARGE[::-1]
+        assert bytes(shared_bodies_of(node).take(answer.shared_body)) == LARGE[::-1]
         while await stored_arguments(node):
             pass
         for folder in ("w-1", "w-2", "kept", "r-r1"):
-            assert not list((node.home.parcels / folder).glob("*")), folder
+            assert not list((node.home.shared_bodies / folder).glob("*")), folder
 
     on_node(url, tmp_path, test)
 
@@ -388,14 +388,16 @@ def test_a_function_submits_a_large_body_which_goes_when_the_call_has_ended(url:
         await large_bodies.ensure_buckets(node.bus)
         asking = await node.worker(await node.deploy("submitting"), "w-1")
         revision = await node.deploy("submitted")
-        asking.send(frames.Call(1, "submit", "submitted", content_type="x/y", parcel=parcels_of(node).write([LARGE])))
+        asking.send(
+            frames.Call(1, "submit", "submitted", content_type="x/y", shared_body=shared_bodies_of(node).write([LARGE]))
+        )
         answer, invocation = await asking.next()
         assert isinstance(answer, frames.Answer)
         assert answer.error is None
         assert [blob.size for blob in await object_store.blobs(node.bus, subjects.ARGUMENT_FILES)] == [len(LARGE)]
         asked = await node.worker(revision, "w-2")
         run, _ = await asked.run()
-        assert bytes(parcels_of(node, "w-2").take(run.parcel)) == LARGE
+        assert bytes(shared_bodies_of(node, "w-2").take(run.shared_body)) == LARGE
         asked.answer(run)
         record, _ = await call_records.wait(node.bus, invocation.decode(), 20)
         assert record.state is InvocationState.SUCCEEDED
@@ -411,7 +413,7 @@ def test_arguments_that_a_worker_makes_up_are_refused(url: str, tmp_path: Path, 
     async def test(node: Node) -> None:
         await node.deploy("target")
         worker = await node.worker(await node.deploy("inventing"))
-        worker.send(frames.Call(1, verb, "target", timeout_s=5.0, parcel=claim))
+        worker.send(frames.Call(1, verb, "target", timeout_s=5.0, shared_body=claim))
         answer, _ = await worker.next()
         assert isinstance(answer, frames.Answer)
         assert answer.error is not None
@@ -420,8 +422,8 @@ def test_arguments_that_a_worker_makes_up_are_refused(url: str, tmp_path: Path, 
     on_node(url, tmp_path, test)
 
 
-def parcels_of(node: Node, worker: str = "w-1") -> SharedBodies:
-    return SharedBodies(node.home.parcels / worker)
+def shared_bodies_of(node: Node, worker: str = "w-1") -> SharedBodies:
+    return SharedBodies(node.home.shared_bodies / worker)
 
 
 async def stored_arguments(node: Node) -> dict[str, int]:

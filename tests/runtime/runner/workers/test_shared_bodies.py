@@ -23,51 +23,51 @@ from tests.waiting import until_async
 
 
 @pytest.fixture(autouse=True)
-def _parcels_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Home, "parcels", property(lambda home: home.root / "parcels"))
+def _shared_bodies_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Home, "shared_bodies", property(lambda home: home.root / "shared_bodies"))
 
 
-def caller_with_parcels(node: Node) -> tuple[Caller, SharedBodies, list[str]]:
+def caller_with_shared_bodies(node: Node) -> tuple[Caller, SharedBodies, list[str]]:
     dropped: list[str] = []
     caller = Caller(node.bus, name="gw-large", clock=node.clock)
-    caller.start(parcels="gw-large", drop=dropped.append)
-    parcels = SharedBodies(node.home.parcels / "gw-large")
-    parcels.remove(parcels.write([]))  # the folder exists
-    return caller, parcels, dropped
+    caller.start(shared_bodies="gw-large", drop=dropped.append)
+    shared_bodies = SharedBodies(node.home.shared_bodies / "gw-large")
+    shared_bodies.remove(shared_bodies.write([]))  # the folder exists
+    return caller, shared_bodies, dropped
 
 
-def invoke(caller: Caller, node: Node, revision: Revision, parcel: str = "") -> Any:
-    return caller.invoke(node.request(revision)._replace(body=b"", parcel=parcel))
+def invoke(caller: Caller, node: Node, revision: Revision, shared_body: str = "") -> Any:
+    return caller.invoke(node.request(revision)._replace(body=b"", shared_body=shared_body))
 
 
-def worker_parcels(node: Node, worker: FakeWorker) -> SharedBodies:
-    return SharedBodies(node.home.parcels / worker.worker)
+def worker_shared_bodies(node: Node, worker: FakeWorker) -> SharedBodies:
+    return SharedBodies(node.home.shared_bodies / worker.worker)
 
 
-def _exists(parcels: SharedBodies) -> bool:
-    return os.path.exists(parcels.folder)
+def _exists(shared_bodies: SharedBodies) -> bool:
+    return os.path.exists(shared_bodies.folder)
 
 
-def answer(worker: FakeWorker, run: frames.Run, parcel: str) -> None:
-    worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.0, parcel))
+def answer(worker: FakeWorker, run: frames.Run, shared_body: str) -> None:
+    worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.0, shared_body))
 
 
-def test_a_parcel_goes_to_the_worker_and_its_result_comes_back_as_one(url: str, tmp_path: Path) -> None:
+def test_a_shared_body_goes_to_the_worker_and_its_result_comes_back_as_one(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("large")
         worker = await node.worker(revision)
-        caller, parcels, _ = caller_with_parcels(node)
-        sent = parcels.write([b"a large input"])
+        caller, shared_bodies, _ = caller_with_shared_bodies(node)
+        sent = shared_bodies.write([b"a large input"])
         call = invoke(caller, node, revision, sent)
         run, body = await worker.run()
-        assert (body, run.takes_parcel) == (b"", True)
-        theirs = worker_parcels(node, worker)
-        assert bytes(theirs.take(run.parcel)) == b"a large input"
-        assert parcels.size(sent), "the caller keeps it until the call has ended"
+        assert (body, run.takes_shared_body) == (b"", True)
+        theirs = worker_shared_bodies(node, worker)
+        assert bytes(theirs.take(run.shared_body)) == b"a large input"
+        assert shared_bodies.size(sent), "the caller keeps it until the call has ended"
         answer(worker, run, theirs.write([b"a large result"]))
         reply, body = await call.future
         assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"")
-        assert bytes(parcels.take(reply.parcel)) == b"a large result"
+        assert bytes(shared_bodies.take(reply.shared_body)) == b"a large result"
         assert os.listdir(theirs.folder) == []
 
     on_node(url, tmp_path, test)
@@ -77,9 +77,9 @@ def test_an_input_that_is_gone_ends_its_call(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("gone")
         await node.worker(revision)
-        caller, parcels, _ = caller_with_parcels(node)
-        sent = parcels.write([b"x"])
-        parcels.remove(sent)
+        caller, shared_bodies, _ = caller_with_shared_bodies(node)
+        sent = shared_bodies.write([b"x"])
+        shared_bodies.remove(sent)
         reply, _ = await invoke(caller, node, revision, sent).future
         assert reply.kind is OutcomeKind.LOST
         assert reply.error is not None
@@ -93,12 +93,12 @@ def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_pat
     async def test(node: Node) -> None:
         revision = await node.deploy("liar")
         worker = await node.worker(revision)
-        caller, _, _ = caller_with_parcels(node)
+        caller, _, _ = caller_with_shared_bodies(node)
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
         answer(worker, run, claim)
         reply, _ = await call.future
-        assert (reply.kind, reply.parcel) == (OutcomeKind.RAISED, "")
+        assert (reply.kind, reply.shared_body) == (OutcomeKind.RAISED, "")
         assert reply.error is not None
         assert reply.error.code == "result_not_encodable"
 
@@ -115,19 +115,19 @@ def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, 
         revision = await node.deploy("far")
         worker = await node.worker(revision)
         caller = Caller(node.bus, name="gw-far", clock=node.clock)
-        caller.start(parcels=folder, drop=lambda name: None)  # a folder on the caller's own host
+        caller.start(shared_bodies=folder, drop=lambda name: None)  # a folder on the caller's own host
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
         result = bytes(range(251)) * (size // 251) + b"." * (size % 251)
-        answer(worker, run, worker_parcels(node, worker).write([result]))
+        answer(worker, run, worker_shared_bodies(node, worker).write([result]))
         reply, body = await call.future
-        assert (reply.kind, reply.parcel) == (OutcomeKind.SUCCEEDED, "")
+        assert (reply.kind, reply.shared_body) == (OutcomeKind.SUCCEEDED, "")
         if reply.reference is not None:
             assert body == b""
             body = await read(node.bus, subjects.RESULT_FILES, reply.reference)
         assert (reply.reference is not None) is (size > MESSAGE_BYTES)
         assert body == result
-        assert os.listdir(node.home.parcels / "kept") == []
+        assert os.listdir(node.home.shared_bodies / "kept") == []
 
     on_node(url, tmp_path, test)
 
@@ -151,17 +151,17 @@ def test_a_result_for_a_call_that_had_ended_is_dropped(url: str, tmp_path: Path)
     async def test(node: Node) -> None:
         revision = await node.deploy("late")
         worker = await node.worker(revision)
-        caller, parcels, dropped = caller_with_parcels(node)
+        caller, shared_bodies, dropped = caller_with_shared_bodies(node)
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
         caller._pending.clear()  # as if it had ended in another way; its runner does not know
-        answer(worker, run, worker_parcels(node, worker).write([b"late"]))
+        answer(worker, run, worker_shared_bodies(node, worker).write([b"late"]))
         again = invoke(caller, node, revision)
         run, _ = await worker.run()
         worker.answer(run)
         await again.future
         assert len(dropped) == 1
-        assert bytes(parcels.take(dropped[0])) == b"late"
+        assert bytes(shared_bodies.take(dropped[0])) == b"late"
         assert not call.future.done()
 
     on_node(url, tmp_path, test)
@@ -171,7 +171,7 @@ def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("left")
         worker = await node.worker(revision)
-        theirs = worker_parcels(node, worker)
+        theirs = worker_shared_bodies(node, worker)
         theirs.write([b"left"])
         await node.unassign(worker.worker)
         while _exists(theirs):
@@ -186,7 +186,7 @@ def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_serve
     async def test(node: Node) -> None:
         revision = await node.deploy("unread")
         await node.revisions.delete(subjects.revision_key("unread", 1))
-        theirs = SharedBodies(node.home.parcels / "w-1")
+        theirs = SharedBodies(node.home.shared_bodies / "w-1")
         theirs.write([b"left"])
         await node.assign(revision, "w-1")
         await node.unassign("w-1")

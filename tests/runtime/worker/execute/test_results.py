@@ -13,16 +13,18 @@ Start = Any
 
 
 def test_each_large_result_is_a_new_file(start: Start, tmp_path: Path) -> None:
-    parcels = SharedBodies(tmp_path / "w-1")
-    worker = start(f"def f(letter: str): return letter.encode() * {MIN_SHARED_BYTES}", parcels=parcels.folder)
+    shared_bodies = SharedBodies(tmp_path / "w-1")
+    worker = start(
+        f"def f(letter: str): return letter.encode() * {MIN_SHARED_BYTES}", shared_bodies=shared_bodies.folder
+    )
 
     def call(letter: str) -> str:
-        worker.run(f'{{"letter": "{letter}"}}'.encode(), accept=media.BYTES, takes_parcel=True)
+        worker.run(f'{{"letter": "{letter}"}}'.encode(), accept=media.BYTES, takes_shared_body=True)
         result, body = worker.result()
         assert (result.error, body) == (None, b"")
-        return str(result.parcel)
+        return str(result.shared_body)
 
-    first = parcels.take(call("a"))
-    assert bytes(parcels.take(call("b"))) == b"b" * MIN_SHARED_BYTES
+    first = shared_bodies.take(call("a"))
+    assert bytes(shared_bodies.take(call("b"))) == b"b" * MIN_SHARED_BYTES
     assert bytes(first) == b"a" * MIN_SHARED_BYTES, "the map of the first result does not change"
-    assert os.listdir(parcels.folder) == []
+    assert os.listdir(shared_bodies.folder) == []

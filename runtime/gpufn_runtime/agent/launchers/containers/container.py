@@ -69,7 +69,7 @@ class Container:
         self._daemon = daemon
         self._uid = _uid_for(kind.limits)
         self._folder = folders(home) / self.name
-        self._parcels = home.parcels / self.name
+        self._shared_bodies = home.shared_bodies / self.name
         self._control = Control(self._folder / CONTROL_NAME)
         self._freezer: Freezer | None = None
         self._is_paused = False
@@ -91,7 +91,7 @@ class Container:
         Raises PlatformError, or ContainerGone if the image does not exist. The caller must then `remove` it."""
         try:
             container_folder.make(self._folder, self._uid)
-            container_folder.make(self._parcels, self._uid)
+            container_folder.make(self._shared_bodies, self._uid)
             await self._control.listen()
         except OSError as error:
             raise PlatformError(f"Cannot create the folder of a container: {error}.") from error
@@ -99,7 +99,7 @@ class Container:
             self.kind.limits,
             uid=self._uid,
             folder=self._folder,
-            parcels=self._parcels,
+            shared_bodies=self._shared_bodies,
             packages=packages,
             modules=self.modules,
         )
@@ -166,7 +166,7 @@ class Container:
             order.config.write_bytes(msgspec.json.encode(config_in_container(config)))
             container_folder.add_files(self._folder, self._uid, config.bundle_dir, config.engines)
             container_folder.replace_worker_folder(self._folder, order.folder, self._uid)
-            container_folder.replace_worker_folder(self._parcels, Path(config.parcels), self._uid)
+            container_folder.replace_worker_folder(self._shared_bodies, Path(config.shared_bodies), self._uid)
 
         await asyncio.to_thread(add_files)
 
@@ -179,7 +179,7 @@ class Container:
                 with contextlib.suppress(GpufnError):
                     await asyncio.shield(self._daemon.remove(self.id))
         finally:
-            for path in (self._folder, self._parcels):
+            for path in (self._folder, self._shared_bodies):
                 remove_tree(path)
 
 

@@ -328,7 +328,7 @@ class ContainerLauncher:
             return  # a container that is being created may be listed, but its id is not known yet
         await self._orphans.remove(existing, kept={standby.id for standby in self._standbys})
         names = {standby.name for standby in self._standbys} | self._in_progress
-        for folder in (folders(self._home), self._home.parcels):
+        for folder in (folders(self._home), self._home.shared_bodies):
             for path in folder.glob("c-*"):
                 if path.name not in names:
                     remove_tree(path)

@@ -1,7 +1,7 @@
 """Docker settings that confine a worker's container: limits, mounts and environment. Pure.
 
 /gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/` and `engines/<key>/`
-/gpufn/parcels    large bodies of the worker's calls, in shared memory, writable
+/gpufn/shared_bodies    large bodies of the worker's calls, in shared memory, writable
 /gpufn/lib        our packages, read-only
 /gpufn/mps        if the worker shares its GPU by MPS: the MPS daemon's pipes; /dev/shm may be the daemon's too
 /tmp              home and scratch space, in memory that counts as the worker's
@@ -31,7 +31,7 @@ _MAX_SHARES = 262_144
 
 LIB = f"{IN_CONTAINER}/lib"
 WORKER = f"{IN_CONTAINER}/worker"
-PARCELS = f"{IN_CONTAINER}/parcels"
+SHARED_BODIES = f"{IN_CONTAINER}/shared_bodies"
 SCRATCH = "/tmp"  # noqa: S108  (inside the container)
 
 # Variables of a function's `env` that are not set before the container has a worker: they locate Python or select GPUs.
@@ -61,12 +61,12 @@ class Sandbox:
 
 
 def sandbox(
-    limits: Limits, *, uid: int, folder: Path, parcels: Path, packages: Iterable[str], modules: Iterable[str]
+    limits: Limits, *, uid: int, folder: Path, shared_bodies: Path, packages: Iterable[str], modules: Iterable[str]
 ) -> Sandbox:
     """Return a container's settings. `packages` are our package folders on this host; `modules` are imported early."""
     mounts = [
         _mount(folder, WORKER),
-        _mount(parcels, PARCELS, writable=True),
+        _mount(shared_bodies, SHARED_BODIES, writable=True),
         *(_mount(package, f"{LIB}/{os.path.basename(package)}") for package in packages),
     ]
     if limits.mps is not None:
@@ -125,7 +125,7 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
             parameter: tuple(f"{WORKER}/engines/{os.path.basename(folder)}" for folder in folders)
             for parameter, folders in config.engines.items()
         },
-        parcels=PARCELS,
+        shared_bodies=SHARED_BODIES,
         supervisor_fifo="",
         memory_limit_bytes=None,
         open_files=None,

@@ -186,7 +186,7 @@ def _order(home: Path) -> LaunchOrder:
         spec=FunctionSpec(name="f100", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
         bundle_dir=os.fspath(bundle),
         socket="",
-        parcels=os.fspath(Home(home).parcels / "w-1"),
+        shared_bodies=os.fspath(Home(home).shared_bodies / "w-1"),
         launched_at=1.0,
         memory_limit_bytes=999 * MIB,
     )

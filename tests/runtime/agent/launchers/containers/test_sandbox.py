@@ -14,8 +14,10 @@ from gpufn_runtime.agent.mps.base import Mounts
 
 
 def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
-    folder, parcels = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
-    return sandbox(limits, uid=1_900_000_001, folder=folder, parcels=parcels, packages=["/src/gpufn"], modules=modules)
+    folder, shared_bodies = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
+    return sandbox(
+        limits, uid=1_900_000_001, folder=folder, shared_bodies=shared_bodies, packages=["/src/gpufn"], modules=modules
+    )
 
 
 def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
@@ -43,11 +45,11 @@ def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
     assert (host["mem_limit"], host["memswap_limit"], host["cpu_shares"]) == (256 << 20, 256 << 20, 5120)
 
 
-def test_only_its_parcels_are_mounted_to_be_written() -> None:
+def test_only_its_shared_bodies_are_mounted_to_be_written() -> None:
     host = made(Limits(256 << 20, 0.5)).host_config
     assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in host["mounts"]} == {
         ("/node/run/c/c-1", "/gpufn/worker", True),
-        ("/dev/shm/home/c-1", "/gpufn/parcels", False),
+        ("/dev/shm/home/c-1", "/gpufn/shared_bodies", False),
         ("/src/gpufn", "/gpufn/lib/gpufn", True),
     }
     assert host["tmpfs"] == {"/tmp": f"rw,nosuid,nodev,size={128 << 20},mode=1777"}
@@ -118,13 +120,17 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
-        parcels="/dev/shm/home/w-1",
+        shared_bodies="/dev/shm/home/w-1",
         launched_at=1.0,
         engines={"net": ("/node/cache/engines/k1", "/node/cache/engines/k2")},
         memory_limit_bytes=1 << 30,
         open_files=1024,
     )
     told = config_in_container(config)
-    assert (told.bundle_dir, told.socket, told.parcels) == ("/gpufn/worker/bundle", "/gpufn/worker/s", "/gpufn/parcels")
+    assert (told.bundle_dir, told.socket, told.shared_bodies) == (
+        "/gpufn/worker/bundle",
+        "/gpufn/worker/s",
+        "/gpufn/shared_bodies",
+    )
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)
