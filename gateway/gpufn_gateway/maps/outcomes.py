@@ -65,15 +65,15 @@ class Lines:
 
 class Records:
     content_type = media.OUTCOMES
-    heartbeat = media.OUTCOME.pack(media.OutcomeKind.EMPTY, 0, 0, 0, 0, 0)
+    heartbeat = media.OUTCOME.pack(media.MapOutcomeKind.EMPTY, 0, 0, 0, 0, 0)
 
     def outcome(self, index: int, cursor: Cursor, record: CallRecord, body: bytes) -> bytes:
-        kind, content_type = media.OutcomeKind.RESULT, record.content_type
+        kind, content_type = media.MapOutcomeKind.RESULT, record.content_type
         if record.state is not InvocationState.SUCCEEDED:
-            kind, content_type = media.OutcomeKind.PROBLEM, media.PROBLEM
+            kind, content_type = media.MapOutcomeKind.PROBLEM, media.PROBLEM
             body = problems.from_state(record.state, record.error).body()
         elif record.blob:
-            kind, body = media.OutcomeKind.BY_REFERENCE, b""
+            kind, body = media.MapOutcomeKind.BY_REFERENCE, b""
         name = negotiation.clean(content_type).encode() if content_type else b""
         return b"".join((media.OUTCOME.pack(kind, len(name), len(body), index, *cursor), name, body))
 

@@ -177,7 +177,7 @@ class PlatformMap:
         """Like `results`."""
         try:
             while (end := await self._next_async()) is not None:
-                is_elsewhere = end.kind is media.OutcomeKind.BY_REFERENCE
+                is_elsewhere = end.kind is media.MapOutcomeKind.BY_REFERENCE
                 yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
         finally:
             self.stop()
@@ -185,13 +185,13 @@ class PlatformMap:
     def result_of(self, end: End) -> tuple[str, bytes]:
         """Return the result of an item, or raise its error."""
         match end.kind:
-            case media.OutcomeKind.RESULT:
+            case media.MapOutcomeKind.RESULT:
                 return end.content_type, end.body
-            case media.OutcomeKind.BY_REFERENCE:
+            case media.MapOutcomeKind.BY_REFERENCE:
                 return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, end.item)))
-            case media.OutcomeKind.PROBLEM:
+            case media.MapOutcomeKind.PROBLEM:
                 raise error_of(0, {}, end.body)
-            case media.OutcomeKind.EMPTY:
+            case media.MapOutcomeKind.EMPTY:
                 raise InvocationNotFound(f"the outcome of item {end.item} is no longer stored")
 
     def stop(self) -> None:
@@ -248,7 +248,7 @@ class PlatformMap:
     def _missing(self) -> End | None:
         """Return a placeholder for an outcome that is no longer stored, if outcomes of later items wait behind it."""
         item = self.order.skip()
-        return None if item is None else End(media.OutcomeKind.EMPTY, item, 0, 0, "", b"")
+        return None if item is None else End(media.MapOutcomeKind.EMPTY, item, 0, 0, "", b"")
 
     def _take(self) -> End | None:
         end = self.order.take()

@@ -33,7 +33,7 @@ _CURSOR = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){1,2}")
 class End(NamedTuple):
     """The outcome of an item: its result, or a problem as JSON. `seq` and `ended` are its position in the stream."""
 
-    kind: media.OutcomeKind
+    kind: media.MapOutcomeKind
     item: int
     seq: int
     ended: int
@@ -84,9 +84,9 @@ def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
             if len(buffer) < start + body_length:
                 break
             at = start + body_length
-            if kind != media.OutcomeKind.EMPTY:
+            if kind != media.MapOutcomeKind.EMPTY:
                 name = buffer[name_at:start].decode("ascii")
-                ends.append(End(media.OutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
+                ends.append(End(media.MapOutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
         del buffer[:at]
         yield ends
     if buffer:
@@ -125,7 +125,7 @@ class InOrder:
         if end.item < self._next:
             return  # taken before the initial cursor
         if end.item != self._next and self._early_bytes + len(end.body) > self._max_bytes:
-            end = end._replace(kind=media.OutcomeKind.BY_REFERENCE, body=b"")
+            end = end._replace(kind=media.MapOutcomeKind.BY_REFERENCE, body=b"")
         self._early[end.item] = end
         self._early_bytes += len(end.body)
         self._arrived.append(end._replace(body=b""))

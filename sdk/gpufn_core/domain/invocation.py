@@ -95,7 +95,7 @@ def state_after(kind: OutcomeKind) -> InvocationState:
 
 
 def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, left_s: float = math.inf) -> Settlement:
-    """Map an outcome to a settlement; the only such table.
+    """Apply the retry policy to an outcome.
 
     `retried` retries of the policy were used; starts repeated after a fault of the platform do not count. `left_s` is
     the time until the deadline. A retry must start before it: otherwise it would expire in the queue and hide this

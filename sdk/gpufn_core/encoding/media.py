@@ -79,7 +79,7 @@ class RecordKind(enum.IntEnum):
 RECORD: Final = struct.Struct("!BBI")
 
 
-class OutcomeKind(enum.IntEnum):
+class MapOutcomeKind(enum.IntEnum):
     RESULT = 0
     PROBLEM = 1
     BY_REFERENCE = 2  # a result too large for this record; fetch it by the item's id

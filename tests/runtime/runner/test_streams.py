@@ -11,7 +11,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_runtime.runner.core.attempt import Run
+from gpufn_runtime.runner.core.attempt import Execution
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -54,7 +54,7 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
     ],
 )
 def test_credit_tells_how_much_was_read_in_all(credits: list[int], granted: list[int]) -> None:  # noqa: A002
-    run = Run(started_at=0.0, began=0.0, must_end_at=0.0, is_cold=False, busy_from=0.0)
+    run = Execution(started_at=0.0, began=0.0, must_end_at=0.0, is_cold=False, busy_from=0.0)
     assert run.grant(5) == 0, "it is no stream"
     run.granted = run.items = STREAM_WINDOW
     assert [run.grant(taken) for taken in credits] == granted

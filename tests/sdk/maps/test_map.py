@@ -39,7 +39,7 @@ from gpufn_core.errors import (
 )
 from gpufn_core.protocol.limits import CHUNK_ITEMS
 
-RESULT = media.OutcomeKind.RESULT
+RESULT = media.MapOutcomeKind.RESULT
 
 
 @gpu_function
@@ -72,7 +72,7 @@ def taken(order: InOrder | InArrivalOrder) -> list[int]:
 @given(st.integers(1, 90))
 def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
     sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
-    alive = media.OUTCOME.pack(media.OutcomeKind.EMPTY, 0, 0, 0, 0, 0)
+    alive = media.OUTCOME.pack(media.MapOutcomeKind.EMPTY, 0, 0, 0, 0, 0)
     data = alive + b"".join(map(record, sent))
     chunks = (data[at : at + size] for at in range(0, len(data), size))
     assert list(itertools.chain.from_iterable(parse_outcomes(chunks))) == sent
@@ -108,7 +108,7 @@ def test_early_results_beyond_the_limit_are_requested_again() -> None:
     for end in ends([1, 2, 3, 0], body=b"x" * 60):
         order.add(end)
     taken = [(end.item, end.kind) for end in iter(order.take, None)]
-    elsewhere = media.OutcomeKind.BY_REFERENCE
+    elsewhere = media.MapOutcomeKind.BY_REFERENCE
     assert taken == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
 
 
@@ -406,7 +406,7 @@ class FakeTransport:
         if argument < 0:
             problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError",'
             problem += b'"error_classes": ["builtins:ValueError"]}'
-            return End(media.OutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
+            return End(media.MapOutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
         content_type, body = values.encode_result(argument * argument, media.NATIVE)
         return End(RESULT, item, place, place, content_type, body)
 
@@ -653,7 +653,7 @@ def test_a_separate_request_for_a_result_waits_for_the_gateway_too(monkeypatch: 
             return media.BYTES, invocation.encode()
 
     platform_map = PlatformMap(Large(), "1" * 26, MapOptions())
-    end = End(media.OutcomeKind.BY_REFERENCE, 7, 10, 1, "", b"")
+    end = End(media.MapOutcomeKind.BY_REFERENCE, 7, 10, 1, "", b"")
     assert platform_map.result_of(end) == (media.BYTES, f"{'1' * 26}-7".encode())
     away.append(GatewayUnavailable("gone"))
     monkeypatch.setattr(reader, "_RETRY_S", 0.0)

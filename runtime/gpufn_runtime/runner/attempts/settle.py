@@ -6,8 +6,8 @@
     retry              publish a message with the next attempt's number, update the CallRecord; acknowledge
 
 While the bus is away, replies are kept (replies.py) and records are retried. If NATS refuses a write, for example of a
-retry whose queue is full, the delivery's lease is extended meanwhile. Otherwise it would be redelivered after ack_wait,
-here or on another node, and the same attempt would run again.
+retry whose queue is full, the ack deadline of the delivery is extended meanwhile. Otherwise it would be redelivered
+after ack_wait, here or on another node, and the same attempt would run again.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Term(Action):
 
 
 class CountReturned(Action):
-    """A call waits in its queue again, where no delivery counts it as pending."""
+    """Count a call that was returned to its queue. NATS's pending count does not include it yet."""
 
     message: InvocationMessage
 

@@ -56,7 +56,7 @@ class Stop(msgspec.Struct, frozen=True):
     until: float  # monotonic: the worker must have stopped it by then
 
 
-class Run(msgspec.Struct, kw_only=True, eq=False):
+class Execution(msgspec.Struct, kw_only=True, eq=False):
     """The data of an attempt that has begun. Times are monotonic except `started_at`."""
 
     started_at: float  # unix seconds, for reports
@@ -66,6 +66,7 @@ class Run(msgspec.Struct, kw_only=True, eq=False):
     ending: Stop | None = None
     is_cold: bool  # it waited for a worker to start
     busy_from: float | None  # value of the worker's BusyTime, while that counts the attempt
+    elapsed_s: float = 0.0  # from its start to its result
     busy_s: float = 0.0  # the worker's time, set when BusyTime stops counting
     items: int = 0  # sent to the reader of its stream
     granted: int = 0  # number of items that it may send in total
@@ -100,7 +101,7 @@ class Attempt(msgspec.Struct, eq=False):
     caller_was_away: bool = False  # when it arrived
     is_unwanted: bool = False  # cancelled before it began
     expires_at: float = math.inf  # monotonic, while it waits for a turn
-    begun: Run | None = None
+    begun: Execution | None = None
 
     def move(self, state: AttemptState) -> None:
         """Change the state. Raises AssertionError if the table has no such transition."""
@@ -108,7 +109,7 @@ class Attempt(msgspec.Struct, eq=False):
         self.state = state
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Execution:
         """The data of an attempt that has begun."""
         assert self.begun is not None, f"attempt {self.number} of {self.message.id} has not begun"
         return self.begun

@@ -1,4 +1,4 @@
-"""End rules: what happens to a call when an attempt of it has ended. The one table that decides every retry. Pure."""
+"""The rules that end an attempt: whether the platform repeats the call, and otherwise its retry policy. Pure."""
 
 from __future__ import annotations
 

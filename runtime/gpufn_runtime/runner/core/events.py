@@ -28,7 +28,7 @@ class Event(msgspec.Struct, eq=False, gc=False):
 
 
 class Arrived(Event):
-    """A call was handed over. `caller_was_away`: the bus had no sign of its caller for a while."""
+    """A call was delivered. `caller_was_away`: the bus has received no heartbeat of its caller recently."""
 
     delivery: DeliveryView
     message: InvocationMessage
@@ -110,7 +110,7 @@ class SlotFreed(Event):
 
 
 class UnfinishedFound(Event):
-    """A worker came back with an attempt of an earlier runner. `delivery` is None if this runner cannot have it."""
+    """A reconnected worker reported an attempt of an earlier runner. `delivery` is None if it cannot be adopted."""
 
     link: WorkerView
     unfinished: Unfinished
@@ -148,7 +148,8 @@ class CapacityDecreased(Event):
 
 
 class WorkerLost(Event):
-    """The worker's socket closed. Its exit is reported within `explained_within_s`, or the process is dead by then."""
+    """The worker's socket closed. The agent reports the exit within `explained_within_s`; then the process counts as
+    dead."""
 
     link: WorkerView
     explained_within_s: float

@@ -35,7 +35,7 @@ from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import StartNote
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core import actions, events, start_numbers
-from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Run, Stop, may_run_s
+from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Execution, Stop, may_run_s
 from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S, Waiting
 from gpufn_runtime.runner.core.capacity import Capacity, W
 from gpufn_runtime.runner.core.end_rules import SETTLEMENTS, Ending, ending_of, hand_back_reason
@@ -52,7 +52,7 @@ _CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 # Each call needs these, and Python looks up a member of an enum slowly.
 _SUCCEEDED, _HAND_BACK = OutcomeKind.SUCCEEDED, Ending.HAND_BACK
 _RUNNING, _ENDED = AttemptState.RUNNING, AttemptState.ENDED
-_HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # since it got its slot
+_HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # a worker that gave a slot still holds it
 
 # How long a worker may take to stop a call. A sync function cannot be interrupted, so its worker is killed at once
 # after a timeout. A cancelled call may be about to end by itself, which would keep the worker warm.
@@ -175,7 +175,7 @@ class RevisionMachine(Generic[W]):
             self._return_backlog()
 
     def _max_delay_s(self, message: InvocationMessage) -> float:
-        """Return the maximum delay of a retry. The clock may have been set back since its time was written."""
+        """Return the longest possible delay of a retry. It limits `not_before` if the clock was set back."""
         retries = self._spec.retries
         return 0.0 if retries is None else retries.delay_before(message.retries_used + 1)
 
@@ -322,7 +322,7 @@ class RevisionMachine(Generic[W]):
         message, link, now = attempt.message, attempt.link, self._now
         timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
         granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
-        attempt.begun = Run(
+        attempt.begun = Execution(
             started_at=now.unix,
             began=now.monotonic,
             must_end_at=now.monotonic + timeout_s,
@@ -341,10 +341,10 @@ class RevisionMachine(Generic[W]):
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
         self._emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
-        self._has_begun(attempt)
+        self._record_start(attempt)
 
-    def _has_begun(self, attempt: Attempt) -> None:
-        """Here, or under the previous runner."""
+    def _record_start(self, attempt: Attempt) -> None:
+        """Count a start, here or under the previous runner, and announce it to the followers of the call."""
         self.started += 1
         if attempt.is_submitted or (self._spec.queue_timeout_s is not None and not attempt.is_direct):
             self._emit(actions.AnnounceStart(attempt))
@@ -375,7 +375,7 @@ class RevisionMachine(Generic[W]):
             touched_at=now.monotonic - TOUCH_EVERY_S,  # at once: it may be due
             reason=reason,
             state=AttemptState.RUNNING,
-            begun=Run(
+            begun=Execution(
                 started_at=started_at,
                 began=began,
                 must_end_at=began + may_run_s(message, self._spec.timeout_s, started_at),
@@ -385,7 +385,7 @@ class RevisionMachine(Generic[W]):
         )
         link.attempts[attempt.number] = attempt
         self._emit(actions.Adopt(attempt))
-        self._has_begun(attempt)
+        self._record_start(attempt)
 
     def _on_cancelled(self, event: events.Cancelled) -> None:
         attempt = event.attempt
@@ -420,8 +420,8 @@ class RevisionMachine(Generic[W]):
     def _on_result_received(self, event: events.ResultReceived) -> None:
         attempt, result, run = event.attempt, event.result, event.attempt.run
         self._free(attempt)
-        elapsed_s = self._now.monotonic - run.began
-        run_s = _within(result.run_s, elapsed_s, elapsed_s)
+        run.elapsed_s = self._now.monotonic - run.began
+        run_s = _within(result.run_s, run.elapsed_s, run.elapsed_s)
         run.busy_s = min(run.busy_s, run_s)
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
@@ -450,7 +450,7 @@ class RevisionMachine(Generic[W]):
         shared_body: str = "",
         runner_file: str = "",
     ) -> None:
-        elapsed_s = self._now.monotonic - attempt.run.began
+        elapsed_s = attempt.run.elapsed_s
         run_s = _within(result.run_s, elapsed_s, elapsed_s)
         charged_s = run_s if result.charged_s is None else _within(result.charged_s, elapsed_s, run_s)
         self.ended += 1
@@ -478,7 +478,7 @@ class RevisionMachine(Generic[W]):
             )
         )
 
-    def _end_as_lost(self, attempt: Attempt, error: ErrorInfo | None) -> None:
+    def _end_without_result(self, attempt: Attempt, error: ErrorInfo | None) -> None:
         """End an attempt that cannot be proven to have stopped: its slot is poisoned."""
         attempt.link.slots.poison()
         self._leave_worker(attempt)
@@ -515,7 +515,7 @@ class RevisionMachine(Generic[W]):
         if attempt.run.must_end_at >= attempt.run.began + self._spec.timeout_s:
             why = f"it ran for longer than its timeout of {self._spec.timeout_s:g} s"
         else:
-            why = "it ran when its caller's deadline came"
+            why = "it was still running at its caller's deadline"
         return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(why).info())
 
     def _free(self, attempt: Attempt) -> None:
@@ -584,7 +584,7 @@ class RevisionMachine(Generic[W]):
         tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
         error = _error_type(exit_)(f"worker {link.worker} {reason} while it ran this call{tail}").info()
         for attempt in attempts:
-            self._end_as_lost(attempt, error)
+            self._end_without_result(attempt, error)
 
     def _on_closed(self, _: events.Closed) -> None:
         """NATS redelivers the calls of lost workers: this runner will not know whether their processes are dead."""
@@ -619,9 +619,9 @@ class RevisionMachine(Generic[W]):
             self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
         if run.ending is not None and cutoff >= run.ending.until:
             self._emit(actions.RevokeTurns(attempt.link))
-            # Not when the answer comes: SlotChanged ends a worker only if no slot is in use by then.
+            # Return them now: SlotChanged ends the worker only if no slot is in use.
             self._return_waiting_for_turn([each for each in self._unbegun if each.link is attempt.link])
-            self._end_as_lost(attempt, None)
+            self._end_without_result(attempt, None)
             self._emit(actions.ShrinkCredits())
             self._after_end(attempt.link)
             return
@@ -630,7 +630,7 @@ class RevisionMachine(Generic[W]):
             self._note(attempt)
 
     def _tick_loss(self, worker: str, loss: _Loss, cutoff: float) -> None:
-        over = [each for each in loss.attempts if self._need_not_wait(each, cutoff)]
+        over = [each for each in loss.attempts if self._may_end_early(each, cutoff)]
         loss.attempts = [each for each in loss.attempts if each not in over]
         self._end_with_worker(loss.link, over, None)
         for attempt in loss.attempts:
@@ -638,8 +638,8 @@ class RevisionMachine(Generic[W]):
         if cutoff >= loss.until or not loss.attempts:
             self._on_worker_exited(events.WorkerExited(worker, None))
 
-    def _need_not_wait(self, attempt: Attempt, cutoff: float) -> bool:
-        """No caller waits for it any longer, and it does not start again."""
+    def _may_end_early(self, attempt: Attempt, cutoff: float) -> bool:
+        """Return whether a lost attempt may end before its exit report: the caller is gone, and no retry follows."""
         is_late = attempt.run.ending is not None or cutoff >= attempt.run.must_end_at
         return attempt.is_cancelled or (is_late and self._spec.retries is None)
 
@@ -683,7 +683,7 @@ class RevisionMachine(Generic[W]):
 
 
 def _within(value: float, limit: float, default: float) -> float:
-    """A duration that a worker claims, if it is possible."""
+    """Return a duration that a worker reported, or `default` if it is not in 0..limit."""
     return value if 0 <= value <= limit else default
 
 

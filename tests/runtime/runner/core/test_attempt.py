@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gpufn_core.protocol.frames import STREAM_WINDOW
-from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState, Run, may_run_s
+from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState, Execution, may_run_s
 from tests.runtime.runner.core.bench import NOW, FakeDelivery, FakeWorker, message_of, revision_of
 
 PAIRS = list(itertools.product(AttemptState, AttemptState))
@@ -63,7 +63,9 @@ def test_an_attempt_is_preparing_first_and_has_no_run() -> None:
 
 
 def test_a_stream_may_send_one_window_more_than_its_reader_has_taken() -> None:
-    run = Run(started_at=0, began=0, must_end_at=1, is_cold=False, busy_from=None, items=70, granted=STREAM_WINDOW)
+    run = Execution(
+        started_at=0, began=0, must_end_at=1, is_cold=False, busy_from=None, items=70, granted=STREAM_WINDOW
+    )
     assert run.grant(10) == 10
     assert run.grant(10) == 0, "a repeated credit grants nothing"
     assert run.grant(1000) == 60, "a reader cannot have taken items that were not sent"
@@ -71,7 +73,7 @@ def test_a_stream_may_send_one_window_more_than_its_reader_has_taken() -> None:
 
 
 def test_a_run_that_does_not_stream_is_granted_no_items() -> None:
-    run = Run(started_at=0, began=0, must_end_at=1, is_cold=False, busy_from=None)
+    run = Execution(started_at=0, began=0, must_end_at=1, is_cold=False, busy_from=None)
     assert run.grant(10) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind, Settlement, StartReason
 from gpufn_core.errors import DeviceFailed, ErrorInfo, InvocationTimedOut, PlatformStopping, WorkerLost
 from gpufn_core.spec.function_spec import Retry
-from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Run
+from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Execution
 from gpufn_runtime.runner.core.end_rules import SETTLEMENTS, Ending, ending_of, hand_back_reason
 from tests.runtime.runner.core.bench import NOW, RAISED, FakeDelivery, FakeWorker, message_of, revision_of
 
@@ -31,7 +31,7 @@ def ended(*, items: int = 0, delivered: int = 1, retries: Retry | None = None, *
     """An attempt that has ended. `message` are fields of its message."""
     revision = revision_of(retries=retries)
     delivery, worker = FakeDelivery(delivered=delivered), FakeWorker("w-1", revision)
-    run = Run(started_at=NOW, began=0.0, must_end_at=1.0, is_cold=False, busy_from=None, items=items)
+    run = Execution(started_at=NOW, began=0.0, must_end_at=1.0, is_cold=False, busy_from=None, items=items)
     return Attempt(
         1, delivery, message_of(**message), revision.spec.methods[0], worker,
         touched_at=0.0, state=AttemptState.ENDED, begun=run,

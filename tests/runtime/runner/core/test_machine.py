@@ -553,6 +553,18 @@ def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
     assert (settled.shared_body, settled.runner_file, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
 
 
+def test_the_gather_time_of_a_large_result_ends_when_the_result_arrives() -> None:
+    """Bug: it included the time that the runner took to collect the file."""
+    bench = Bench(batch=Batch(max_size=4))
+    attempt = bench.start()
+    bench.wait(0.5)
+    bench.result(attempt, run_s=0.2, shared_body="r")
+    collected = bench.one(actions.CollectResult)
+    bench.wait(1.0)
+    bench.handle(events.ResultCollected(attempt, collected.result, Outcome(OutcomeKind.SUCCEEDED), "p", "k"))
+    assert bench.one(actions.Settle).gather_s == pytest.approx(0.3)
+
+
 def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) -> None:
     attempt = bench.start()
     bench.result(attempt, shared_body="r")
