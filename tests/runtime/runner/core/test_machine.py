@@ -556,6 +556,7 @@ def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
 def test_the_gather_time_of_a_large_result_ends_when_the_result_arrives() -> None:
     """Bug: it included the time that the runner took to collect the file."""
     bench = Bench(batch=Batch(max_size=4))
+    bench.worker()
     attempt = bench.start()
     bench.wait(0.5)
     bench.result(attempt, run_s=0.2, shared_body="r")
