@@ -112,7 +112,7 @@ async def test_a_closed_bus_refuses_and_ends_what_waits(connect: Any, nats: Any)
         bus.publish("t", b"")
 
 
-async def test_an_outage_fails_fast_then_everything_works_again(connect: Any, crash: Any, until: Any) -> None:
+async def test_an_outage_fails_fast_then_everything_works_again(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     reconnects: list[int] = []
     unregister = bus.on_reconnect(lambda: reconnects.append(1))
@@ -154,7 +154,7 @@ async def test_storing_tells_the_sequence_duplicates_conflicts_and_full_queues(c
     assert caught.value.err_code == 10059
 
 
-async def test_roles_hear_only_themselves_and_nodes_decide_nothing(connect: Any, nats: Any, until: Any) -> None:
+async def test_roles_hear_only_themselves_and_nodes_decide_nothing(connect: Any, nats: Any) -> None:
     gateway, runner = await connect(nats, "gateway"), await connect(nats, "runner")
     overheard: list[Message] = []
     runner.subscribe("_INBOX.gateway.>", overheard.append)
