@@ -42,6 +42,8 @@ def test_a_worker_is_confined(contained: Platform) -> None:
     assert (seen["interfaces"], seen["reachable"]) == (["lo"], [])
     assert seen["mounts"] == [
         "/gpufn/lib/gpufn",
+        "/gpufn/lib/gpufn_core",
+        "/gpufn/lib/gpufn_platform",
         "/gpufn/lib/gpufn_runtime",
         "/gpufn/shared_bodies",
         "/gpufn/worker",
