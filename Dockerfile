@@ -1,5 +1,5 @@
 # One image per process: docker build --target gateway -t gpufn-gateway .
-# Built so far on Debian's Python, not on python:slim: see "What was run where" in the README.
+# Built so far on Debian's Python, not on python:slim (docs/gpu.md, "What ran where").
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS base
