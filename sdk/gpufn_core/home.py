@@ -86,7 +86,7 @@ class Home:
     @property
     def fast_path_socket(self) -> Path:
         """Socket on which this node's runner receives calls from gateways of the same host."""
-        return self.run / "lane"
+        return self.run / "fast-path"
 
     @property
     def supervisor_fifo(self) -> Path:

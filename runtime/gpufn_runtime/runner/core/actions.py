@@ -199,7 +199,7 @@ class StopAwaiting(Action):
 
 
 class RevokeTurns(Action):
-    """Withdraw the requests for a turn of a worker that is about to end. Answered by TurnsRevoked."""
+    """Withdraw the requests for a turn of a worker that is about to end."""
 
     link: WorkerView
 

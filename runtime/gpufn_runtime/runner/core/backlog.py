@@ -3,17 +3,15 @@ free. Pure.
 
 A credit takes half a millisecond to become a delivery, as long as many a call runs. So once calls are known to be
 short, the runner takes a few milliseconds' worth of calls more than it has free slots. When a call runs for long, the
-backlog is closed and handed back. Times are passed in.
+backlog is closed and its calls return to their queue. Times are passed in.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from gpufn_core.protocol.messages import InvocationMessage
-from gpufn_runtime.runner.core.views import DeliveryView
+from gpufn_runtime.runner.core.events import Arrived
 
 SHORT_CALL_S = 0.02  # longer calls gain nothing from a backlog
 LONG_RUNNING_S = 0.1  # calls in the backlog do not wait longer than this for a running call
@@ -22,16 +20,8 @@ _MAX_BYTES = 16 << 20
 _WEIGHT = 0.1  # of the newest call, in the moving averages
 
 
-class Waiting(NamedTuple):
-    delivery: DeliveryView
-    message: InvocationMessage
-    body: bytes
-    caller_was_away: bool = False
-
-
 class Backlog:
     """Queue of waiting calls, oldest first. `is_closed` while a call runs for long.
-
 
     >>> backlog = Backlog()
     >>> backlog.max_length(at_once=1)
@@ -45,7 +35,7 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Waiting] = deque()
+        self._calls: deque[Arrived] = deque()
         self._mean_run_s = SHORT_CALL_S  # initial value
         self._mean_bytes = 0.0
         self.is_closed = False
@@ -69,14 +59,14 @@ class Backlog:
         short_wait_calls = at_once * SHORT_CALL_S / max(self._mean_run_s, 1e-6)
         return int(min(_MAX_CALLS, short_wait_calls, _MAX_BYTES / max(self._mean_bytes, 1.0)))
 
-    def append(self, waiting: Waiting) -> None:
-        self._calls.append(waiting)
+    def append(self, call: Arrived) -> None:
+        self._calls.append(call)
 
-    def next(self) -> Waiting:
+    def next(self) -> Arrived:
         return self._calls.popleft()
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[Arrived]:
         return iter(self._calls)

@@ -36,7 +36,7 @@ from gpufn_core.protocol.records import StartNote
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core import actions, events, start_numbers
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Execution, Stop, may_run_s
-from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S, Waiting
+from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S
 from gpufn_runtime.runner.core.capacity import Capacity, W
 from gpufn_runtime.runner.core.end_rules import SETTLEMENTS, Ending, ending_of, hand_back_reason
 from gpufn_runtime.runner.core.events import Now
@@ -117,7 +117,7 @@ class RevisionMachine(Generic[W]):
             expired = queue_timeout_error(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
         elif (link := self.capacity.least_busy()) is None:
-            self._add_to_backlog(Waiting(delivery, message, event.body, event.caller_was_away))
+            self._add_to_backlog(event)
         elif delivery.delivered > _MAX_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
             self._refuse(delivery, message, Outcome(OutcomeKind.LOST, lost))
@@ -145,14 +145,14 @@ class RevisionMachine(Generic[W]):
             else:
                 self._proceed(attempt)
 
-    def _add_to_backlog(self, call: Waiting) -> None:
+    def _add_to_backlog(self, call: events.Arrived) -> None:
         backlog = self.capacity.backlog
         if backlog.is_short and self.capacity.slots:
             backlog.append(call)
         else:
             self._return_waiting(call)
 
-    def _return_waiting(self, call: Waiting) -> None:
+    def _return_waiting(self, call: events.Arrived) -> None:
         self._emit(actions.Nak(call.delivery))
         if not call.delivery.is_direct:
             self._emit(actions.CountReturned(call.message))
@@ -170,7 +170,7 @@ class RevisionMachine(Generic[W]):
             if call.delivery.is_withdrawn:
                 self._emit(actions.Term(call.delivery))
             else:
-                self._on_arrived(events.Arrived(*call))
+                self._on_arrived(call)
         if backlog and not (self.capacity.slots and backlog.is_short):
             self._return_backlog()
 
@@ -388,7 +388,9 @@ class RevisionMachine(Generic[W]):
         self._record_start(attempt)
 
     def _on_cancelled(self, event: events.Cancelled) -> None:
-        attempt = event.attempt
+        self._cancel(event.attempt)
+
+    def _cancel(self, attempt: Attempt) -> None:
         match attempt.state:
             case AttemptState.PREPARING | AttemptState.CHECKING:
                 attempt.is_unwanted = True
@@ -403,7 +405,7 @@ class RevisionMachine(Generic[W]):
         for attempt in [
             each for each in (*self._unbegun, *self.capacity.attempts()) if each.delivery is event.delivery
         ]:
-            self._on_cancelled(events.Cancelled(attempt))
+            self._cancel(attempt)
 
     def _stop(self, attempt: Attempt, kind: Decided, now: float) -> None:
         """Have the worker stop the attempt, with a deadline. `now` is monotonic."""
@@ -551,11 +553,11 @@ class RevisionMachine(Generic[W]):
     def _on_worker_ready(self, event: events.WorkerReady) -> None:
         self.capacity.became_ready(event.link, event.since)
 
-    def _on_more_room(self, _: events.CapacityIncreased) -> None:
+    def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
         self._emit(actions.ReportRoom())
         self._emit(actions.OfferCredits())
 
-    def _on_less_room(self, _: events.CapacityDecreased) -> None:
+    def _on_capacity_decreased(self, _: events.CapacityDecreased) -> None:
         self._emit(actions.ShrinkCredits())
         self._emit(actions.ReportRoom())
         self._serve_backlog()
@@ -575,9 +577,12 @@ class RevisionMachine(Generic[W]):
         self._emit(actions.AwaitExit(link.worker))
 
     def _on_worker_exited(self, event: events.WorkerExited) -> None:
-        if (loss := self._losses.pop(event.worker, None)) is not None:
-            self._emit(actions.StopAwaiting(event.worker))
-            self._end_with_worker(loss.link, loss.attempts, event.exit)
+        self._end_loss(event.worker, event.exit)
+
+    def _end_loss(self, worker: str, exit_: Exit | None) -> None:
+        if (loss := self._losses.pop(worker, None)) is not None:
+            self._emit(actions.StopAwaiting(worker))
+            self._end_with_worker(loss.link, loss.attempts, exit_)
 
     def _end_with_worker(self, link: WorkerView, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
         reason = exit_.describe() if exit_ is not None else "closed its connection"
@@ -636,7 +641,7 @@ class RevisionMachine(Generic[W]):
         for attempt in loss.attempts:
             self._touch(attempt)
         if cutoff >= loss.until or not loss.attempts:
-            self._on_worker_exited(events.WorkerExited(worker, None))
+            self._end_loss(worker, None)
 
     def _may_end_early(self, attempt: Attempt, cutoff: float) -> bool:
         """Return whether a lost attempt may end before its exit report: the caller is gone, and no retry follows."""
@@ -673,8 +678,8 @@ class RevisionMachine(Generic[W]):
         events.Cancelled: _on_cancelled,
         events.Withdrawn: _on_withdrawn,
         events.WorkerReady: _on_worker_ready,
-        events.CapacityIncreased: _on_more_room,
-        events.CapacityDecreased: _on_less_room,
+        events.CapacityIncreased: _on_capacity_increased,
+        events.CapacityDecreased: _on_capacity_decreased,
         events.WorkerLost: _on_worker_lost,
         events.WorkerExited: _on_worker_exited,
         events.Ticked: _on_ticked,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -264,7 +263,7 @@ class RevisionQueue:
     def _revoke_turns(self, action: actions.RevokeTurns) -> None:
         seat = cast("WorkerLink", action.link).seat
         if seat is not None:
-            self._dispatch(events.TurnsRevoked(seat.remove_waiting()))
+            seat.remove_waiting()  # the machine returns their calls itself
 
     def _check_record(self, action: actions.CheckRecord) -> None:
         self._attempts.add(action.attempt)
@@ -282,8 +281,8 @@ class RevisionQueue:
         except Exception:
             log.exception("cannot look up %s; the call returns to its queue", invocation)
             is_elsewhere = True
-        found = record[0] if record is not None else None
-        self._dispatch(events.RecordChecked(attempt, found, is_elsewhere, note))
+        call_record = record[0] if record is not None else None
+        self._dispatch(events.RecordChecked(attempt, call_record, is_elsewhere, note))
 
     def _check_caller(self, action: actions.CheckCaller) -> None:
         self._attempts.add(action.attempt)
@@ -297,7 +296,7 @@ class RevisionQueue:
             if not is_elsewhere:
                 is_waited_for = await self._abandoned_calls.is_waited_for(attempt.message)
         except Exception:
-            log.exception("cannot ask for the caller of %s; the call returns to its queue", attempt.message.id)
+            log.exception("cannot look up the caller of %s; the call returns to its queue", attempt.message.id)
         self._dispatch(events.CallerChecked(attempt, is_waited_for, is_elsewhere))
 
     async def _is_elsewhere(self, invocation: str) -> bool:
@@ -381,7 +380,9 @@ class RevisionQueue:
     def _report_room(self) -> None:
         self._on_room(self.revision, self._capacity.fast_path_room())
 
-    _link = staticmethod(cast("Callable[[Attempt], WorkerLink]", operator.attrgetter("link")))
+    @staticmethod
+    def _link(attempt: Attempt) -> WorkerLink:
+        return cast("WorkerLink", attempt.link)
 
     _EXECUTE: Mapping[type[actions.Action], Callable[[Any, Any], None]] = {
         actions.GetArguments: _get_arguments,

@@ -88,9 +88,9 @@ class Seat:
         """Remove the seat: the worker is gone, and its waiting attempts were removed."""
         self._turns.leave(self)
 
-    def request(self, attempt: Attempt, begin: Begin) -> bool:
-        """Call `begin` now, or when the turn comes. Returns False if the attempt waits."""
-        return self._turns.request(self, attempt, begin)
+    def request(self, attempt: Attempt, begin: Begin) -> None:
+        """Call `begin` now, or when the turn comes."""
+        self._turns.request(self, attempt, begin)
 
     def remove_waiting(self) -> list[Attempt]:
         """Remove all waiting attempts at once, so that none begins because another one was removed."""
@@ -132,16 +132,15 @@ class GpuTurns:
             self._begin_all()
         self._serve(now)
 
-    def request(self, seat: Seat, attempt: Attempt, begin: Begin) -> bool:
+    def request(self, seat: Seat, attempt: Attempt, begin: Begin) -> None:
         if not self.are_required:
             begin()
-            return True
+            return
         now = self._clock.monotonic()
         seat.waiting[attempt] = begin
         if seat.turn is None and len(seat.waiting) == 1:
             self._queue.wait(seat.function, seat, now)
         self._serve(now)
-        return attempt not in seat.waiting
 
     def remove_waiting(self, seat: Seat) -> list[Attempt]:
         waiting = list(seat.waiting)

@@ -179,7 +179,7 @@ class Node(RuleBasedStateMachine):
                 else:
                     self.dispatch(events.TurnGranted(attempt))
             case actions.RevokeTurns(link):
-                self.revoke_turns(self.workers[link.worker])
+                self.workers[link.worker].turns = []
             case actions.SendRun(attempt):
                 self.on_run(attempt)
             case actions.Adopt(attempt):
