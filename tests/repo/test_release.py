@@ -32,6 +32,12 @@ def test_both_distributions_have_one_version_and_share_no_package() -> None:
     }
 
 
+def test_a_machine_of_the_platform_has_rich() -> None:
+    """Bug: a merge dropped it, so that `gpufn top` failed after the README's installation."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "rich" in {re.split(r"[<>=\[]", requirement)[0] for requirement in extras["local"]}
+
+
 def test_a_file_of_a_user_cannot_shadow_a_dependency_of_the_sdk() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=]", dependency)[0] for dependency in dependencies} | {"rich"}
