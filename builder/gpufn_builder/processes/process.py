@@ -33,6 +33,7 @@ import msgspec
 
 from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
+from gpufn_core.domain.device import NO_MPS
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
 from gpufn_core.spec.units import format_bytes
@@ -58,7 +59,13 @@ def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
     """Return the environment of a compiler process. `gpu` is the uuid of the visible GPU; empty for none."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
     # ONNX Runtime (1.29 and later) sends telemetry about loaded models unless it is disabled.
-    return passed | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1"}
+    return {
+        **passed,
+        **NO_MPS,
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
+    }
 
 
 class ChildProcess:

@@ -1,8 +1,8 @@
 """Template process: heavy imports are done, so that workers can be forked from it in milliseconds.
 
-    1. import the worker's own modules and the requested ones, once, without using a device
-    2. refuse forks if an import started a thread or opened a GPU, since neither survives a fork; exit if a thread
-       appears later
+    1. import the worker's own modules and the requested ones, once. After each one check that this process can still be
+       forked (`fork_safety`). If not, report the module and exit: the agent starts a template without it
+    2. exit if a thread appears later
     3. send TemplateReady, then for each ForkRequest: fork twice, so that the worker is not our child, and send its pid
     4. the worker gets its own session, output and environment, and runs like one that started cold (`lifecycle`)
     5. while idle, if the agent allows it: fork one worker ahead, because a fork takes 20 ms with torch in memory
@@ -34,6 +34,7 @@ from gpufn_core.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest
 from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
+from gpufn_runtime.worker.fork_safety import reason_not_to_fork, thread_count
 
 _COMMON_MODULES = ("gpufn_runtime.worker.execute.event_loop", "cloudpickle", "json", "logging")
 _ONNXRUNTIME_MODULES = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
@@ -45,15 +46,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def serve(modules: list[str]) -> int:
     replies = os.dup(1)
     os.dup2(2, 1)
-    missing = import_all(modules)
+    try:
+        missing = import_all(modules, after_each=_check_fork_safety)
+    except _NotForkable as error:
+        _send(replies, TemplateReady(error=str(error), refused_module=error.module))
+        return 1
     prepare_decoders()
     loaded = {*modules, *loader.third_party.look()}.difference(missing)
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
-    reason = _reason_not_to_fork()
-    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, _resident_bytes(), reason))
-    if reason:
-        return 1
+    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, _resident_bytes()))
     forks = _Forks(replies)
     for line in _lines(0, when_idle=forks.fork_ahead):
         if not line:
@@ -71,8 +73,8 @@ def serve(modules: list[str]) -> int:
     return 0
 
 
-def import_all(modules: list[str]) -> tuple[str, ...]:
-    """Import all modules; returns those that failed, whose error the worker will report to its user."""
+def import_all(modules: list[str], after_each: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
+    """Import all modules. Return those that failed: the worker will report their errors to its user."""
     for name in _COMMON_MODULES:
         importlib.import_module(name)
     for name in gpufn.__all__:
@@ -84,6 +86,7 @@ def import_all(modules: list[str]) -> tuple[str, ...]:
         except BaseException as error:
             print(f"cannot import {name}: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
             missing.append(name)
+        after_each(name)
     if "onnxruntime" in sys.modules:
         for name in _ONNXRUNTIME_MODULES:
             importlib.import_module(f"gpufn_runtime.worker.{name}")
@@ -99,20 +102,18 @@ def prepare_decoders() -> None:
         values.encode_result(None, kind)
 
 
-def _reason_not_to_fork() -> str:
-    if threads := _threads():
-        return f"importing its modules started {threads} threads, which would be lost in a fork"
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            device = os.readlink(f"/proc/self/fd/{fd}")
-            if device.startswith("/dev/nvidia"):
-                return f"importing its modules opened {device}, which cannot be shared by a fork"
-    return ""
+class _NotForkable(Exception):
+    """The import of `module` did something that forbids forks."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(f"importing {module} {reason}")
+        self.module = module
 
 
-def _threads() -> int:
-    """Return the number of threads besides this one."""
-    return len(os.listdir("/proc/self/task")) - 1
+def _check_fork_safety(module: str) -> None:
+    """Raise _NotForkable if the import of `module` was the first that forbids forks."""
+    if reason := reason_not_to_fork():
+        raise _NotForkable(module, reason)
 
 
 class _HasThreads(Exception):
@@ -128,7 +129,7 @@ class _Forks:
         self._ahead: tuple[int, socket.socket] | None = None  # pid, and socket on which it waits for its request
 
     def fork_ahead(self) -> None:
-        if self._ahead is not None or not self.may_fork_ahead or _threads():
+        if self._ahead is not None or not self.may_fork_ahead or thread_count():
             return
         parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with child_end:
@@ -177,7 +178,7 @@ class _Forks:
 
 def _fork(run_child: Callable[[], None]) -> int:
     """Fork twice; the second child runs `run_child`. Returns its pid. Raises OSError, _HasThreads."""
-    if threads := _threads():
+    if threads := thread_count():
         raise _HasThreads(f"its modules started {threads} threads, which would be lost in a fork")
     from_child, to_parent = os.pipe()
     try:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+
+# Keeps CUDA away from an MPS daemon of the host. CUDA looks for one in /tmp/nvidia-mps by default, and NVIDIA's
+# container hook mounts that folder. In a folder that does not exist, CUDA finds none.
+NO_MPS: Final[Mapping[str, str]] = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps"}
 
 
 class DeviceType(enum.StrEnum):

@@ -57,12 +57,14 @@ class ForkReply(msgspec.Struct, frozen=True):
 
 
 class TemplateReady(msgspec.Struct, frozen=True):
-    """The first line of a template: its loaded modules, or the reason why it must not be forked."""
+    """The first line of a template: its loaded modules, or the reason why it must not be forked and the module whose
+    import caused that."""
 
     modules: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     resident_bytes: int = 0
     error: str = ""
+    refused_module: str = ""
 
 
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent

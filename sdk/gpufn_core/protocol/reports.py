@@ -128,6 +128,7 @@ class WorkerEvent(msgspec.Struct, frozen=True):
     failure: StartFailure | None = None
     exit: Exit | None = None
     needs_bytes: int = 0  # host memory that parking would have needed, if it failed for lack of memory
+    refused_modules: str = ""  # why some modules of a STARTED worker were in no template, if they cannot be
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):

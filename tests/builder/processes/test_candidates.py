@@ -166,6 +166,7 @@ def test_its_environment_has_no_secrets_and_one_gpu_at_most() -> None:
     given = {"PATH": "/bin", "GPUFN_NATS_URL": "nats://builder:secret@h", "AWS_SECRET_ACCESS_KEY": "x"}
     assert environment(given) == {
         "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1",
+        "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps",
     }  # fmt: skip
     assert environment({}, gpu="GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1"
 

@@ -81,7 +81,15 @@ def template(modules: list[str]) -> None:
         print(json.dumps({"modules": modules}), flush=True)
         signal.pause()
     if "threads" in modules:
-        print(json.dumps({"modules": modules, "error": "importing threads started 4 threads"}), flush=True)
+        print(
+            json.dumps(
+                {"modules": modules, "error": "importing threads started 4 threads", "refused_module": "threads"}
+            ),
+            flush=True,
+        )
+        return
+    if "refuses" in modules:
+        print(json.dumps({"modules": modules, "error": "importing other started 4 threads"}), flush=True)
         return
     brought = ["numpy"] if "brings_numpy" in modules else []
     print(json.dumps({"modules": modules + brought}), flush=True)

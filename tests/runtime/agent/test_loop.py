@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gpufn_core.domain.device import DeviceType, Health
+from gpufn_core.domain.device import NO_MPS, DeviceType, Health
 from gpufn_core.domain.worker import NODE_PHASE, Desired, WorkerState
 from gpufn_core.spec.resources import Resources
 from gpufn_local.nats_process import EmbeddedServer
@@ -67,6 +67,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         folder = node.home.worker(worker)
         assert environment["HOME"] == str(folder / "tmp")
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == NO_MPS["CUDA_MPS_PIPE_DIRECTORY"]
         assert environment["ORT_DISABLE_TELEMETRY"] == "1"
         assert environment["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
         assert (environment["OMP_NUM_THREADS"], environment["MODE"]) == ("3", "fast")

@@ -65,8 +65,14 @@ class StatusWriter:
         is_failing = circuit.state(self._now) is not CircuitState.CLOSED
         return NextRevision(number, circuit.last_error if is_failing else None)
 
-    def _details(self, decided: Decided) -> tuple[str, str, str]:
-        return self._failed(decided.view), self._unplaced(decided), self._parked(decided)
+    def _details(self, decided: Decided) -> tuple[str, ...]:
+        return self._failed(decided.view), self._unplaced(decided), self._parked(decided), self._imports(decided.view)
+
+    def _imports(self, view: RevisionView) -> str:
+        """Return which modules its workers import themselves: a process that has imported them cannot be forked."""
+        return (
+            f"its workers cannot start from a template in full: {view.refused_modules}" if view.refused_modules else ""
+        )
 
     def _unplaced(self, decided: Decided) -> str:
         """Return why its last call got no worker, once no call waits for one any longer."""

@@ -143,6 +143,7 @@ class RevisionView:
         self.resumed = 0
         self.parked_bytes: int | None = None  # host memory that one parked worker takes
         self.no_parking_reason = ""  # why its workers are no longer parked
+        self.refused_modules = ""  # why its last worker found some modules in no template
         self.service_s: float | None = None
         self.ended = 0
         self.failed = 0

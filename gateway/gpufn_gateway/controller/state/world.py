@@ -176,6 +176,8 @@ class World:
         view = self.view((event.function, event.revision))
         view.on_parking_event(event, worker)
         match event.kind:
+            case WorkerEventKind.STARTED:
+                view.refused_modules = event.refused_modules
             case WorkerEventKind.READY:
                 view.circuit.became_ready()
                 if event.cold_start is not None:

@@ -170,7 +170,12 @@ class Prefetch:
         current = self._current()
         self._launcher.set_uses(
             [
-                Use(self.modules(revision), self._used_at(revision), revision.spec.env)
+                Use(
+                    self.modules(revision),
+                    self._used_at(revision),
+                    revision.spec.env,
+                    bool(revision.spec.resources.gpu),
+                )
                 for revision in current
                 if self._image_of(revision.spec) is None
             ],

@@ -1,7 +1,7 @@
 """Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
 A template is identified by its Preload. A worker may fork from any template that has not read another function's
-variables. Modules that the template lacks are imported by the worker.
+variables and that sees GPUs if the worker has one. Modules that the template lacks are imported by the worker.
 """
 
 from __future__ import annotations
@@ -21,22 +21,27 @@ ModuleSet = frozenset[str]
 
 @dataclass(frozen=True)
 class Preload:
-    """Modules that a template imports, with the function's `env` set. Modules read variables only when imported, such
-    as HF_HOME."""
+    """Modules that a template imports, with the function's `env` set and GPUs visible or hidden. Modules read variables
+    such as HF_HOME, and choose their GPU build, only when imported."""
 
     modules: ModuleSet = frozenset()
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
+    sees_gpus: bool = False
 
     def __str__(self) -> str:
         """Return the modules only: variables may be secrets."""
         return ",".join(sorted(self.modules))
 
     def is_subset_of(self, other: Preload) -> bool:
-        return self.env == other.env and self.modules < other.modules
+        return self.has_context_of(other) and self.modules < other.modules
 
-    def is_compatible_with(self, env: Mapping[str, str]) -> bool:
-        """Return whether a worker with `env` may fork from it. A template without modules has read no variables."""
-        return not self.modules or self.env == frozenset(env.items())
+    def has_context_of(self, other: Preload) -> bool:
+        """Return whether both import their modules in the same environment."""
+        return (self.env, self.sees_gpus) == (other.env, other.sees_gpus)
+
+    def serves(self, env: Mapping[str, str], *, has_gpu: bool) -> bool:
+        """Return whether a worker may fork from it. A template without modules has read no variables."""
+        return not self.modules or (self.env == frozenset(env.items()) and self.sees_gpus == has_gpu)
 
 
 EMPTY = Preload()
@@ -44,15 +49,16 @@ EMPTY = Preload()
 
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules and `env`, and when it was last launched or deployed (unix seconds)."""
+    """A revision's modules and `env`, its last launch or deploy (unix seconds), and whether its workers have a GPU."""
 
     modules: ModuleSet
     last_used_at: float
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_gpu: bool = False
 
     @property
     def preload(self) -> Preload:
-        return Preload(self.modules, frozenset(self.env.items())) if self.modules else EMPTY
+        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu) if self.modules else EMPTY
 
 
 @dataclass(frozen=True)

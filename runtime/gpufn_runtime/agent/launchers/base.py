@@ -37,6 +37,7 @@ class Launched:
     is_standby: bool = False  # forked from a template, or started in a standby container
     container: str = ""  # container id; `pid` is the container's first process
     handle: Handle | None = None  # opened by the launcher if the process is not our child: it may end at any time
+    refused_modules: str = ""  # why some of its modules are in no template, if they cannot be
 
 
 class NodeFault(PlatformError):

@@ -1,7 +1,8 @@
 """Template launcher: forks workers in milliseconds from a template, a process that has their modules imported.
 
 1. `set_uses(uses)` sets the revisions in use. `run` creates and retires templates in the background, one at a time.
-2. A template's first line reports its modules, or why it must not be forked. Such a refusal is remembered.
+2. A template's first line reports its modules, or why it must not be forked and which module caused that. Templates
+   without that module are created instead, and each launch reports the reason.
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules, imported with its `env`. An idle
    template keeps one child forked in advance.
 4. If a fork fails or times out, the template is killed and the worker starts cold.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import subprocess
@@ -84,7 +86,7 @@ class Template:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 cwd=scratch,
-                env=template_environment(scratch, dict(preload.env)),
+                env=template_environment(scratch, dict(preload.env), sees_gpus=preload.sees_gpus),
                 start_new_session=True,  # Ctrl-C in the terminal must reach the agent only
             )
         except (OSError, ValueError) as error:
@@ -95,7 +97,7 @@ class Template:
 
     def is_for(self, preload: Preload) -> bool:
         """Return whether this template serves `preload`. Imports may bring more modules: torch imports numpy."""
-        return self.preload.env == preload.env and self.preload.modules <= preload.modules <= self.covers
+        return self.preload.has_context_of(preload) and self.preload.modules <= preload.modules <= self.covers
 
     @property
     def is_open(self) -> bool:
@@ -192,7 +194,7 @@ class TemplateLauncher:
         self._command = command
         self._fork_timeout_s = fork_timeout_s
         self._templates: dict[Preload, Template] = {}
-        self._refused: set[Preload] = set()
+        self._refusals: dict[tuple[str, bool], str] = {}  # reasons, by module and whether the template sees GPUs
         self._failures: dict[Preload, int] = {}  # failures to create a template, since the last success
         self._deaths: dict[Preload, int] = {}  # unexpected ends, since the last successful fork
         self._uses: tuple[Use, ...] = ()
@@ -212,7 +214,9 @@ class TemplateLauncher:
         if wanted != self._uses:
             self._uses = wanted
             for counters in (self._failures, self._deaths):
-                for preload in counters.keys() - {use.preload for use in wanted} - {template_choice.EMPTY}:
+                for preload in (
+                    counters.keys() - {use.preload for use in self._forkable(wanted)} - {template_choice.EMPTY}
+                ):
                     del counters[preload]
             self._review()
 
@@ -241,26 +245,38 @@ class TemplateLauncher:
                 template.kill()
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        candidates = [t for t in self._templates.values() if t.preload.is_compatible_with(order.worker_config.spec.env)]
+        spec = order.worker_config.spec
+        has_gpu = bool(spec.resources.gpu)
+        refused_modules = "; ".join(
+            reason for (module, sees_gpus), reason in self._refusals.items()
+            if module in order.modules and sees_gpus == has_gpu
+        )  # fmt: skip
+        launched = await self._fork(order, has_gpu=has_gpu) or await self._cold.launch(order)
+        return dataclasses.replace(launched, refused_modules=refused_modules)
+
+    async def _fork(self, order: LaunchOrder, *, has_gpu: bool) -> Launched | None:
+        """Fork the worker from a template. Return None if it must start cold."""
+        env = order.worker_config.spec.env
+        candidates = [t for t in self._templates.values() if t.preload.serves(env, has_gpu=has_gpu)]
         modules_of_template = template_choice.closest((t.covers for t in candidates), order.modules)
         template = next((t for t in candidates if t.covers == modules_of_template), None)
         if template is None:
-            return await self._cold.launch(order)
+            return None
         request = ForkRequest(os.fspath(order.config), os.fspath(order.output), order.environment)
         try:
             reply = await template.fork(request, self._fork_timeout_s)
         except RequestTooLong as error:
             log.info("worker %s starts cold: %s", order.worker, error.message)
-            return await self._cold.launch(order)
+            return None
         except TemplateGone as error:
             log.warning("worker %s starts cold: template %d is gone: %s", order.worker, template.pid, error.message)
             template.kill()
             # The template may have forked before it failed. One worker must never have two processes.
             processes.kill_writers(order.output)
-            return await self._cold.launch(order)
+            return None
         if reply.error or not reply.pid:
             log.warning("worker %s starts cold: template %d reports: %s", order.worker, template.pid, reply.error)
-            return await self._cold.launch(order)
+            return None
         self._deaths.pop(template.preload, None)
         return Launched(reply.pid, is_standby=True)
 
@@ -286,7 +302,16 @@ class TemplateLauncher:
             for preload, count in failures.items()
             if count >= template_choice.MAX_FAILURES
         }
-        return template_choice.select_preloads(self._uses, self._limit, self._refused | given_up)
+        return template_choice.select_preloads(self._forkable(self._uses), self._limit, given_up)
+
+    def _forkable(self, uses: Iterable[Use]) -> list[Use]:
+        """Return `uses` without the modules that forbid forks."""
+        return [
+            dataclasses.replace(
+                use, modules=frozenset(m for m in use.modules if (m, use.has_gpu) not in self._refusals)
+            )
+            for use in uses
+        ]
 
     async def _make(self, preload: Preload) -> None:
         started = time.monotonic()
@@ -303,12 +328,15 @@ class TemplateLauncher:
                 raise
             _count_failure(self._failures, preload, error.message)
             return
-        self._failures.pop(preload, None)
         if ready.error:
             template.kill()
-            self._refused.add(preload)
-            log.warning("template [%s] cannot be forked, its workers start cold: %s", preload, ready.error)
+            if ready.refused_module in preload.modules:
+                self._refusals[ready.refused_module, preload.sees_gpus] = ready.error
+                log.warning("template [%s] cannot be forked; the next one omits the module: %s", preload, ready.error)
+            else:
+                _count_failure(self._failures, preload, ready.error)
             return
+        self._failures.pop(preload, None)
         self._templates[preload] = template
         template.on_gone = lambda: self._on_gone(preload, template)
         log.info("template [%s] is ready: pid=%d took_s=%.2f", preload, template.pid, time.monotonic() - started)

@@ -18,6 +18,7 @@ import gpufn
 import gpufn_core
 import gpufn_platform
 import gpufn_runtime
+from gpufn_core.domain.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,10 +47,12 @@ def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
     return {**dict.fromkeys(_THREAD_VARIABLES, str(max(1, math.ceil(cpu)))), **env}
 
 
-def template_environment(scratch: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Return a template's environment: one thread, so that imports start none, and no GPU, because a fork cannot share
-    its state. `env` belongs to the functions whose workers fork from the template."""
-    return {**_base(scratch), **import_environment(1, env), "CUDA_VISIBLE_DEVICES": ""}
+def template_environment(scratch: Path, env: Mapping[str, str], *, sees_gpus: bool) -> dict[str, str]:
+    """Return a template's environment: one thread, so that imports start none. `env` belongs to the functions whose
+    workers fork from the template. The template of GPU functions sees all GPUs, because libraries choose their GPU
+    build on import. torch then counts them with NVML: with CUDA, no worker could be forked."""
+    gpus = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**_base(scratch), **import_environment(1, env), **NO_MPS, **gpus}
 
 
 def driver_environment() -> dict[str, str]:

@@ -155,7 +155,9 @@ class Launches:
         )  # fmt: skip
         place_s = max(0.0, launched_at - assignment.created_at)
         cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
-        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=cold_start)
+        self._reports.send_event(
+            record, WorkerEventKind.STARTED, cold_start=cold_start, refused_modules=launched.refused_modules
+        )
         self._reports.send_soon()
         if record.end_requested_at is not None:
             signum = signal.SIGKILL if record.killed else signal.SIGTERM

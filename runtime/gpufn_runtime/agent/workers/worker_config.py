@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpufn_core.domain.device import Device
+from gpufn_core.domain.device import NO_MPS, Device
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Assignment
@@ -104,7 +104,7 @@ class WorkerConfigs:
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment={**joining.environment, **variables},
+            environment={**NO_MPS, **joining.environment, **variables},
             worker_config=config,
             modules=modules,
             image=image,

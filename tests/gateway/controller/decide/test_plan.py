@@ -12,7 +12,14 @@ from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
-from gpufn_core.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
+from gpufn_core.protocol.reports import (
+    NodeReport,
+    RevisionTraffic,
+    RunnerReport,
+    WorkerEvent,
+    WorkerEventKind,
+    WorkerReport,
+)
 from gpufn_core.spec.function_spec import Batch, ScalingPolicy
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
@@ -186,6 +193,14 @@ def test_why_names_the_missing_gpu_after_the_only_call_expired(at: float, report
         expired = plan(empty, now).statuses["f"]
         assert expired.waiting is None
         assert expired.reason.partition("; ")[2] == told
+
+
+def test_why_names_a_module_that_workers_import_themselves() -> None:
+    some = world()
+    for refused in ("importing bitsandbytes made torch initialize CUDA", ""):
+        event = WorkerEvent(WorkerEventKind.STARTED, "w", "f", 1, "a", 100.0, refused_modules=refused)
+        some.on_event(event, 100.0)
+        assert ("bitsandbytes" in plan(some, 100.0).statuses["f"].reason) == bool(refused)
 
 
 def test_why_forgets_the_missing_gpu_once_a_worker_is_placed() -> None:

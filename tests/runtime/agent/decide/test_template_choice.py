@@ -74,7 +74,22 @@ TORCH = frozenset({"torch"})
 def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
     modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
 ) -> None:
-    assert Preload(modules, env).is_compatible_with(used_env) == suits
+    assert Preload(modules, env).serves(used_env, has_gpu=False) == suits
+
+
+@pytest.mark.parametrize(
+    ("modules", "sees_gpus", "has_gpu", "suits"),
+    [
+        (TORCH, True, True, True),
+        (TORCH, False, True, False),  # its modules may have chosen their CPU build
+        (TORCH, True, False, False),
+        (frozenset(), False, True, True),
+    ],
+)
+def test_a_worker_with_a_gpu_forks_from_a_template_whose_modules_have_seen_gpus(
+    modules: ModuleSet, sees_gpus: bool, has_gpu: bool, suits: bool
+) -> None:
+    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu) == suits
 
 
 def test_what_is_imported_with_other_variables_is_another_template() -> None:

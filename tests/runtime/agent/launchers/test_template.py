@@ -12,6 +12,7 @@ from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_core.spec.resources import Resources
 from gpufn_runtime.agent.decide.template_choice import Use
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
@@ -118,9 +119,45 @@ def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_w
     on_node(run)
 
 
-def test_a_template_with_threads_is_never_forked_from(on_node: Any) -> None:
+def test_the_modules_of_a_gpu_function_are_imported_with_the_gpus_visible(on_node: Any) -> None:
     async def run(node: Any) -> None:
-        await node.deploy(modules=("threads",))
+        await node.deploy("env", modules=("numpy",), resources=Resources(gpu=("any",)))
+        await node.start(templates=2)
+        await settled(node)
+        (imported_with,) = (e for e in map(environment_of, node.launcher.pids) if "CUDA_VISIBLE_DEVICES=" not in e)
+        assert "PYTORCH_NVML_BASED_CUDA_CHECK=1" in imported_with
+        worker = await node.assign(gpu="GPU-7")
+        assert (await node.event(worker, "started")).cold_start.standby is True
+        environment = await node.line("ENV ")
+        assert '"CUDA_VISIBLE_DEVICES": "GPU-7"' in environment
+        assert "PYTORCH_NVML" not in environment
+        assert "CUDA_VISIBLE_DEVICES=" not in environment_of(await node.pid(worker))
+
+    on_node(run)
+
+
+def test_a_module_that_forbids_forks_is_left_to_the_workers(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("numpy", "threads"))
+        await node.start(templates=3)
+        await settled(node)
+        assert node.launcher.templates == ("", "numpy")
+        worker = await node.assign()
+        started = await node.event(worker, "started")
+        assert started.cold_start.standby is True
+        assert "threads" in started.refused_modules
+        await node.deploy(number=2, modules=("numpy",))
+        worker = await node.assign(revision=2)
+        assert (await node.event(worker, "started")).refused_modules == ""
+
+    on_node(run)
+
+
+def test_a_template_that_names_no_module_of_its_own_is_given_up(on_node: Any) -> None:
+    """A loop of creations would take a core for ever."""
+
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("refuses",))
         await node.start(templates=3)
         await settled(node)
         assert node.launcher.templates == ("",)

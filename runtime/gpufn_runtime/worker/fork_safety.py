@@ -1,0 +1,85 @@
+"""Check whether workers can be forked from this process.
+
+- A fork keeps only the thread that calls it.
+- CUDA that a process has initialized is unusable in its children. torch refuses there ("Cannot re-initialize CUDA in
+  forked subprocess"), even if the parent only counted its GPUs, as `torch.cuda.is_available` does. Nothing in the
+  parent shows that, so a probe is forked to look.
+
+NVML may be open. torch counts GPUs with it if PYTORCH_NVML_BASED_CUDA_CHECK=1, just because that survives a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import signal
+import sys
+from typing import Final
+
+from gpufn_runtime.worker.gpu.cuda_driver import NOT_INITIALIZED
+
+_PROBE_TIMEOUT_S: Final = 30.0  # for cuInit, which takes some seconds on a machine with many GPUs
+_OPENED_BY_NVML = re.compile(r"/dev/nvidia(ctl|\d+|-caps/.*)")
+_LONGEST_REASON: Final = 4096
+
+
+def thread_count() -> int:
+    """Return the number of threads besides the main one."""
+    return len(os.listdir("/proc/self/task")) - 1
+
+
+def reason_not_to_fork(probe_timeout_s: float = _PROBE_TIMEOUT_S) -> str:
+    """Return what this process has done that forbids a fork, such as `started 2 threads, ...`; empty if nothing."""
+    if threads := thread_count():
+        return f"started {threads} threads, which would be lost in a fork"
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            device = os.readlink(f"/proc/self/fd/{fd}")
+            if is_opened_by_cuda(device):
+                return f"opened {device}, which cannot be shared by a fork"
+    sees_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return _probe(probe_timeout_s) if sees_gpus and ("torch.cuda" in sys.modules or _has_loaded_cuda()) else ""
+
+
+def is_opened_by_cuda(path: str) -> bool:
+    """Return whether `path` is a device file that CUDA opens and NVML does not, such as /dev/nvidia-uvm."""
+    return path.startswith("/dev/nvidia") and not _OPENED_BY_NVML.fullmatch(path)
+
+
+def _probe(timeout_s: float) -> str:
+    """Return `_cuda_fault` of a forked child."""
+    from_child, to_parent = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(to_parent, f"+{_cuda_fault()}".encode())
+        os._exit(0)
+    os.close(to_parent)
+    try:
+        is_readable, _, _ = select.select([from_child], [], [], timeout_s)
+        if not is_readable:
+            os.kill(pid, signal.SIGKILL)
+            return f"left CUDA in a state in which a forked process hangs: no answer within {timeout_s:g} s"
+        reply = os.read(from_child, _LONGEST_REASON).decode()
+        return reply[1:] if reply else "left CUDA in a state in which a forked process crashes"
+    finally:
+        os.close(from_child)
+        os.waitpid(pid, 0)
+
+
+def _cuda_fault() -> str:
+    """Return why CUDA cannot be used in this forked child; empty if it can."""
+    is_poisoned = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
+    if is_poisoned is not None and is_poisoned():
+        return "made torch initialize CUDA, which torch then refuses to use in a forked worker"
+    if _has_loaded_cuda() and ctypes.CDLL("libcuda.so.1").cuInit(0) == NOT_INITIALIZED:
+        return "initialized CUDA, which is then unusable in a forked worker"
+    return ""
+
+
+def _has_loaded_cuda() -> bool:
+    with open("/proc/self/maps") as maps:
+        return "/libcuda.so" in maps.read()

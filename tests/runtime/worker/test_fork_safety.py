@@ -1,0 +1,102 @@
+"""Imports that forbid forks, in processes of their own. A torch and a libcuda that behave as the real ones do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufn_runtime.worker import fork_safety
+
+_TORCH = """
+import os
+_bad = False
+def is_available():
+    if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
+        init()
+    return True
+def init():
+    os.register_at_fork(after_in_child=_poison)
+def _poison():
+    global _bad
+    _bad = True
+def _is_in_bad_fork():
+    return _bad
+"""
+_LIBCUDA = """
+#include <stdlib.h>
+#include <unistd.h>
+static int first;
+int cuInit(unsigned flags) {
+    if (!first) first = getpid();
+    if (first == getpid()) return 0;
+    if (getenv("HANGS")) pause();
+    if (getenv("CRASHES")) abort();
+    return 3;
+}
+"""
+_LOAD_CUDA = "import ctypes, os; cuda = ctypes.CDLL('libcuda.so.1')\n"
+_LOOK = "from gpufn_runtime.worker import fork_safety; print(fork_safety.reason_not_to_fork(probe_timeout_s={}))"
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def _reason(folder: Path, source: str, environ: dict[str, str], *, timeout_s: float = 30.0) -> str:
+    """Return the reason that a process reports after it ran `source`."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": os.fspath(folder), **environ}
+    environ["PYTHONPATH"] = os.pathsep.join((os.fspath(folder), environ["PYTHONPATH"]))
+    command = [sys.executable, "-c", f"{source}\n{_LOOK.format(timeout_s)}"]
+    return subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "fact"),
+    [
+        ("import torch.cuda", {}, ""),
+        ("import torch.cuda; torch.cuda.is_available()", {}, "torch"),
+        ("import torch.cuda; torch.cuda.is_available()", _NVML, ""),
+        ("import torch.cuda; torch.cuda.init()", _NVML, "torch"),
+        ("import torch.cuda; torch.cuda.is_available()", _NO_GPU, ""),  # no GPU function forks from it
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", {}, "1 threads"),
+    ],
+)
+def test_a_torch_that_has_counted_gpus_with_cuda_forbids_forks(
+    tmp_path: Path, source: str, environ: dict[str, str], fact: str
+) -> None:
+    """Regression: every worker of a GPU function with bitsandbytes failed with "Cannot re-initialize CUDA in forked
+    subprocess". No thread and no open file of its template shows that."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda.py").write_text(_TORCH)
+    reason = _reason(tmp_path, source, environ)
+    assert fact in reason
+    assert bool(fact) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("source", "timeout_s", "fact"),
+    [
+        ("", 30.0, ""),
+        ("cuda.cuInit(0)", 30.0, "initialized CUDA"),
+        ("cuda.cuInit(0); os.environ['CRASHES'] = '1'", 30.0, "crashes"),
+        ("cuda.cuInit(0); os.environ['HANGS'] = '1'", 0.2, "hangs"),
+    ],
+)
+def test_a_driver_that_was_initialized_forbids_forks(tmp_path: Path, source: str, timeout_s: float, fact: str) -> None:
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("there is no gcc to compile a libcuda with")
+    (tmp_path / "cuda.c").write_text(_LIBCUDA)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
+    reason = _reason(tmp_path, _LOAD_CUDA + source, {}, timeout_s=timeout_s)
+    assert fact in reason
+    assert bool(fact) == bool(reason)
+
+
+def test_a_file_that_nvml_opens_does_not_forbid_forks() -> None:
+    by_nvml = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia12", "/dev/nvidia-caps/nvidia-cap1"]
+    assert not any(map(fork_safety.is_opened_by_cuda, [*by_nvml, "/dev/null"]))
+    assert fork_safety.is_opened_by_cuda("/dev/nvidia-uvm")
