@@ -7,6 +7,7 @@ cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
+failed-gpus.json GPUs that failed since the last boot
 """
 
 from __future__ import annotations
@@ -97,6 +98,11 @@ class Home:
     def agent_lock(self) -> Path:
         """Lock that this home's agent holds while it runs."""
         return self.run / "agent.lock"
+
+    @property
+    def failed_gpus(self) -> Path:
+        """File of the GPUs that failed (`gpufn_runtime.agent.devices.failed_gpus`)."""
+        return self.root / "failed-gpus.json"
 
     @property
     def shared_bodies(self) -> Path:

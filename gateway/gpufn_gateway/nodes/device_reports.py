@@ -32,6 +32,7 @@ _GAUGES: Final = {
     "memory_used_bytes": "GPU memory in use",
     "memory_reserved_bytes": "GPU memory reserved by the driver",
     "temperature_c": "Temperature in degrees Celsius",
+    "temperature_limit_c": "Temperature from which the hardware slows the GPU down",
     "fan": "Fan speed as a share of its maximum",
     "power_w": "Power in watts",
     "power_limit_w": "Power limit in watts",
@@ -89,6 +90,9 @@ class DeviceReports(Collector):
         limits = GaugeMetricFamily(
             "gpufn_gpu_clock_limited", "1 for each reason that limits the clocks", labels=[*_LABELS, "by"]
         )
+        recovery = GaugeMetricFamily(
+            "gpufn_gpu_recovery_action", "1 for the recovery that the driver requests", labels=[*_LABELS, "action"]
+        )
         xids = CounterMetricFamily("gpufn_gpu_xids", "Error events of the driver", labels=[*_LABELS, "xid"])
         for node in self._nodes():
             metrics = {each.uuid: each for each in self.of(node.node)}
@@ -108,9 +112,11 @@ class DeviceReports(Collector):
                         counter.add_metric(labels, value)
                 for reason in each.clock_limits:
                     limits.add_metric([*labels, reason], 1)
+                if each.recovery_action is not None:
+                    recovery.add_metric([*labels, each.recovery_action], 1)
                 for xid, count in each.xids.items():
                     xids.add_metric([*labels, xid], count)
-        yield from (*gauges.values(), *counters.values(), health, limits, xids, *self._of_workers())
+        yield from (*gauges.values(), *counters.values(), health, limits, recovery, xids, *self._of_workers())
 
     def _of_workers(self) -> tuple[Metric, ...]:
         labels = ["node", "function", "revision", "worker"]

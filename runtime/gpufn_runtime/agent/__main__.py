@@ -35,6 +35,7 @@ from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.facts import node_facts
+from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
@@ -220,7 +221,13 @@ def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
     pool = cpu_pool(settings.node, memory_bytes=settings.memory_bytes)
     inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
-    return DeviceWatch(inventory, SystemClock(), facts=node_facts, other_trouble=shares.trouble)
+    return DeviceWatch(
+        inventory,
+        SystemClock(),
+        facts=node_facts,
+        other_trouble=shares.trouble,
+        failed_gpus=FailedGpus(settings.home.failed_gpus),
+    )
 
 
 def _lock(home: Home) -> int:

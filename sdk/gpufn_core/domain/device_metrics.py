@@ -27,6 +27,7 @@ class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     memory_used_bytes: int | None = None
     memory_reserved_bytes: int | None = None  # by the driver
     temperature_c: int | None = None
+    temperature_limit_c: int | None = None  # the hardware slows the GPU down from there on
     fan: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -41,6 +42,7 @@ class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     rows_remapped_corrected: int | None = None
     rows_remapped_uncorrected: int | None = None
     rows_pending: bool | None = None  # rows are remapped at the next reset
+    recovery_action: str | None = None  # of the driver, from release 565 on, such as "none" or "gpu_reset"
     rows_failed: bool | None = None  # a remapping failed because no reserve row was left
     pcie_generation: int | None = None
     pcie_width: int | None = None

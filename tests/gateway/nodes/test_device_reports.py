@@ -21,7 +21,7 @@ REPORT = NodeReport(
 )
 METRICS = DeviceMetrics(
     uuid="GPU-1", utilisation=0.5, memory_used_bytes=1 << 30, energy_j=5000.0, rows_pending=False,
-    clock_limits=("power",), xids={"13": 2}, processes=(GpuProcess(7, 1 << 20),),
+    clock_limits=("power",), recovery_action="none", xids={"13": 2}, processes=(GpuProcess(7, 1 << 20),),
 )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
         f"gpufn_gpu_energy_j_total{{{labels}}}": 5000.0,
         f"gpufn_gpu_rows_pending{{{labels}}}": 0.0,
         f'gpufn_gpu_clock_limited{{by="power",{labels}}}': 1.0,
+        f'gpufn_gpu_recovery_action{{action="none",{labels}}}': 1.0,
         f'gpufn_gpu_xids_total{{{labels},xid="13"}}': 2.0,
         f'gpufn_gpu_health{{{labels},state="healthy"}}': 1.0,
         f'gpufn_gpu_health{{{labels},state="degraded"}}': 0.0,
@@ -86,7 +87,7 @@ async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
 
 
 def test_there_is_a_metric_for_everything_that_a_gpu_says() -> None:
-    told_otherwise = {"uuid", "clock_limits", "xids", "processes"}
+    told_otherwise = {"uuid", "clock_limits", "recovery_action", "xids", "processes"}
     assert set(_GAUGES) | set(_COUNTERS) == set(DeviceMetrics.__struct_fields__) - told_otherwise
     assert len(_GAUGES) + len(_COUNTERS) + 3 > 20
 

@@ -38,6 +38,7 @@ class NvmlInventory:
         self._nvml = nvml
         self._handles: dict[str, Any] = {}  # of the offered devices, by uuid
         self._parents: dict[str, Any] = {}  # of all GPUs, by uuid
+        self._gpus: dict[str, str] = {}  # uuids of GPUs, by uuid of the offered device: itself or an instance
         self._events: Any = None
         self._is_unavailable = False  # NVML does not open again; logged once
         self._without_events: set[str] = set()  # GPUs that do not support error events; logged once
@@ -73,6 +74,10 @@ class NvmlInventory:
                 conditions[uuid] = HealthCondition(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())
         self._sampler.turn()
         xids = self._new_xids()
+        with_events = {uuid for uuid, _ in xids}
+        for uuid, gpu in self._gpus.items():
+            if gpu in with_events:
+                self._sampler.reread(uuid)  # an error may have changed the recovery action
         if self._handles and len(conditions) == len(self._handles):
             self._reopen()
         return Sample(tuple(metrics), xids, conditions)
@@ -94,7 +99,8 @@ class NvmlInventory:
             for device, device_handle in offered:
                 devices.append(device)
                 self._handles[device.uuid] = device_handle
-        self._sampler = Sampler(nvml)
+                self._gpus[device.uuid] = gpu.uuid
+        self._sampler = Sampler(nvml, gpu_of=lambda uuid: self._parents[self._gpus[uuid]])
         self._register_events()
         cuda = query(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
         return FoundDevices(

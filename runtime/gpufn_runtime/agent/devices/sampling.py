@@ -22,18 +22,29 @@ CLOCK_LIMITS = {  # suffixes of NVML's nvmlClocksEventReason constants
     "ApplicationsClocksSetting": "setting",
     "DisplayClockSetting": "display",
 }
+_RECOVERY_ACTIONS = (
+    "NONE", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET", "RECOVER_IMEX_DOMAIN", "BUS_RESET",
+    "SYSTEM_REBOOT",
+)  # fmt: skip
 HARDWARE_THERMAL = CLOCK_LIMITS["HwThermalSlowdown"]
 
 T = TypeVar("T")
 
 
 class Sampler:
-    def __init__(self, nvml: Any) -> None:
+    """Reads devices. `gpu_of` returns the handle of the GPU that a handle is an instance of, or the handle itself."""
+
+    def __init__(self, nvml: Any, gpu_of: Callable[[str], Any]) -> None:
         self._nvml = nvml
+        self._gpu_of = gpu_of
         self._round = 0
         self._slow: dict[str, DeviceMetrics] = {}
         self._last_sample_time: dict[str, int] = {}  # by uuid: driver time of the newest process utilization sample
         self._limits = [(getattr(nvml, f"nvmlClocksEventReason{name}", 0), word) for name, word in CLOCK_LIMITS.items()]
+
+    def reread(self, uuid: str) -> None:
+        """Read the slow metrics of a device in the next round."""
+        self._slow.pop(uuid, None)
 
     def turn(self) -> None:
         """Finish a round in which all devices were read."""
@@ -83,6 +94,10 @@ class Sampler:
             encoder=None if encoder is None else encoder[0] / 100,
             decoder=None if decoder is None else decoder[0] / 100,
             fan=_divided(query(nvml, nvml.nvmlDeviceGetFanSpeed, handle), 100),
+            temperature_limit_c=query(
+                nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+            recovery_action=self._recovery_action(self._gpu_of(uuid)),
             power_limit_w=_divided(query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1000),
             sm_clock_max_mhz=query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
@@ -110,6 +125,17 @@ class Sampler:
         if newest:
             self._last_sample_time[uuid] = newest[-1].timeStamp
         return {sample.pid: sample.smUtil / 100 for sample in newest} if uuid in self._last_sample_time else None
+
+    def _recovery_action(self, gpu: Any) -> str | None:
+        """Return the recovery that the driver requests for a GPU, and so for its instances."""
+        nvml = self._nvml
+        field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        values = query(nvml, nvml.nvmlDeviceGetFieldValues, gpu, [field]) if field is not None else None
+        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+            return None
+        number = values[0].value.uiVal
+        known = {getattr(nvml, f"NVML_GPU_RECOVERY_ACTION_{name}", None): name.lower() for name in _RECOVERY_ACTIONS}
+        return known.get(number, f"unknown_{number}")
 
     def _ecc(self, handle: Any, kind: int) -> int | None:
         nvml = self._nvml

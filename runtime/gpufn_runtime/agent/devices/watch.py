@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, Nod
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition, Inventory, Sample
+from gpufn_runtime.agent.devices.failed_gpus import FailedGpus, Failure
 from gpufn_runtime.agent.devices.health import HealthRecord, describe
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ _PAUSE_S = 5.0  # a node that cannot start processes takes no new workers for th
 
 class DeviceWatch:
     """Devices of this node, and their health. `facts` detects the features of the node's software; its argument is
-    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: that of its MPS daemon."""
+    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: that of its MPS daemon.
+    `failed_gpus` keeps failures over a restart of the agent. The first sample is taken at once, and may block."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class DeviceWatch:
         *,
         facts: Callable[[bool], NodeFacts] = lambda has_gpus: NodeFacts(),
         other_trouble: Callable[[str], HealthCondition | None] = lambda uuid: None,
+        failed_gpus: FailedGpus | None = None,
         period_s: float = _PERIOD_S,
     ) -> None:
         self._inventory = inventory
@@ -48,7 +51,13 @@ class DeviceWatch:
         self._devices = result.devices
         self.links: tuple[DeviceLink, ...] = result.links
         self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=result.driver, cuda=result.cuda)
-        self._records = {device.uuid: HealthRecord() for device in self.gpus}
+        self._failed_gpus = failed_gpus or FailedGpus()
+        self._failures = self._failed_gpus.load()
+        self._restored = dict(self._failures)  # until a sample shows whether they are over
+        self._records = {
+            device.uuid: HealthRecord(failure.reason if (failure := self._failures.get(device.uuid)) else "")
+            for device in self.gpus
+        }
         self._sampled_at = 0.0
         self._pause = ("", 0.0)  # why no process can be started here, and the end of the pause
         self._is_stopped = False
@@ -58,6 +67,8 @@ class DeviceWatch:
         self.samples_received = 0
         self._on_metrics: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
         self._on_sample: Callable[[], None] = lambda: None
+        if self._records:
+            self.apply(inventory.sample())
 
     @property
     def pool(self) -> Device:
@@ -143,12 +154,29 @@ class DeviceWatch:
                     self._records[device.uuid].on_xid(xid, now)
         for uuid, record in self._records.items():
             record.on_sample(metrics.get(uuid), sample.conditions.get(uuid), now)
+        self._update_failures(metrics)
         if metrics:
             with_xids = (
                 msgspec.structs.replace(item, xids=dict(record.xids)) if (record := self._records[uuid]).xids else item
                 for uuid, item in metrics.items()
             )
             self._on_metrics(tuple(with_xids))
+
+    def _update_failures(self, metrics: Mapping[str, DeviceMetrics]) -> None:
+        """Drop restored failures that a reset has ended, and store new ones."""
+        for uuid in self._restored.keys() & metrics.keys():
+            if self._restored.pop(uuid).is_over(metrics[uuid]):
+                log.info("%s has been reset since it failed: %s", uuid, self._records[uuid].failure)
+                self._records[uuid].failure = ""
+        failures = {
+            uuid: self._failures.get(uuid)
+            or Failure(record.failure, metrics[uuid].energy_j if uuid in metrics else None)
+            for uuid, record in self._records.items()
+            if record.failure
+        }
+        if failures != self._failures:
+            self._failures = failures
+            self._failed_gpus.save(failures)
 
     def _with_health(self, device: Device, now: float) -> Device:
         record = self._records.get(device.uuid)

@@ -30,6 +30,8 @@ class FakeGpu:
     temperature: int = 40
     reasons: int = 0
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    recovery_action: int = 0
+    energy_mj: int = 5_000_000
     processes: dict[int, int] = dataclasses.field(default_factory=dict)
     clients: dict[int, int] = dataclasses.field(default_factory=dict)
     samples: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # pid, timestamp, percent
@@ -144,6 +146,17 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         return self._of(gpu, "nvmlDeviceGetTemperature", gpu.temperature)
 
+    def nvmlDeviceGetTemperatureThreshold(self, gpu: FakeGpu, threshold: int) -> int:
+        assert threshold == pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        return self._of(gpu, "nvmlDeviceGetTemperatureThreshold", 92)
+
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fieldIds: list[int]) -> Any:  # noqa: N803
+        assert fieldIds == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        assert not gpu.uuid.startswith("MIG"), "instances do not report it"
+        value = SimpleNamespace(uiVal=gpu.recovery_action)
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED if "recovery_action" in gpu.lacks else pynvml.NVML_SUCCESS
+        return self._of(gpu, "nvmlDeviceGetFieldValues", [SimpleNamespace(nvmlReturn=code, value=value)])
+
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
         return self._of(gpu, "nvmlDeviceGetPowerUsage", 71_500)
 
@@ -151,7 +164,7 @@ class FakeNvml:
         return self._of(gpu, "nvmlDeviceGetEnforcedPowerLimit", 400_000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
-        return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", 5_000_000)
+        return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", gpu.energy_mj)
 
     def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
         return self._of(gpu, "nvmlDeviceGetClockInfo", 1410 if kind == pynvml.NVML_CLOCK_SM else 1593)

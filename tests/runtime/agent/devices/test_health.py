@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -10,7 +11,8 @@ from gpufn_core.domain.device import Device, DeviceType, Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
-from gpufn_runtime.agent.devices.health import QUIET_S, HealthRecord
+from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
+from gpufn_runtime.agent.devices.health import COOLING_S, QUIET_S, HealthRecord
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
@@ -18,7 +20,7 @@ from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
 POOL = Device("cpu-a", DeviceType.CPU, "EPYC", 64 << 30, 16.0)
 
 
-@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109, 154])
 def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
@@ -47,15 +49,22 @@ def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
     ("fields", "health", "reason"),
     [
         ({}, Health.HEALTHY, ""),
-        ({"temperature_c": 84}, Health.HEALTHY, ""),
-        ({"temperature_c": 85}, Health.DEGRADED, "it is hot, 85 °C or more"),
+        ({"temperature_c": 96}, Health.HEALTHY, ""),  # no limit is known
+        ({"temperature_c": 91, "temperature_limit_c": 92}, Health.HEALTHY, ""),
+        ({"temperature_c": 92, "temperature_limit_c": 92}, Health.DEGRADED, "it is hot: 92 °C or more"),
         ({"clock_limits": ("power",)}, Health.HEALTHY, ""),
         (
             {"clock_limits": ("hardware_thermal",)},
             Health.DEGRADED,
             "the hardware slows it down because of heat",
         ),
-        ({"rows_pending": True}, Health.DEGRADED, "memory rows will be remapped at the next reset"),
+        ({"rows_pending": True}, Health.HEALTHY, ""),  # "new workloads can be launched" (NVIDIA)
+        ({"recovery_action": "none"}, Health.HEALTHY, ""),
+        ({"recovery_action": "gpu_reset"}, Health.FAILED, "the driver requests a reset of it"),
+        ({"recovery_action": "node_reboot"}, Health.FAILED, "the driver requests a reboot of the node"),
+        ({"recovery_action": "drain_and_reset"}, Health.FAILED, "the driver requests to drain and reset it"),
+        ({"recovery_action": "drain_p2p"}, Health.DEGRADED, "the driver requests to drain its peer-to-peer traffic"),
+        ({"recovery_action": "unknown_9"}, Health.HEALTHY, ""),
         ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "memory rows cannot be remapped"),
         ({"ecc_corrected": 10}, Health.HEALTHY, ""),
         ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # counted before the first sample
@@ -65,6 +74,17 @@ def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: 
     record = HealthRecord()
     record.on_sample(DeviceMetrics(uuid="g", **fields), None, 0.0)
     assert record.evaluate(0.0) == (health, reason)
+
+
+def test_a_gpu_at_its_temperature_limit_does_not_flap() -> None:
+    """Regression: 84, 85, 84, 85 °C changed the health with each sample."""
+    record = HealthRecord()
+    states = []
+    for now, temperature in enumerate((91, 92, 91, 92, 91)):
+        record.on_sample(DeviceMetrics(uuid="g", temperature_c=temperature, temperature_limit_c=92), None, float(now))
+        states.append(record.evaluate(float(now))[0])
+    assert states == [Health.HEALTHY] + 4 * [Health.DEGRADED]
+    assert record.evaluate(3.0 + COOLING_S)[0] is Health.HEALTHY
 
 
 def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_not_an_event_tells_of_them() -> None:
@@ -133,8 +153,6 @@ def test_what_processes_hold_is_summed_for_each_gpu() -> None:
         POOL, FakeNvml(FakeGpu("GPU-0", processes={7: 100, 8: 20, 9: 5000}), FakeGpu("GPU-1", processes={7: 110}))
     )
     watch = DeviceWatch(inventory, Clock())
-    assert watch.gpu_bytes_of([7], ["GPU-0"]) == {}
-    watch.apply(inventory.sample())
     assert watch.gpu_bytes_of([7, 8], ["GPU-0", "GPU-1"]) == {"GPU-0": 120, "GPU-1": 110}
     assert watch.gpu_bytes_of([7], ["GPU-1"]) == {"GPU-1": 110}
     assert watch.gpu_bytes_of([1], ["GPU-0"]) == {}
@@ -143,8 +161,6 @@ def test_what_processes_hold_is_summed_for_each_gpu() -> None:
 def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
     gpus = [FakeGpu(f"GPU-{n}", processes={7: 1, 8: 1}, clients={9: 1}, samples=[(7, 5, 50 * n)]) for n in (1, 2)]
     watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(*gpus)), Clock())
-    assert watch.busy_gpus_of([7], ["GPU-1"]) is None
-    watch.apply(watch._inventory.sample())
     asked = [([7], ["GPU-1"]), ([7, 8], ["GPU-1", "GPU-2"]), ([8], ["GPU-1"]), ([9], ["GPU-1"]), ([1], ["GPU-1"])]
     assert [watch.busy_gpus_of(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, 0.0, None, None]
 
@@ -193,3 +209,64 @@ def test_a_lost_gpu_is_failed(caplog: pytest.LogCaptureFixture) -> None:
     gpu.error = pynvml.NVML_ERROR_GPU_IS_LOST
     watch.apply(inventory.sample())
     assert _health(watch, 1.0) == [(Health.FAILED, "gpu is lost")]
+
+
+def _restarted(path: Path, gpu: FakeGpu, *, boot_id: str = "b", xid: int = 0) -> Health:
+    """Run an agent's watch, in which `xid` may occur. Return the GPU's health in the end."""
+    nvml = FakeNvml(gpu)
+    inventory = NvmlInventory(POOL, nvml)
+    watch = DeviceWatch(inventory, Clock(), failed_gpus=FailedGpus(path, boot_id=boot_id))
+    if xid:
+        nvml.events.append((gpu.uuid, xid))
+    watch.apply(inventory.sample())
+    return _health(watch, 1.0)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "boot_id", "health"),
+    [
+        ({}, "b", Health.FAILED),
+        ({"energy_mj": 6_000_000}, "b", Health.FAILED),
+        ({"energy_mj": 1_000}, "b", Health.HEALTHY),  # it was reset
+        ({}, "after-a-reboot", Health.HEALTHY),
+        ({"lacks": set()}, "b", Health.HEALTHY),  # a driver that reports that no recovery is needed
+        ({"lacks": set(), "recovery_action": 1}, "b", Health.FAILED),
+    ],
+)
+def test_a_failed_gpu_stays_failed_over_a_restart_of_the_agent(
+    tmp_path: Path, changes: dict[str, Any], boot_id: str, health: Health
+) -> None:
+    path = tmp_path / "failed.json"
+    gpu = FakeGpu("GPU-0", lacks={"recovery_action"})
+    assert _restarted(path, gpu) is Health.HEALTHY
+    assert _restarted(path, gpu, xid=79) is Health.FAILED
+    assert _restarted(path, gpu) is Health.FAILED
+    for name, value in changes.items():
+        setattr(gpu, name, value)
+    assert _restarted(path, gpu, boot_id=boot_id) is health
+    assert _restarted(path, gpu, boot_id=boot_id) is health
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1}'])
+def test_a_damaged_file_of_failed_gpus_is_ignored(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "failed.json"
+    path.write_bytes(content)
+    assert _restarted(path, FakeGpu("GPU-0", lacks={"recovery_action"}), xid=79) is Health.FAILED
+    assert _restarted(path, FakeGpu("GPU-0", lacks={"recovery_action"})) is Health.FAILED
+    path.unlink()
+    path.mkdir()  # it cannot be written
+    assert _restarted(path, FakeGpu("GPU-0", lacks={"recovery_action"}), xid=79) is Health.FAILED
+
+
+def test_the_recovery_action_is_read_at_the_start_and_after_an_error_for_instances_too() -> None:
+    instance = FakeGpu("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 << 30)
+    cut = FakeGpu("GPU-0", instances=[instance], is_cut=True, recovery_action=1)
+    nvml = FakeNvml(cut, FakeGpu("GPU-1"))
+    inventory = NvmlInventory(POOL, nvml)
+    watch = DeviceWatch(inventory, Clock())
+    assert [health for health, _ in _health(watch, 1.0)] == [Health.FAILED, Health.HEALTHY]
+    nvml.gpus[1].recovery_action = 4
+    nvml.events.append(("GPU-1", 154))
+    watch.apply(inventory.sample())
+    watch.apply(inventory.sample())
+    assert [health for health, _ in _health(watch, 1.0)] == [Health.FAILED, Health.FAILED]

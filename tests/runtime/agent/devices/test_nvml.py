@@ -58,6 +58,8 @@ def test_the_fields_that_are_read_are_those_of_the_real_structs() -> None:
     assert {"gpu", "memory"} <= fields(pynvml.c_nvmlUtilization_t)
     assert {"device", "eventData"} <= fields(pynvml.c_nvmlEventData_t)
     assert {"pid", "usedGpuMemory"} <= fields(pynvml.c_nvmlProcessInfo_v2_t)
+    assert {"nvmlReturn", "value"} <= fields(pynvml.c_nvmlFieldValue_t)
+    assert {"uiVal"} <= fields(pynvml.c_nvmlValue_t)
     assert {"multiprocessorCount"} <= fields(pynvml.c_nvmlDeviceAttributes)
 
 
@@ -106,7 +108,8 @@ def test_a_sample_has_what_the_device_tells() -> None:
     (metrics,) = inventory.sample().metrics
     assert metrics == DeviceMetrics(
         uuid="GPU-0", utilisation=0.8, memory_busy=0.4, encoder=0.1, decoder=0.2, memory_total_bytes=80 << 30,
-        memory_used_bytes=2 << 30, memory_reserved_bytes=1 << 30, temperature_c=40, fan=0.3, power_w=71.5,
+        memory_used_bytes=2 << 30, memory_reserved_bytes=1 << 30, temperature_c=40,
+        temperature_limit_c=92, recovery_action="none", fan=0.3, power_w=71.5,
         power_limit_w=400.0, energy_j=5000.0, sm_clock_mhz=1410, sm_clock_max_mhz=1410, memory_clock_mhz=1593,
         clock_limits=("idle", "power"), performance_state=0, ecc_corrected=3, ecc_uncorrected=0,
         rows_remapped_corrected=1, rows_remapped_uncorrected=2, rows_pending=False, rows_failed=False,
