@@ -33,6 +33,7 @@ from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.devices.base import Inventory
+from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.facts import node_facts
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
@@ -143,6 +144,8 @@ async def _run_agent(
     home, clock = settings.home, SystemClock()
     templates = TemplateLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
     shares = _shares(settings, clock)
+    proofs = CudaProofs()
+    devices = _devices(settings, shares, proofs)
     containers = _containers(settings, image_log(bus, clock))
     agent = Agent(
         node=settings.node,
@@ -155,9 +158,10 @@ async def _run_agent(
         engines=EngineCache(home.engines, find_engine, fetch_file),
         launcher=LauncherByImage(templates, containers),
         groups=MemoryGroups.find(),
-        devices=_devices(settings, shares),
+        devices=devices,
         shares=shares,
         clock=clock,
+        prove_cuda=proofs.request,
         default_image=settings.default_image,
         open_files=open_files,
         supervisor_fifo=settings.supervisor_fifo,
@@ -166,6 +170,8 @@ async def _run_agent(
     )
     async with asyncio.TaskGroup() as tasks:  # if a task fails, the agent ends; workers live on and are adopted
         background = [tasks.create_task(templates.run(), name="templates")]
+        if not settings.devices:
+            background.append(tasks.create_task(proofs.run(gpu.uuid for gpu in devices.gpus), name="proofs"))
         if containers is not None:
             background.append(tasks.create_task(containers.run(), name="containers"))
         await agent.run(stop, force_stop)
@@ -218,14 +224,14 @@ def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make), clock)
 
 
-def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
+def _devices(settings: AgentSettings, shares: MpsDaemons, proofs: CudaProofs) -> DeviceWatch:
     pool = cpu_pool(settings.node, memory_bytes=settings.memory_bytes)
     inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
     return DeviceWatch(
         inventory,
         SystemClock(),
         facts=node_facts,
-        other_trouble=shares.trouble,
+        other_trouble=lambda uuid: shares.trouble(uuid) or proofs.trouble(uuid),
         failed_gpus=FailedGpus(settings.home.failed_gpus),
     )
 

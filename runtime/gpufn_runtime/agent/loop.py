@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -94,6 +94,7 @@ class Agent:
         devices: DeviceWatch,
         shares: GpuShares,
         clock: Clock,
+        prove_cuda: Callable[[Iterable[str]], None] = lambda gpus: None,
         default_image: ImageSpec | None = None,
         open_files: int | None = None,
         supervisor_fifo: str = "",
@@ -158,6 +159,7 @@ class Agent:
             cleanup=self._cleanup,
             reports=self._reports,
             recheck=self._prefetch.recheck,
+            prove_cuda=prove_cuda,
             clock=clock,
         )
         self._launches = Launches(

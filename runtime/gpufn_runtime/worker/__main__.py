@@ -1,11 +1,12 @@
 """Command line of a worker: ``python -m gpufn_runtime.worker CONFIG.json`` runs a worker, ``... --template MODULE...``
-a template process that workers are forked from, ``... --contained MODULE...`` the first process of a container."""
+a template process that workers are forked from, ``... --contained MODULE...`` the first process of a container, and
+``... --prove-cuda`` a process that proves CUDA."""
 
 from __future__ import annotations
 
 import sys
 
-from gpufn_core.protocol.launch import CONTAINED
+from gpufn_core.protocol.launch import CONTAINED, PROVE_CUDA
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
@@ -19,8 +20,13 @@ def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not r
         from gpufn_runtime.worker.container_init import run_container  # noqa: PLC0415
 
         run_container(arguments[1:])
+    if arguments == [PROVE_CUDA]:
+        from gpufn_runtime.worker.gpu import cuda_proof  # noqa: PLC0415
+
+        return cuda_proof.main()
     if len(arguments) != 1:
-        print("usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE...", file=sys.stderr)  # noqa: T201
+        usage = "usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE... | --prove-cuda"
+        print(usage, file=sys.stderr)  # noqa: T201
         return 2
     from gpufn_runtime.worker.lifecycle import run_worker  # noqa: PLC0415
 

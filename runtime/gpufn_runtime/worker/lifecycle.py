@@ -47,6 +47,7 @@ from gpufn_core.protocol.frames import (
 )
 from gpufn_core.protocol.launch import (
     CONNECT_S,
+    EXIT_GPU_FAULT,
     EXIT_LINK_LOST,
     EXIT_START_FAILED,
     LAST_CALL_S,
@@ -130,8 +131,8 @@ class Worker:
         if confine_error is not None:
             return self._start_failed("load", confine_error)
         loaded = self._start()
-        if loaded is None:
-            return EXIT_START_FAILED
+        if isinstance(loaded, int):
+            return loaded
         self._executor.work()
         self._exit(loaded)
         return self._exit_code
@@ -148,26 +149,24 @@ class Worker:
         process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
         return None
 
-    def _start(self) -> Loaded | None:
+    def _start(self) -> Loaded | int:
+        """Return the loaded function, or the exit code if the start failed."""
         started = time.perf_counter()
         try:
             self._prove_share()
         except Exception as error:
-            self._start_failed("join", error)
-            return None
+            return self._start_failed("join", error)
         try:
             loaded = loader.load(self._config)
         except BaseException as error:
-            self._start_failed("load", error)
-            return None
+            return self._start_failed("load", error)
         loaded_at = time.perf_counter()
         try:
             loaded.make()
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
         except BaseException as error:
-            self._start_failed("enter", error)
-            return None
+            return self._start_failed("enter", error)
         self._link.exit_if_forked()  # in a child, if a module or a constructor forked
         warm_at = time.perf_counter()
         self._output.capture_logging()
@@ -204,7 +203,7 @@ class Worker:
         else:
             info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
         self._link.send(StartFailed(phase, info))
-        return EXIT_START_FAILED
+        return EXIT_GPU_FAULT if info.code == DeviceFailed.code else EXIT_START_FAILED
 
     # --- the reader thread --------------------------------------------------------------------------------------------
 
@@ -296,6 +295,8 @@ class Worker:
     def _on_fault(self, fault: DeviceFault) -> None:
         if not self._draining:
             print(f"{fault.describe()}: replacing this worker", file=sys.__stderr__, flush=True)
+            if fault.is_lost:
+                self._exit_code = EXIT_GPU_FAULT
             self._start_drain()
 
     def _start_drain(self) -> None:

@@ -67,8 +67,15 @@ class TemplateReady(msgspec.Struct, frozen=True):
     refused_module: str = ""
 
 
+class CudaProof(msgspec.Struct, frozen=True):
+    """Whether CUDA works on a GPU: why not, or an empty string."""
+
+    trouble: str = ""
+
+
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
+PROVE_CUDA = "--prove-cuda"
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container
 CONTROL_NAME = "a"  # name of the socket in the worker's folder; the agent listens on it
@@ -77,6 +84,7 @@ CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 # Exit codes that the worker itself produces, as opposed to user code.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
+EXIT_GPU_FAULT = 5  # the worker's GPU, its share of it, or the node's driver failed
 EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained worker, as in a shell
 
 # A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpufn_core.domain.device import NO_MPS, DeviceType, Health
 from gpufn_core.domain.worker import NODE_PHASE, Desired, WorkerState
+from gpufn_core.protocol.launch import EXIT_GPU_FAULT
 from gpufn_core.spec.resources import Resources
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
@@ -495,3 +496,17 @@ def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_
 
     with EmbeddedServer.start(tmp_path / "own") as server:
         on_node(run, server)
+
+
+def test_cuda_is_proven_where_it_failed_for_a_worker(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        proven: list[str] = []
+        await node.deploy(f"exit {EXIT_GPU_FAULT}")
+        await node.start(prove_cuda=proven.extend)
+        await node.event(await node.assign(gpu="GPU-7"), "exited")
+        assert proven == ["GPU-7"]
+        await node.deploy("exit 1", number=2)
+        await node.event(await node.assign(gpu="GPU-7", revision=2), "exited")
+        assert proven == ["GPU-7"]
+
+    on_node(run)

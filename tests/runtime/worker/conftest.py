@@ -30,7 +30,7 @@ from gpufn_core.protocol.frames import (
     StartFailed,
     WorkerFrame,
 )
-from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.protocol.launch import EXIT_GPU_FAULT, EXIT_START_FAILED, WorkerConfig
 from gpufn_core.spec.function_spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
@@ -90,7 +90,7 @@ class Peer:
         self.accept()
         frame, _ = self.next()
         assert isinstance(frame, StartFailed), frame
-        assert self.wait() == 3
+        assert self.wait() in (EXIT_START_FAILED, EXIT_GPU_FAULT)
         return frame
 
     def next(self) -> tuple[WorkerFrame, bytes]:

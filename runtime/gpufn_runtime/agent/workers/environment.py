@@ -11,6 +11,7 @@ import math
 import os
 import site
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def template_environment(scratch: Path, env: Mapping[str, str], *, sees_gpus: bo
     build on import. torch then counts them with NVML: with CUDA, no worker could be forked."""
     gpus = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
     return {**_base(scratch), **import_environment(1, env), **NO_MPS, **gpus}
+
+
+def proof_environment(gpu: str) -> dict[str, str]:
+    """Return the environment of a process that proves CUDA on one GPU."""
+    return {**_base(Path(tempfile.gettempdir())), **NO_MPS, "CUDA_VISIBLE_DEVICES": gpu}
 
 
 def driver_environment() -> dict[str, str]:

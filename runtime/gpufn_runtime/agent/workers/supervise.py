@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Exit
 from gpufn_core.errors import PlatformError
+from gpufn_core.protocol.launch import EXIT_GPU_FAULT
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
@@ -42,7 +43,8 @@ _PARTIAL_LINE_S = 1.0
 
 
 class Supervisor:
-    """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready."""
+    """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready,
+    `prove_cuda` with the GPUs of a worker that ended because CUDA failed there."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Supervisor:
         cleanup: Cleanup,
         reports: Reports,
         recheck: Callable[[RevisionKey], None],
+        prove_cuda: Callable[[Iterable[str]], None],
         clock: Clock,
     ) -> None:
         self._running_workers = running_workers
@@ -61,6 +64,7 @@ class Supervisor:
         self._cleanup = cleanup
         self._reports = reports
         self._recheck = recheck
+        self._prove_cuda = prove_cuda
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._ending_tasks = Tasks()
@@ -195,6 +199,8 @@ class Supervisor:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
         if not record.was_ready:
             self._recheck(record.key)
+        if code == EXIT_GPU_FAULT:
+            self._prove_cuda(record.gpus)
         log.info("%s %s", record, end.describe())
         self._reports.send_event(record, WorkerEventKind.EXITED, exit=end)
         self._reports.send_soon()

@@ -1,15 +1,16 @@
-"""Classify CUDA errors: their consequences for the call that failed and for its worker. Pure.
+"""Classify CUDA errors: their consequences for the call that failed, for its worker and for the GPU. Pure.
 
-| blame | the call | the worker |
-|---|---|---|
-| MEMORY: out of memory | raised, as by the function | stays |
-| PROGRAM: a kernel made an invalid operation | raised; under MPS lost, since another client may have caused it |
-replaced |
-| SHARE: MPS | lost | replaced |
-| DEVICE: the GPU or its driver | lost | replaced |
+| blame | the call | the worker | then |
+|---|---|---|---|
+| MEMORY: out of memory | raised, as by the function | stays | |
+| PROGRAM: a kernel made an invalid operation | raised; under MPS lost: another client may have caused it | replaced | |
+| SHARE: MPS | lost | replaced | |
+| GPU: one GPU failed | lost | replaced | its agent proves CUDA on the worker's GPUs |
+| NODE: the driver or its setup failed | lost | replaced | the same |
 
 A context in which a kernel has failed is unusable: every later call in it fails the same way. Libraries report an error
-by number, by the driver's or the runtime's name, or only by its text. Numbers and texts are from CUDA 11 to 13.
+by number, by the driver's or the runtime's name, or only by its text. Numbers and names are from CUDA 11 to 13
+(cuda.h, driver_types.h).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class ErrorCause(enum.Enum):
     MEMORY = "memory"
     PROGRAM = "program"
     SHARE = "share"
-    DEVICE = "device"
+    GPU = "gpu"
+    NODE = "node"
 
 
 class CudaError(NamedTuple):
@@ -43,21 +45,22 @@ class DeviceFault(NamedTuple):
     replaces: bool  # the worker is unusable
 
     def describe(self) -> str:
-        return f"the GPU failed: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
+        subject = "CUDA failed on the node" if self.error.blame is ErrorCause.NODE else "the GPU failed"
+        return f"{subject}: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
 
 
-_MEMORY, _PROGRAM, _SHARE, _DEVICE = ErrorCause
+_MEMORY, _PROGRAM, _SHARE, _GPU, _NODE = ErrorCause
 CUDA_ERRORS = tuple(
     CudaError(*row)
     for row in (
         (2, "OUT_OF_MEMORY", "MemoryAllocation", "out of memory", _MEMORY),
-        (46, "DEVICE_UNAVAILABLE", "DevicesUnavailable", "busy or unavailable", _DEVICE),
-        (100, "NO_DEVICE", "NoDevice", "no CUDA-capable device is detected", _DEVICE),
-        (101, "INVALID_DEVICE", "InvalidDevice", "invalid device ordinal", _DEVICE),
-        (214, "ECC_UNCORRECTABLE", "ECCUncorrectable", "uncorrectable ECC error", _DEVICE),
-        (220, "NVLINK_UNCORRECTABLE", "NvlinkUncorrectable", "uncorrectable NVLink error", _DEVICE),
-        (226, "CONTAINED", "Contained", "contained error", _DEVICE),
-        (304, "OPERATING_SYSTEM", "OperatingSystem", "OS call failed", _DEVICE),
+        (46, "DEVICE_UNAVAILABLE", "DevicesUnavailable", "busy or unavailable", _GPU),
+        (100, "NO_DEVICE", "NoDevice", "no CUDA-capable device is detected", _NODE),
+        (101, "INVALID_DEVICE", "InvalidDevice", "invalid device ordinal", _NODE),
+        (214, "ECC_UNCORRECTABLE", "ECCUncorrectable", "uncorrectable ECC error", _GPU),
+        (220, "NVLINK_UNCORRECTABLE", "NvlinkUncorrectable", "uncorrectable NVLink error", _GPU),
+        (226, "CONTAINED", "Contained", "contained error", _GPU),
+        (304, "OPERATING_SYSTEM", "OperatingSystem", "OS call failed", _NODE),
         (700, "ILLEGAL_ADDRESS", "IllegalAddress", "illegal memory access", _PROGRAM),
         (702, "LAUNCH_TIMEOUT", "LaunchTimeout", "the launch timed out", _PROGRAM),
         (709, "CONTEXT_IS_DESTROYED", "ContextIsDestroyed", "context is destroyed", _PROGRAM),
@@ -68,19 +71,39 @@ CUDA_ERRORS = tuple(
         (717, "INVALID_ADDRESS_SPACE", "InvalidAddressSpace", "global/shared address space", _PROGRAM),
         (718, "INVALID_PC", "InvalidPc", "invalid program counter", _PROGRAM),
         (719, "LAUNCH_FAILED", "LaunchFailure", "unspecified launch failure", _PROGRAM),
-        (802, "SYSTEM_NOT_READY", "SystemNotReady", "system not yet initialized", _DEVICE),
-        (803, "SYSTEM_DRIVER_MISMATCH", "SystemDriverMismatch", "unsupported display driver", _DEVICE),
+        (802, "SYSTEM_NOT_READY", "SystemNotReady", "system not yet initialized", _NODE),
+        (803, "SYSTEM_DRIVER_MISMATCH", "SystemDriverMismatch", "unsupported display driver", _NODE),
         (805, "MPS_CONNECTION_FAILED", "MpsConnectionFailed", "MPS client failed to connect", _SHARE),
         (806, "MPS_RPC_FAILURE", "MpsRpcFailure", "between the MPS server and the MPS client failed", _SHARE),
         (807, "MPS_SERVER_NOT_READY", "MpsServerNotReady", "MPS server is not ready", _SHARE),
         (808, "MPS_MAX_CLIENTS_REACHED", "MpsMaxClientsReached", "required to create MPS client", _SHARE),
         (809, "MPS_MAX_CONNECTIONS_REACHED", "MpsMaxConnectionsReached", "required to support device conn", _SHARE),
         (810, "MPS_CLIENT_TERMINATED", "MpsClientTerminated", "MPS client has been terminated", _SHARE),
-        (999, "UNKNOWN", "Unknown", "CUDA error: unknown error", _DEVICE),
+        (999, "UNKNOWN", "Unknown", "CUDA error: unknown error", _NODE),
     )
 )
 _BY_CODE = {error.code: error for error in CUDA_ERRORS}
 _BY_NAME = {name.lower(): error for error in CUDA_ERRORS for name in (error.name, error.runtime)}
+
+# Texts of libraries that name no CUDA error, each with the error that it stands for and its source. A status such as
+# CUBLAS_STATUS_INTERNAL_ERROR is left out: it follows lack of memory as well as faults.
+LIBRARY_ERRORS: tuple[tuple[str, int, str], ...] = (
+    (r"no cuda gpus are available", 100, "torch.cuda._lazy_init"),
+    (r"cuda unknown error", 999, "torch, c10/cuda/CUDAFunctions.cpp"),
+    (
+        r"failed to initialize nvml",
+        999,
+        "nvidia-smi in a container that lost its devices (nvidia-container-toolkit 48)",
+    ),
+    (r"unhandled cuda error|nccl\w* *unhandledcudaerror", 999, "NCCL, ncclGetErrorString"),
+    (r"cublas_status_execution_failed", 719, "cuBLAS documentation, cublasStatus_t"),
+    (r"cusparse_status_execution_failed", 719, "cuSPARSE documentation, cusparseStatus_t"),
+    (r"cusolver_status_execution_failed", 719, "cuSOLVER documentation, cusolverStatus_t"),
+    (r"cufft_exec_failed", 719, "cuFFT documentation, cufftResult"),
+    (r"cudnn_status_execution_failed", 719, "cuDNN documentation, cudnnStatus_t"),
+    (r"(cublas|cusparse|cusolver|cudnn)_status_(\w+_)?alloc(ation)?_failed|cufft_alloc_failed", 2, "the same"),
+)
+_LIBRARY_ERRORS = tuple((re.compile(pattern), _BY_CODE[code]) for pattern, code, _ in LIBRARY_ERRORS)
 
 _NAMED = re.compile(r"\b(?:CUDA_ERROR_([A-Z_]+)|cudaError([A-Za-z]+))")
 _NUMBERED = re.compile(r"\bCUDA (?:failure|error|status)[\s:(=]*(\d{1,3})\b", re.IGNORECASE)
@@ -88,14 +111,16 @@ _LONGEST_CHAIN = 8
 _LONGEST_TEXT = 10_000
 
 
+def error_of_code(code: int) -> CudaError | None:
+    return _BY_CODE.get(code)
+
+
 def fault_of(error: BaseException, *, shares_by_mps: bool) -> DeviceFault | None:
     """Return the fault in `error` or its causes, or None if it is no CUDA error."""
     for exception in _chain(error):
         match = _cuda_error(exception)
         if match is not None:
-            is_lost = match.blame in (ErrorCause.SHARE, ErrorCause.DEVICE) or (
-                shares_by_mps and match.blame is ErrorCause.PROGRAM
-            )
+            is_lost = match.blame in (_SHARE, _GPU, _NODE) or (shares_by_mps and match.blame is _PROGRAM)
             return DeviceFault(match, is_lost, replaces=match.blame is not ErrorCause.MEMORY)
     return None
 
@@ -119,15 +144,22 @@ def _cuda_error(error: BaseException) -> CudaError | None:
         text = str(error)[:_LONGEST_TEXT]
     except Exception:
         return None
-    return _error_in_text(text) if "cuda" in text.lower() else None
+    return _error_in_text(text)
 
 
 def _error_in_text(text: str) -> CudaError | None:
+    lower = text.lower()
+    if "cuda" not in lower:
+        return _library_error(lower)
     for match in _NAMED.finditer(text):
         if (known := _BY_NAME.get((match[1] or match[2]).lower())) is not None:
             return known
     for match in _NUMBERED.finditer(text):
         if (known := _BY_CODE.get(int(match[1]))) is not None:
             return known
-    lower = text.lower()
-    return next((error for error in CUDA_ERRORS if error.words.lower() in lower), None)
+    by_words = next((error for error in CUDA_ERRORS if error.words.lower() in lower), None)
+    return by_words or _library_error(lower)
+
+
+def _library_error(lower: str) -> CudaError | None:
+    return next((error for pattern, error in _LIBRARY_ERRORS if pattern.search(lower)), None)

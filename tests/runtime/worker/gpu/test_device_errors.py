@@ -40,6 +40,24 @@ def _wrapped(error: BaseException) -> BaseException:
         (RuntimeError("CUDA error 214"), 214),
         (_wrapped(RuntimeError("CUDA error: misaligned address")), 716),
         (RuntimeError("CUDA error: unknown error"), 999),
+        (RuntimeError("No CUDA GPUs are available"), 100),
+        (
+            RuntimeError(
+                "CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "
+                "variable CUDA_VISIBLE_DEVICES after program start."
+            ),
+            999,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb)`"), 719),
+        (RuntimeError("CUBLAS failure 14: CUBLAS_STATUS_EXECUTION_FAILED ; GPU=0"), 719),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), 719),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDART"), 719),
+        (RuntimeError("cuFFT error: CUFFT_EXEC_FAILED"), 719),
+        (RuntimeError("Failed to initialize NVML: Unknown Error"), 999),
+        (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error, NCCL version 2.30"), 999),
+        (RuntimeError("ncclUnhandledCudaError: Call to CUDA function failed."), 999),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 2),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), 2),
     ],
 )
 def test_an_error_of_cuda_is_known_by_number_name_or_words(error: BaseException, code: int) -> None:
@@ -51,7 +69,9 @@ def test_an_error_of_cuda_is_known_by_number_name_or_words(error: BaseException,
 @pytest.mark.parametrize(
     "error",
     [ValueError("out of memory"), RuntimeError("misaligned address"), MemoryError(), RuntimeError("CUDA error 12345"),
-     RuntimeError("install CUDA first"), KeyboardInterrupt(), AcceleratorError("CUDA", 1)],
+     RuntimeError("install CUDA first"), RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"),
+     RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"), KeyboardInterrupt(),
+     AcceleratorError("CUDA", 1)],
 )  # fmt: skip
 def test_other_errors_are_the_functions_own(error: BaseException) -> None:
     assert fault_of(error, shares_by_mps=True) is None
@@ -76,7 +96,8 @@ def test_what_follows_from_each_error() -> None:
         ErrorCause.MEMORY: {(False, False, False, False)},
         ErrorCause.PROGRAM: {(False, True, True, True)},
         ErrorCause.SHARE: {(True, True, True, True)},
-        ErrorCause.DEVICE: {(True, True, True, True)},
+        ErrorCause.GPU: {(True, True, True, True)},
+        ErrorCause.NODE: {(True, True, True, True)},
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.protocol.frames import Drain, Draining, Result
-from gpufn_core.protocol.launch import MpsLimits
+from gpufn_core.protocol.launch import EXIT_GPU_FAULT, EXIT_START_FAILED, MpsLimits
 from tests.runtime.worker.conftest import MakePeer
 
 _FAILS = """
@@ -36,7 +36,7 @@ def test_a_gpu_that_fails_loses_the_call_and_has_the_worker_replaced(start: Make
     assert (result.kind.value, result.error.code, result.error.retryable) == ("lost", "device_failed", True)
     assert "MPS client has been terminated (CUDA error 810, MPS_CLIENT_TERMINATED)" in result.error.message
     worker.send(Drain())
-    assert worker.wait() == 0
+    assert worker.wait() == EXIT_GPU_FAULT
     assert "replacing this worker" in worker.printed()
 
 
@@ -47,6 +47,8 @@ def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakeP
     result, _ = worker.result()
     assert result.error is not None
     assert (result.kind.value, result.error.error_type) == ("raised", "RuntimeError")
+    worker.send(Drain())
+    assert worker.wait() == 0
 
 
 def test_too_little_memory_is_the_functions_own_and_the_worker_stays(start: MakePeer) -> None:
@@ -59,10 +61,21 @@ def test_without_a_gpu_such_words_mean_nothing(start: MakePeer) -> None:
     assert [_failed(worker, _TERMINATED) for _ in range(2)] == [("raised", "function_raised")] * 2
 
 
-def test_a_gpu_that_fails_at_the_start_is_told_as_such(make_peer: MakePeer) -> None:
-    worker = make_peer("raise RuntimeError('cudaErrorECCUncorrectable: ...')", gpu=("any",)).launch()
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        ("cudaErrorECCUncorrectable: ...", "device_failed", EXIT_GPU_FAULT),
+        ("No CUDA GPUs are available", "device_failed", EXIT_GPU_FAULT),
+        ("it does not work", "function_start_failed", EXIT_START_FAILED),
+    ],
+)
+def test_a_gpu_that_fails_at_the_start_is_told_as_such(
+    make_peer: MakePeer, error: str, code: str, exit_code: int
+) -> None:
+    worker = make_peer(f"raise RuntimeError({error!r})", gpu=("any",)).launch()
     failed = worker.start_failure()
-    assert (failed.phase, failed.error.code) == ("load", "device_failed")
+    assert (failed.phase, failed.error.code) == ("load", code)
+    assert worker.wait() == exit_code
 
 
 def test_without_a_proof_of_its_share_no_code_of_the_users_runs(make_peer: MakePeer) -> None:

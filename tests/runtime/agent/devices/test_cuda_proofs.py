@@ -1,0 +1,87 @@
+"""Proofs of CUDA, with a program that plays the prover."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.domain.device import Health
+from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
+from tests.waiting import until_async
+
+# Count the runs per GPU, and print the file that has the GPU's name.
+_PROVER = """
+import os, pathlib, sys
+folder, gpu = pathlib.Path(sys.argv[1]), os.environ["CUDA_VISIBLE_DEVICES"]
+with open(folder / f"{gpu}.runs", "a") as runs:
+    runs.write("x")
+assert not os.path.exists(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+sys.stdout.write((folder / gpu).read_text())
+"""
+
+
+def _runs(folder: Path, gpu: str) -> int:
+    path = folder / f"{gpu}.runs"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def _proofs(folder: Path, *, retry_s: float = 3600.0) -> CudaProofs:
+    return CudaProofs((sys.executable, "-S", "-c", _PROVER, str(folder)), retry_s=retry_s)
+
+
+def test_a_gpu_on_which_cuda_fails_is_degraded_until_a_proof_succeeds(tmp_path: Path) -> None:
+    (tmp_path / "GPU-0").write_text('{"trouble": "CUDA does not work: cuInit: CUDA error 802"}')
+    (tmp_path / "GPU-1").write_text("{}")
+
+    async def run() -> None:
+        proofs = _proofs(tmp_path, retry_s=0.01)
+        running = asyncio.create_task(proofs.run(["GPU-0", "GPU-1"]))
+        await until_async(lambda: _runs(tmp_path, "GPU-1"))
+        trouble = await until_async(lambda: proofs.trouble("GPU-0"))
+        assert trouble.health is Health.DEGRADED
+        assert "802" in trouble.reason
+        assert proofs.trouble("GPU-1") is None
+        (tmp_path / "GPU-0").write_text("{}")
+        await until_async(lambda: proofs.trouble("GPU-0") is None)
+        assert _runs(tmp_path, "GPU-1") == 1, "only the GPU that failed is proven again"
+        running.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_gpu_is_proven_again_on_request(tmp_path: Path) -> None:
+    (tmp_path / "GPU-0").write_text("{}")
+
+    async def run() -> None:
+        proofs = _proofs(tmp_path)
+        running = asyncio.create_task(proofs.run(["GPU-0"]))
+        await until_async(lambda: _runs(tmp_path, "GPU-0") == 1)
+        (tmp_path / "GPU-0").write_text('{"trouble": "CUDA does not work"}')
+        proofs.request(["GPU-0"])
+        await until_async(lambda: proofs.trouble("GPU-0"))
+        running.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("command", "fact"),
+    [
+        (("/not/there",), "/not/there"),
+        ((sys.executable, "-c", "print('hello')"), "hello"),
+        ((sys.executable, "-c", "import os; os.abort()"), "-6"),
+        ((sys.executable, "-c", "import time; time.sleep(60)"), "0.5 s"),
+    ],
+)
+def test_a_proof_that_does_not_end_well_degrades_the_gpu(command: tuple[str, ...], fact: str) -> None:
+    async def run() -> None:
+        proofs = CudaProofs(command, timeout_s=0.5)
+        running = asyncio.create_task(proofs.run(["GPU-0"]))
+        trouble = await until_async(lambda: proofs.trouble("GPU-0"))
+        assert fact in trouble.reason
+        running.cancel()
+
+    asyncio.run(run())
