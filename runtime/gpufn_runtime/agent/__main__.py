@@ -35,7 +35,7 @@ from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
-from gpufn_runtime.agent.devices.facts import node_facts
+from gpufn_runtime.agent.devices.facts import has_own_pids, node_facts
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
@@ -221,7 +221,8 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
     home = settings.home
-    return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make), clock)
+    maker = DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make)
+    return MpsDaemons(maker, clock, checks_clients=not has_own_pids())
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons, proofs: CudaProofs) -> DeviceWatch:

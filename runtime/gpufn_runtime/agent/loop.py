@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -199,7 +200,7 @@ class Agent:
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
-        self._devices.start(self._reports.send_metrics, self._parking.verify)
+        self._devices.start(self._reports.send_metrics, self._parking.verify, self._owns)
         tasks = [
             asyncio.create_task(self._prefetch.run(), name="prepare"),
             asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
@@ -232,6 +233,11 @@ class Agent:
                 watch.stop()
             for subscription in subscriptions:
                 subscription.unsubscribe()
+
+    def _owns(self, pid: int) -> bool:
+        """Return whether a process is the platform's: an MPS daemon or a worker, or a child of one or of the agent."""
+        workers = (worker.process.pid for worker in self._running_workers)
+        return processes.descends_from(pid, {os.getpid(), *self._shares.pids, *workers})
 
     def step(self, now: float) -> None:
         """Do the work of one tick."""

@@ -44,6 +44,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: float = 0.0
     compute_capability: str = ""
     multiprocessors: int = 0
+    foreign_bytes: int = 0  # of GPU memory, held by processes that are not the platform's, in steps of 256 MiB
     parent: str = ""  # the uuid of the GPU of a MIG instance
     health: Health = Health.HEALTHY
     health_reason: str = ""
@@ -81,6 +82,7 @@ class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     driver: str = ""
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
+    has_own_pids: bool = False  # its agent is in a pid namespace of its own: the driver's pids mean nothing there
     container_runtime: str = ""  # for GPUs in containers: "nvidia" if Docker has it
 
 

@@ -27,7 +27,7 @@ from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
 ANY_KIND = "any"
 _MAX_COMPARED: Final = 16  # choosing 8 of 16 means comparing 12,870 sets
-_PARKED_PART: Final = 10  # parked workers may hold one tenth of a whole GPU
+_HELD_PART: Final = 10  # parked workers may hold one tenth of a whole GPU; processes of others, too
 
 Score = tuple[float, ...]  # lower is better
 
@@ -61,6 +61,7 @@ class Unavailable(enum.Enum):
     CONTAINED = enum.auto()
     NOT_CONTAINED = enum.auto()
     PARKED = enum.auto()
+    FOREIGN = enum.auto()
 
 
 def has_kind(device: Device, wanted: str) -> bool:
@@ -93,6 +94,8 @@ def why_unavailable(  # noqa: PLR0911 - one line per reason
         return Unavailable.UNHEALTHY
     if share is Share.MPS and device.parent:
         return Unavailable.INSTANCE
+    if share is Share.EXCLUSIVE and device.foreign_bytes > device.memory_bytes // _HELD_PART:
+        return Unavailable.FOREIGN
     if use is None:
         return None
     if not use.workers and (use.mode is not share or _hold_too_much(use, device)):
@@ -109,7 +112,7 @@ def why_unavailable(  # noqa: PLR0911 - one line per reason
 
 
 def _hold_too_much(parked: GpuUse, device: Device) -> bool:
-    return parked.mode is Share.EXCLUSIVE and parked.vram_bytes > device.memory_bytes // _PARKED_PART
+    return parked.mode is Share.EXCLUSIVE and parked.vram_bytes > device.memory_bytes // _HELD_PART
 
 
 def has_mps_for(resources: Resources, report: NodeReport) -> bool:
@@ -117,7 +120,7 @@ def has_mps_for(resources: Resources, report: NodeReport) -> bool:
 
 
 def available_bytes(device: Device, use: GpuUse | None) -> int:
-    return device.memory_bytes - (use.vram_bytes if use is not None else 0)
+    return device.memory_bytes - device.foreign_bytes - (use.vram_bytes if use is not None else 0)
 
 
 def domain_of(use: GpuUse | None, limits: Limits) -> str | None:

@@ -39,6 +39,10 @@ _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for se
     Unavailable.DOMAIN: ("is shared within another trust domain", "are shared within other trust domains"),
     Unavailable.FULL: ("has the maximum number of workers", "have the maximum number of workers"),
     Unavailable.MEMORY: ("has too little memory: {}", "have too little memory: {}"),
+    Unavailable.FOREIGN: (
+        "is used by processes of others, which hold {}",
+        "are used by processes of others, which hold {}",
+    ),
     Unavailable.PARKED: ("has parked workers on it", "have parked workers on them"),
     Unavailable.INSTANCE: (
         "is a MIG instance, which has no MPS shares",
@@ -151,9 +155,12 @@ def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse |
         return f"{device.health.value} ({device.health_reason})" if device.health_reason else device.health.value
     if reason is Unavailable.SHARED_BY and use is not None:
         return use.mode.value
+    if reason is Unavailable.FOREIGN:
+        return format_bytes(device.foreign_bytes)
     if reason is Unavailable.MEMORY:
         needed = format_bytes(request.resources.vram_bytes or 0)
-        return f"{needed} are needed, {format_bytes(available_bytes(device, use))} are free"
+        foreign = f", processes of others hold {format_bytes(device.foreign_bytes)}" if device.foreign_bytes else ""
+        return f"{needed} are needed, {format_bytes(available_bytes(device, use))} are free{foreign}"
     return ""
 
 

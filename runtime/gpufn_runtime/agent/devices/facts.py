@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from gpufn_core.domain.device import MpsLevel, NodeFacts
 
 _TIMEOUT_S = 5.0
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 _CGROUP_MEMORY = Path("/sys/fs/cgroup/dmem.capacity")
 
 
@@ -16,7 +19,12 @@ def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFact
     """Detect the features, without the versions, which NVML reports. Runs programs, so it blocks."""
     if not has_gpus:
         return NodeFacts()
-    return NodeFacts(mps=_mps_level(cgroup_memory), container_runtime=_container_runtime())
+    return NodeFacts(mps=_mps_level(cgroup_memory), container_runtime=_container_runtime(), has_own_pids=has_own_pids())
+
+
+def has_own_pids(namespace: Path = _PID_NAMESPACE) -> bool:
+    """Return whether this process is in a pid namespace of its own, as in a container without `--pid=host`."""
+    return os.readlink(namespace) != _FIRST_PID_NAMESPACE
 
 
 def _mps_level(cgroup_memory: Path) -> MpsLevel:

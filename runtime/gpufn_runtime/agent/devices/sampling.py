@@ -116,8 +116,8 @@ class Sampler:
         )
 
     def _busy(self, uuid: str, handle: Any) -> dict[int, float] | None:
-        """Return by pid the share of time in which the GPU ran the process's kernels. A pid without a sample was idle.
-        Returns None until the driver has reported a sample."""
+        """Return by pid the share of time in which the GPU ran the process's kernels. Return None until the driver has
+        reported a sample."""
         nvml, since = self._nvml, self._last_sample_time.get(uuid, 0)
         # Without new samples the library raises an error, even for the code "success".
         samples = query(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
@@ -184,10 +184,11 @@ def _processes(
     own_contexts: list[Any] | None, clients: list[Any] | None, busy: dict[int, float] | None
 ) -> tuple[GpuProcess, ...]:
     """Merge the process lists. MPS clients are listed separately from processes with their own context, and their
-    utilization is attributed to the MPS server."""
+    utilization is attributed to the MPS server. A process without a sample of its utilization was idle or is unknown:
+    in a container, the driver may report its pid in another pid namespace than the list."""
     memory_by_pid = {process.pid: process.usedGpuMemory for process in [*(own_contexts or ()), *(clients or ())]}
     mps_pids = {process.pid for process in clients or ()}
     return tuple(
-        GpuProcess(pid, memory, None if busy is None or pid in mps_pids else busy.get(pid, 0.0))
+        GpuProcess(pid, memory, None if busy is None or pid in mps_pids else busy.get(pid))
         for pid, memory in list(memory_by_pid.items())[:_MAX_PROCESSES]
     )

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _SILENT_S = 10.0
+_FOREIGN_STEP = 256 << 20  # bytes; placement starts over when a report changes
 _PAUSE_S = 5.0  # a node that cannot start processes takes no new workers for this time
 
 
@@ -51,6 +52,11 @@ class DeviceWatch:
         self._devices = result.devices
         self.links: tuple[DeviceLink, ...] = result.links
         self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=result.driver, cuda=result.cuda)
+        if self.facts.has_own_pids:
+            log.warning(
+                "the agent has pids of its own, as in a container without --pid=host: GPU memory and utilisation per "
+                "process are unknown"
+            )
         self._failed_gpus = failed_gpus or FailedGpus()
         self._failures = self._failed_gpus.load()
         self._restored = dict(self._failures)  # until a sample shows whether they are over
@@ -67,6 +73,8 @@ class DeviceWatch:
         self.samples_received = 0
         self._on_metrics: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
         self._on_sample: Callable[[], None] = lambda: None
+        self._is_own: Callable[[int], bool] = lambda pid: True
+        self._foreign_bytes: dict[str, int] = {}
         if self._records:
             self.apply(inventory.sample())
 
@@ -87,11 +95,14 @@ class DeviceWatch:
         self._pause = reason, self._clock.monotonic() + _PAUSE_S
 
     def start(
-        self, on_metrics: Callable[[tuple[DeviceMetrics, ...]], None], on_sample: Callable[[], None] = lambda: None
+        self,
+        on_metrics: Callable[[tuple[DeviceMetrics, ...]], None],
+        on_sample: Callable[[], None] = lambda: None,
+        is_own: Callable[[int], bool] = lambda pid: True,
     ) -> None:
         """Start sampling. `on_metrics` receives each sample's metrics; `on_sample` is called after a sample is
-        applied."""
-        self._on_metrics, self._on_sample = on_metrics, on_sample
+        applied. `is_own` returns whether a pid is the platform's."""
+        self._on_metrics, self._on_sample, self._is_own = on_metrics, on_sample, is_own
         self._sampled_at = self._clock.monotonic()
         if self._records:
             loop = asyncio.get_running_loop()
@@ -146,7 +157,8 @@ class DeviceWatch:
     def apply(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()
         metrics = {item.uuid: item for item in sample.metrics}
-        self._processes = {(item.uuid, process.pid): process for item in sample.metrics for process in item.processes}
+        if not self.facts.has_own_pids:
+            self._read_processes(sample.metrics)
         for uuid, xid in sample.xids:
             log.warning("%s: %s", uuid, describe(xid))
             for device in self.gpus:
@@ -161,6 +173,14 @@ class DeviceWatch:
                 for uuid, item in metrics.items()
             )
             self._on_metrics(tuple(with_xids))
+
+    def _read_processes(self, metrics: Iterable[DeviceMetrics]) -> None:
+        self._processes = {(item.uuid, process.pid): process for item in metrics for process in item.processes}
+        held: dict[str, int] = {}
+        for (uuid, pid), process in self._processes.items():
+            if process.memory_bytes and not self._is_own(pid):
+                held[uuid] = held.get(uuid, 0) + process.memory_bytes
+        self._foreign_bytes = {uuid: -(-count // _FOREIGN_STEP) * _FOREIGN_STEP for uuid, count in held.items()}
 
     def _update_failures(self, metrics: Mapping[str, DeviceMetrics]) -> None:
         """Drop restored failures that a reset has ended, and store new ones."""
@@ -179,6 +199,7 @@ class DeviceWatch:
             self._failed_gpus.save(failures)
 
     def _with_health(self, device: Device, now: float) -> Device:
+        device = msgspec.structs.replace(device, foreign_bytes=self._foreign_bytes.get(device.uuid, 0))
         record = self._records.get(device.uuid)
         if record is None:
             reason, until = self._pause

@@ -72,13 +72,17 @@ class MpsDaemons:
         linger_s: float = _LINGER_S,
         leave_s: float = _LEAVE_TIMEOUT_S,
         evict_s: float = _EVICT_TIMEOUT_S,
+        checks_clients: bool = True,
     ) -> None:
+        """`checks_clients` is False if the agent has pids of its own: no worker would be in a daemon's list of clients,
+        and each would be ended."""
         self._maker = maker
         self._clock = clock
         self._check_every_s = check_every_s
         self._linger_s = linger_s
         self._leave_s = leave_s
         self._evict_s = evict_s
+        self._checks_clients = checks_clients
         self._gpus: dict[str, _Gpu] = {}
         self._gpu_of: dict[str, str] = {}  # by worker
         self.suspects = Suspects()
@@ -239,7 +243,7 @@ class MpsDaemons:
 
     async def _end_non_clients(self, gpu: _Gpu, end: End) -> None:
         """End workers that take calls but are not clients: they use the whole GPU, without limits."""
-        if not any(tenant.is_ready for tenant in gpu.tenants.values()):
+        if not self._checks_clients or not any(tenant.is_ready for tenant in gpu.tenants.values()):
             return
         try:
             clients = await gpu.daemon.clients()

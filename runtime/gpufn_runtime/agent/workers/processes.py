@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from gpufn_core.errors import PlatformError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PARENT, _SESSION = 1, 3  # fields of `_stat`
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -139,6 +140,19 @@ def children_of(process: Process) -> list[int]:
     with contextlib.suppress(OSError):
         return children(process.pid) if identify(process.pid) == process else []
     return []
+
+
+def descends_from(pid: int, ancestors: Collection[int]) -> bool:
+    """Return whether `pid`, an ancestor or the leader of its session is one of `ancestors`. True if `pid` is gone."""
+    while pid > 1:
+        if pid in ancestors:
+            return True
+        if not (stat := _stat(pid)):
+            return True
+        if int(stat[_SESSION]) in ancestors:
+            return True
+        pid = int(stat[_PARENT])
+    return False
 
 
 def writing_to(output: Path) -> list[Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpufn_core.domain.device import (
@@ -128,6 +129,18 @@ def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_
 )
 def test_no_capacity_says_what_was_missing(wants: Resources, leases: list[Lease], text: str) -> None:
     assert told(wants, mps_node(gpu("g")), *leases) == text
+
+
+def test_memory_that_processes_of_others_hold_is_not_placed() -> None:
+    used = msgspec.structs.replace(gpu("g"), foreign_bytes=10 * GIB)
+    a_little = msgspec.structs.replace(gpu("g"), foreign_bytes=GIB)
+    whole_gpu = Resources(gpu=("L4",))
+    assert told(part(14), mps_node(used)) == ("g",)
+    assert told(part(15), mps_node(used)) == (
+        "a: its GPU has too little memory: 15 GiB are needed, 14 GiB are free, processes of others hold 10 GiB"
+    )
+    assert told(whole_gpu, mps_node(used)) == "a: its L4 GPU is used by processes of others, which hold 10 GiB"
+    assert told(whole_gpu, mps_node(a_little)) == ("g",)
 
 
 def test_no_capacity_tells_of_each_device() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType, Health
+from gpufn_core.domain.device import Device, DeviceType, Health, NodeFacts
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
@@ -158,11 +158,30 @@ def test_what_processes_hold_is_summed_for_each_gpu() -> None:
     assert watch.gpu_bytes_of([1], ["GPU-0"]) == {}
 
 
+def test_memory_of_processes_that_are_not_ours_is_reported_in_steps() -> None:
+    mib = 1 << 20
+    gpu = FakeGpu("GPU-0", processes={7: 9000 * mib, 8: 300 * mib, 9: 1}, clients={10: 100 * mib})
+    inventory = NvmlInventory(POOL, FakeNvml(gpu, FakeGpu("GPU-1")))
+
+    def foreign(facts: NodeFacts) -> list[int]:
+        async def run() -> list[int]:
+            watch = DeviceWatch(inventory, Clock(), facts=lambda has_gpus: facts, period_s=3600)
+            watch.start(lambda metrics: None, is_own=lambda pid: pid == 7)
+            watch.apply(inventory.sample())
+            watch.stop()
+            return [device.foreign_bytes for device in watch.devices(1.0)[1:]]
+
+        return asyncio.run(run())
+
+    assert foreign(NodeFacts()) == [512 * mib, 0]
+    assert foreign(NodeFacts(has_own_pids=True)) == [0, 0], "the driver's pids are of other processes here"
+
+
 def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
     gpus = [FakeGpu(f"GPU-{n}", processes={7: 1, 8: 1}, clients={9: 1}, samples=[(7, 5, 50 * n)]) for n in (1, 2)]
     watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(*gpus)), Clock())
     asked = [([7], ["GPU-1"]), ([7, 8], ["GPU-1", "GPU-2"]), ([8], ["GPU-1"]), ([9], ["GPU-1"]), ([1], ["GPU-1"])]
-    assert [watch.busy_gpus_of(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, 0.0, None, None]
+    assert [watch.busy_gpus_of(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, None, None, None]
 
 
 def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:

@@ -118,7 +118,8 @@ def test_a_sample_has_what_the_device_tells() -> None:
     )  # fmt: skip
 
 
-def test_who_has_no_sample_was_idle_once_the_driver_has_told_any() -> None:
+def test_the_utilisation_of_a_process_without_a_sample_is_unknown() -> None:
+    """Regression: it was 0, though the driver had reported the process by its pid in another namespace."""
     gpu = FakeGpu("GPU-0", processes={10: 1, 11: 1})
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     inventory.find()
@@ -129,10 +130,10 @@ def test_who_has_no_sample_was_idle_once_the_driver_has_told_any() -> None:
 
     assert used() == [None, None]
     gpu.samples = [(10, 7, 90), (10, 5, 30)]
-    assert used() == [0.9, 0.0]
-    assert used() == [0.0, 0.0]  # nothing new
+    assert used() == [0.9, None]
+    assert used() == [None, None]  # nothing new
     gpu.samples.append((11, 8, 100))
-    assert used() == [0.0, 1.0]
+    assert used() == [None, 1.0]
 
 
 def test_what_a_device_does_not_tell_is_none() -> None:

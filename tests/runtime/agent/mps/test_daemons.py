@@ -47,9 +47,9 @@ class Node:
         self.container_folders = ContainerFolders(root.with_name("elsewhere"), root.with_name("memory"))
         self.shares = self.agent()
 
-    def agent(self) -> MpsDaemons:
+    def agent(self, *, checks_clients: bool = True) -> MpsDaemons:
         maker = DaemonMaker(self.root, self.container_folders, self._make)
-        return MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
+        return MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2, checks_clients=checks_clients)
 
     async def check(self) -> None:
         await self.shares.check("GPU-1", self._end)
@@ -314,6 +314,21 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
         await node.check()
         reason = "GPU-1: it is not a client of the MPS daemon, so its share does not limit it"
         assert node.ended == [("w-2", reason)]
+
+    on_node(work)
+
+
+def test_an_agent_with_pids_of_its_own_ends_no_worker_for_its_pid(on_node: Any) -> None:
+    """The daemon's list has the pids of the host, so no worker would be in it."""
+
+    async def work(node: Node) -> None:
+        node.shares = node.agent(checks_clients=False)
+        await node.prepare(G, PART)
+        node.shares.joined("w-2", G, PART, 102)
+        node.shares.is_ready("w-2")
+        for _ in range(3):
+            await node.check()
+        assert node.ended == []
 
     on_node(work)
 

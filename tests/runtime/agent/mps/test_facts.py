@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpufn_core.domain.device import MpsLevel, NodeFacts
-from gpufn_runtime.agent.devices.facts import node_facts
+from gpufn_runtime.agent.devices.facts import has_own_pids, node_facts
 from tests.runtime.agent.mps.machine import Machine
 
+NO_FACTS = NodeFacts(has_own_pids=has_own_pids())
 V3 = "usage: ...\nmodules:\n  server\n  namespace\n"
 
 
@@ -34,13 +36,19 @@ def test_a_level_is_what_the_program_shows(
     file = tmp_path / "dmem.capacity"
     if capacity:
         file.write_text(capacity)
-    assert node_facts(True, file) == NodeFacts(mps=level)
+    assert node_facts(True, file) == msgspec.structs.replace(NO_FACTS, mps=level)
 
 
 def test_without_the_program_there_is_no_mps_and_without_gpus_nobody_is_asked(machine: Machine) -> None:
     assert node_facts(False) == NodeFacts()
     (machine.folder / "nvidia-cuda-mps-control").unlink()
-    assert node_facts(True) == NodeFacts()
+    assert node_facts(True) == NO_FACTS
+
+
+@pytest.mark.parametrize(("namespace", "is_own"), [("pid:[4026531836]", False), ("pid:[4026532201]", True)])
+def test_an_agent_in_a_container_may_have_pids_of_its_own(tmp_path: Path, namespace: str, is_own: bool) -> None:
+    (tmp_path / "pid").symlink_to(namespace)
+    assert has_own_pids(tmp_path / "pid") is is_own
 
 
 @pytest.mark.parametrize(("answer", "runtime"), [('{"nvidia":{"path":"x"},"runc":{}}', "nvidia"), ('{"runc":{}}', "")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ import pytest
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.processes import Process
 from gpufn_runtime.agent.workers.running_workers import RunningWorker
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -106,3 +109,21 @@ def test_who_writes_to_a_fifo_is_told_with_its_start_time(tmp_path: Path) -> Non
     writer.kill()
     writer.wait()
     assert processes.writing_to(fifo) == []
+
+
+def test_descendants_and_members_of_a_session_are_recognized() -> None:
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=sys.argv[1] == 'yes').wait()"
+    for in_new_session in ("yes", "no"):
+        parent = subprocess.Popen([sys.executable, "-S", "-c", code, in_new_session], start_new_session=True)
+        try:
+            (grandchild,) = until(functools.partial(processes.children, parent.pid))
+            assert processes.descends_from(grandchild, {parent.pid})
+            assert processes.descends_from(grandchild, {os.getpid()})
+            assert not processes.descends_from(os.getpid(), {parent.pid})
+            assert not processes.descends_from(1, {parent.pid})
+        finally:
+            parent.kill()
+            parent.wait()
+        belongs = processes.descends_from(grandchild, {parent.pid})
+        os.kill(grandchild, signal.SIGKILL)
+        assert belongs == (in_new_session == "no"), "an orphan is known by its session"
