@@ -48,9 +48,16 @@ class Driver:
             raise
 
     def free_bytes(self) -> int:
+        return self._memory_info()[0]
+
+    def total_bytes(self) -> int:
+        """Return the memory of the whole GPU, also under MPS with a limit."""
+        return self._memory_info()[1]
+
+    def _memory_info(self) -> tuple[int, int]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return free.value
+        return free.value, total.value
 
     def can_allocate(self, size: int) -> bool:
         """Return whether `size` bytes can be allocated; they are freed at once."""
