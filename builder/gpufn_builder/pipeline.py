@@ -128,6 +128,8 @@ class Pipeline:
                 reference=reference,
                 tolerance=self._spec.accepted(arithmetic),
                 into=self._folder_for("transformed"),
+                on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
+                on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
             )
             notes.append(transformed.found)
         return Prepared(

@@ -1,4 +1,11 @@
-"""Quantization of a model's convolutions and matrix products to int8, calibrated on samples."""
+"""Quantization of a model's convolutions and matrix products to int8, calibrated on samples.
+
+Compilers expect pairs of QuantizeLinear and DequantizeLinear (Q/DQ) in different places:
+
+- TensorRT fuses a product with the nodes that follow it if only its inputs have Q/DQ. It rejects int32 biases, and
+  accepts only symmetric scales. Source: TensorRT documentation, "Working with Quantized Types", Q/DQ placement.
+- ONNX Runtime on the CPU computes a product in int8 only if its output has Q/DQ too.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +29,14 @@ from gpufn_core.errors import BuildFailed
 INT8_OPSET: Final = 13  # the first opset with scales per channel
 _STAGE: Final = BuildStage.TRANSFORM
 _QUANTISED: Final = ["Conv", "ConvTranspose", "Gemm", "MatMul"]  # sums between them need their range, especially masks
+_OPTIONS: Final = {"ActivationSymmetric": True, "WeightSymmetric": True}
+_GPU_OPTIONS: Final = {"QuantizeBias": False, "OpTypesToExcludeOutputQuantization": _QUANTISED}
 _ERRORS_ONLY: Final = 3
 
 
-def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_beside: bool) -> bool:
-    """Quantize `model` and write it to `path`, with its weights in a separate file if `weights_beside`. Return False if
-    there is nothing to quantize.
+def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_beside: bool, for_gpu: bool) -> bool:
+    """Quantize `model` and write it to `path`, with its weights in a separate file if `weights_beside`. Place Q/DQ for
+    TensorRT if `for_gpu`, else for ONNX Runtime on the CPU. Return False if there is nothing to quantize.
 
     Raises BuildFailed if `cases` has no user samples, or if ONNX Runtime's quantization tool fails.
     """
@@ -57,7 +66,7 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
             use_external_data_format=weights_beside,
-            extra_options={"ActivationSymmetric": True},  # TensorRT supports only symmetric quantization
+            extra_options=_OPTIONS | (_GPU_OPTIONS if for_gpu else {}),
         )
     except Exception as error:  # the tool raises arbitrary exceptions
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -38,8 +38,8 @@ _WEIGHTS: Final = "weights.bin"
 
 @dataclass(frozen=True)
 class TransformedModel:
-    """`path` is for compilers that support every operator in this precision. `cpu_path`, which may be the same, runs in
-    ONNX Runtime on the CPU. External data are beside both. `found` describes the conversion. `comparison` is with the
+    """`path` is for the compilers of GPU engines. `cpu_path`, which may be the same, runs in ONNX Runtime on the CPU.
+    External data are beside both. `found` describes the conversion. `comparison` is with the
     reference; None if nothing was changed."""
 
     path: Path
@@ -56,8 +56,11 @@ def transform(
     reference: Sequence[Arrays],
     tolerance: Tolerance,
     into: Path,
+    on_gpu: bool = True,
+    on_cpu: bool = True,
 ) -> TransformedModel:
-    """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`.
+    """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`. int8 takes a graph
+    each for engines `on_gpu` and `on_cpu`; if only one is needed, both paths are the same.
 
     Inputs and outputs keep their types. Raises BuildFailed(stage="transform") for the worst output if it is not within
     `tolerance`.
@@ -66,12 +69,16 @@ def transform(
         return TransformedModel(model.path, model.path, "unchanged")
     too_large: tuple[str, ...] = ()
     if precision is Precision.INT8:
-        path = checked = into / "int8.onnx"
-        if not _quantise_model(model, cases, path):
+        path = checked = cpu_path = into / "int8.onnx"
+        if not _quantise_model(model, cases, path, for_gpu=on_gpu):
             return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
+        if on_gpu and on_cpu:
+            cpu_path = into / "int8-cpu.onnx"
+            _quantise_model(model, cases, cpu_path, for_gpu=False)
         summary = "quantized, with scales from the samples"
     else:
         path, checked, lowered = _lowered(model, precision, into)
+        cpu_path = checked if precision is Precision.BF16 else path  # ONNX Runtime has almost no bfloat16 on the CPU
         too_large = lowered.too_large
         summary = f"{lowered.nodes} nodes in {precision}"
         if too_large:
@@ -84,8 +91,7 @@ def transform(
     except BuildFailed as error:
         hint = f"; {_listed(too_large)} cannot be represented in {precision}" if too_large else ""
         raise BuildFailed(f"in {precision} {error.message}{hint}", stage=_STAGE, node=error.node) from error
-    # ONNX Runtime has almost no bfloat16 operators on the CPU.
-    return TransformedModel(path, checked if precision is Precision.BF16 else path, summary, comparison)
+    return TransformedModel(path, cpu_path, summary, comparison)
 
 
 def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path, Path, Lowered]:
@@ -111,12 +117,12 @@ def _in_opset(model: ModelProto, least: int) -> ModelProto:
         return model
 
 
-def _quantise_model(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
+def _quantise_model(model: NormalModel, cases: Sequence[Case], path: Path, *, for_gpu: bool) -> bool:
     """Quantize the model into `path`. Return whether there was something to quantize."""
     from gpufn_builder.precision.quantise import INT8_OPSET, quantise  # noqa: PLC0415  a fifth of a build's import time
 
     source = _in_opset(onnx.load(model.path), INT8_OPSET)
-    return quantise(source, cases, path, weights_beside=_is_large(source))
+    return quantise(source, cases, path, weights_beside=_is_large(source), for_gpu=for_gpu)
 
 
 def _save(model: ModelProto, path: Path) -> Path:

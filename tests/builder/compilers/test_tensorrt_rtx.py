@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, ValueInfoProto
 
-from gpufn_core.spec.model_spec import ShapeProfile, ShapeRange
+from gpufn_core.spec.model_spec import Precision, ShapeProfile, ShapeRange
 from tests.builder import models
+from tests.builder.precision.test_transform import Prepared
 
 _HERE = Path(__file__).parent
 _ROOT = Path(__file__).parents[3]
@@ -93,3 +95,56 @@ def test_a_profile_that_contradicts_the_model_is_told(environ: dict[str, str], t
     found = _compiled(tmp_path, environ, models.mlp(), wrong)
     assert found["message"].startswith("TensorRT could not build an engine: ")
     assert not (tmp_path / "engine.plan").exists()
+
+
+def _conv(*inputs: str, output: str, **attributes: Any) -> NodeProto:
+    return models.node("Conv", " ".join(inputs), output, pads=[1, 1, 1, 1], **attributes)
+
+
+def _image(name: str, channels: int) -> ValueInfoProto:
+    return models.value(name, ["N", channels, 8, 8])
+
+
+_INT8_MODELS = {
+    "conv, relu": models.model(
+        [_conv("x", "k", "b", output="h"), models.node("Relu", "h", "y")],
+        [_image("x", 3)], [_image("y", 4)], [models.weights("k", 4, 3, 3, 3), models.weights("b", 4)],
+    ),
+    "conv, add, relu": models.model(
+        [_conv("x", "k", "b", output="h"), models.node("Relu", "h", "r"), _conv("r", "l", "c", output="i"),
+         models.node("Add", "i x", "a"), models.node("Relu", "a", "y")],
+        [_image("x", 4)], [_image("y", 4)],
+        [models.weights("k", 4, 4, 3, 3), models.weights("b", 4), models.weights("l", 4, 4, 3, 3),
+         models.weights("c", 4)],
+    ),
+    "gemm": models.model(
+        [models.node("Gemm", "x w b", "h", transB=1), models.node("Relu", "h", "r"), models.node("Gemm", "r v c", "y")],
+        [models.value("x", ["N", 8])], [models.value("y", ["N", 5])],
+        [models.weights("w", 16, 8), models.weights("b", 16), models.weights("v", 16, 5), models.weights("c", 5)],
+    ),
+    "matmul chain": models.model(
+        [models.node("MatMul", "x w", "h"), models.node("Add", "h b", "a"), models.node("Relu", "a", "r"),
+         models.node("MatMul", "r v", "y")],
+        [models.value("x", ["N", 8])], [models.value("y", ["N", 5])],
+        [models.weights("w", 8, 16), models.weights("b", 16), models.weights("v", 16, 5)],
+    ),
+    "depthwise": models.model(
+        [_conv("x", "k", "b", output="h", group=4), models.node("Relu", "h", "r"), _conv("r", "l", "c", output="y")],
+        [_image("x", 4)], [_image("y", 6)],
+        [models.weights("k", 4, 1, 3, 3), models.weights("b", 4), models.weights("l", 6, 4, 3, 3),
+         models.weights("c", 6)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _INT8_MODELS)
+def test_the_real_parser_and_builder_take_int8(name: str, environ: dict[str, str], tmp_path: Path) -> None:
+    """Regression: all of these but the chain of MatMuls were rejected for their quantized biases."""
+    made = Prepared(_INT8_MODELS[name], tmp_path).into_precision(Precision.INT8)
+    proto = onnx.load(made.path)
+    shape = tuple(each.dim_value for each in proto.graph.input[0].type.tensor_type.shape.dim)[1:]
+    profile = ShapeProfile({"x": ShapeRange((1, *shape), (4, *shape), (8, *shape))})
+    (tmp_path / "engine").mkdir()
+    result = _compiled(tmp_path / "engine", environ, proto, profile)
+    assert result["message"].startswith("TensorRT cannot load the engine that it built: "), result
+    assert (tmp_path / "engine" / "engine.plan").stat().st_size > 1000

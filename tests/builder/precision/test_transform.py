@@ -222,6 +222,36 @@ def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
     assert [4] in scales.values()
 
 
+def test_int8_for_tensorrt_quantises_only_inputs_of_products_and_no_bias(tmp_path: Path) -> None:
+    """Regression: TensorRT rejects a DequantizeLinear of int32, which each product with a bias had."""
+    made = Prepared(models.cnn(), tmp_path).into_precision(Precision.INT8)
+    graphs = {path: onnx.load(path).graph for path in (made.path, made.cpu_path)}
+    quantised_after: dict[Path, set[str]] = {}
+    has_int32_scales: dict[Path, bool] = {}
+    for path, graph in graphs.items():
+        maker = {output: each.op_type for each in graph.node for output in each.output}
+        quantised_after[path] = {
+            maker.get(each.input[0], "") for each in graph.node if each.op_type == "QuantizeLinear"
+        }
+        stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        has_int32_scales[path] = any(
+            stored.get(each.input[0]) == TensorProto.INT32 for each in graph.node if each.op_type == "DequantizeLinear"
+        )
+    assert not quantised_after[made.path] & {"Conv", "Gemm", "MatMul"}
+    assert quantised_after[made.cpu_path] & {"Conv", "Gemm", "MatMul"}, "ONNX Runtime fuses only such products"
+    assert has_int32_scales == {made.path: False, made.cpu_path: True}
+
+
+def test_int8_for_one_kind_of_engine_takes_one_graph(tmp_path: Path) -> None:
+    prepared = Prepared(models.cnn(), tmp_path)
+    for on_gpu in (True, False):
+        made = transform(
+            prepared.normal, Precision.INT8, prepared.cases, reference=prepared.reference,
+            tolerance=TOLERANCES[Precision.INT8], into=prepared.into, on_gpu=on_gpu, on_cpu=not on_gpu,
+        )  # fmt: skip
+        assert made.path == made.cpu_path
+
+
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
     """Constants in the form that exporters have used for years."""
