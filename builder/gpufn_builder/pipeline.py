@@ -232,11 +232,7 @@ class Pipeline:
             self._report_progress(progress.stage, begin + progress.progress * span, detail)
 
         result = self._run_candidate(
-            request,
-            folder,
-            self._environ,
-            timeout_s=max(1.0, self._must_end_at - self._clock()),
-            on_progress=pass_on,
+            request, folder, self._environ, timeout_s=max(1.0, self._must_end_at - self._clock()), on_progress=pass_on
         )
         return result, MadeEngine(self._manifest(identity, prepared, result, engine), str(engine))
 

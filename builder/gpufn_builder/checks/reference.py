@@ -64,9 +64,7 @@ def _check_types(declared: Sequence[TensorSpec], results: Sequence[Arrays]) -> N
         for outputs in results:
             if (dtype := outputs[spec.name].dtype) != dtype_of(spec.datatype):
                 raise BuildFailed(
-                    f"output {spec.name} is declared as {spec.datatype}, but is {dtype}",
-                    stage=_STAGE,
-                    node=spec.name,
+                    f"output {spec.name} is declared as {spec.datatype}, but is {dtype}", stage=_STAGE, node=spec.name
                 )
 
 

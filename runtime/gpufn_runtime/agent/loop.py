@@ -118,7 +118,7 @@ class Agent:
         self._devices = devices
         self._shares = shares
         self._fleet = Fleet()
-        self._running_workers = RunningWorkers()
+        self._running_workers: RunningWorkers = {}
         self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
         self._reports = Reports(
             bus,
@@ -131,7 +131,7 @@ class Agent:
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
-        orders = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
+        configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
         self._prefetch = Prefetch(
             functions=functions,
             revisions=revisions,
@@ -140,8 +140,8 @@ class Agent:
             gpu_kinds=(device.kind for device in devices.gpus),
             launcher=launcher,
             running=self._fleet.revisions,
-            image_of=orders.image,
-            limits_of=orders.limits,
+            image_of=configs.image,
+            limits_of=configs.limits,
         )
         self._cleanup = Cleanup(
             self._fleet,
@@ -162,7 +162,7 @@ class Agent:
         )
         self._launches = Launches(
             home=home,
-            orders=orders,
+            configs=configs,
             prefetch=self._prefetch,
             devices=devices,
             shares=shares,
@@ -202,11 +202,8 @@ class Agent:
             asyncio.create_task(self._prefetch.run(), name="prepare"),
             asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
         ]
-        log.info(
-            "node %s is ready: devices=%s",
-            self._node,
-            ",".join(each.uuid for each in (self._devices.pool, *self._devices.gpus)),
-        )
+        devices = ",".join(device.uuid for device in (self._devices.pool, *self._devices.gpus))
+        log.info("node %s is ready: devices=%s", self._node, devices)
         try:
             while not stop.is_set():
                 try:
@@ -223,8 +220,8 @@ class Agent:
                 task.cancel()
             self._devices.stop()
             self._clock_check.cancel()
-            self._launches.cancel()
-            self._cleanup.cancel()
+            self._launches.tasks.cancel()
+            self._cleanup.tasks.cancel()
             self._supervisor.release()
             for watch in watches:
                 watch.stop()
@@ -337,12 +334,11 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
-        if self._launches or self._shares.has_child_processes:
+        if self._launches.tasks or self._shares.has_child_processes:
             return
-        known = {worker.process.pid for worker in self._running_workers} | self._launcher.pids | self._shares.pids
-        for pid in processes.children():
-            if pid not in known:
-                processes.reap(pid)
+        workers = {worker.process.pid for worker in self._running_workers.values()}
+        for pid in set(processes.children()) - workers - self._launcher.pids - self._shares.pids:
+            processes.reap(pid)
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
@@ -350,7 +346,7 @@ class Agent:
         """Take over the workers of an earlier agent, then apply all Assignments."""
         assigned, self._early_assignments = self._early_assignments or {}, None
         self._takeover.take_over(folders, assigned)
-        self._launcher.take_over(worker.container for worker in self._running_workers if worker.container)
+        self._launcher.take_over(worker.container for worker in self._running_workers.values() if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
@@ -366,21 +362,21 @@ class Agent:
         self._devices.pause_placements("its node stops")
         self._reports.send()  # from now on the controller places no workers here
         for record in self._fleet.records.values():
-            if record.phase is not Phase.GONE:
+            if record.phase is not Phase.ENDED:
                 record.stopping = True
                 self._supervisor.end(record, signal.SIGTERM, "the agent stops")
         await self._wait_for_calls(grace_s, force_stop)
-        self._launches.cancel()
+        self._launches.tasks.cancel()
         reason = f"its node stops, and its calls did not finish within {grace_s:g} s"
-        for worker in self._running_workers:
+        for worker in self._running_workers.values():
             self._supervisor.end(worker.record, signal.SIGKILL, reason)
         try:
             async with asyncio.timeout(_CLEANUP_TIMEOUT_S):
                 await self._supervisor.all_ended()
-                await self._supervisor.ends_reported()
-                await self._cleanup.done()
+                await self._supervisor.ending_tasks.done()
+                await self._cleanup.tasks.done()
         except TimeoutError:
-            log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup))
+            log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup.tasks))
         await self._shares.stop()
         grace_period.forget_running(self._home)
 
@@ -406,9 +402,9 @@ class Agent:
                 task.cancel()
 
     async def _all_ended(self) -> None:
-        await self._launches.done()
+        await self._launches.tasks.done()
         await self._supervisor.all_ended()
 
     def _calls_running(self) -> int:
         """Number of running calls on this node, as last reported by its runner."""
-        return sum(self._calls_in_progress.get(worker.record.worker, 0) for worker in self._running_workers)
+        return sum(self._calls_in_progress.get(worker, 0) for worker in self._running_workers)

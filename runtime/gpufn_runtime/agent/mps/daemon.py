@@ -152,10 +152,9 @@ class Daemon:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._wait_until_active()
         except TimeoutError:
-            raise DeviceFailed(
-                f"{self.gpu}: MPS did not start within {self._start_timeout_s:g} s{log_tail(self._log)}"
-            ) from None
-        log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self._pid)
+            problem = f"MPS did not start within {self._start_timeout_s:g} s{log_tail(self._log)}"
+            raise DeviceFailed(f"{self.gpu}: {problem}") from None
+        log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self.process.pid if self.process else 0)
 
     def _make_folders(self) -> None:
         """Create the folders, empty: files of a dead daemon would answer for the new one. Existing folders are kept,
@@ -210,11 +209,11 @@ class Daemon:
             condition = await self.observe()
             if condition is Condition.ACTIVE:
                 return
-            if condition in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
-                # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
-                if condition is not Condition.DOWN or not self.is_running():
-                    raise DeviceFailed(f"{self.gpu}: {condition.value}{log_tail(self._log)}")
-            elif condition is Condition.STARTING and not has_requested:
+            # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
+            has_ended = condition is Condition.DOWN and not self.is_running()
+            if has_ended or condition in (Condition.FAULT, Condition.FOREIGN):
+                raise DeviceFailed(f"{self.gpu}: {condition.value}{log_tail(self._log)}")
+            if condition is Condition.STARTING and not has_requested:
                 has_requested = True
                 with contextlib.suppress(ControlFailed):
                     await self.control.start_server(self._uid)
@@ -284,10 +283,6 @@ class Daemon:
 
     def _new_file(self) -> DaemonFile:
         return DaemonFile(self.gpu, container_uid=None if self._container_folders is None else self._uid)
-
-    @property
-    def _pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
 
     def _record_servers(self, pids: Iterable[int]) -> None:
         servers = tuple(server for server in map(processes.identify, pids) if server is not None)

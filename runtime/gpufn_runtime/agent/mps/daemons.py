@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from gpufn_core.domain.device import DeviceShare, Health, Share
@@ -115,7 +115,7 @@ class MpsDaemons:
             async with gpu.lock:
                 await self._match_containers(gpu, contained)
                 if not gpu.daemon.is_running():
-                    await self._start(gpu)
+                    await self._start(gpu, gpu.daemon.start)
                 if gpu.trouble is not None:
                     raise DeviceFailed(f"{uuid}: {gpu.trouble.reason}")
             mounts = gpu.daemon.mounts
@@ -131,12 +131,11 @@ class MpsDaemons:
             self._gpu(uuid).tenants[worker] = _Tenant(key, pid)
 
     def is_ready(self, worker: str) -> None:
-        if (tenant := self._tenant(worker)) is not None:
-            tenant.is_ready = True
+        if (uuid := self._gpu_of.get(worker)) is not None:
+            self._gpus[uuid].tenants[worker].is_ready = True
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
-        uuid = self._gpu_of.get(worker)
-        if uuid is None:
+        if (uuid := self._gpu_of.get(worker)) is None:
             return
         try:
             async with asyncio.timeout(self._evict_s):
@@ -145,8 +144,7 @@ class MpsDaemons:
             log.info("GPU %s: worker %s is ended without MPS eviction: %s", uuid, worker, error)
 
     def worker_ended(self, worker: str) -> None:
-        uuid = self._gpu_of.pop(worker, None)
-        if uuid is None:
+        if (uuid := self._gpu_of.pop(worker, None)) is None:
             return
         gpu = self._gpus[uuid]
         del gpu.tenants[worker]
@@ -155,8 +153,7 @@ class MpsDaemons:
             gpu.emptied.set()
 
     def trouble(self, gpu: str) -> HealthCondition | None:
-        known = self._gpus.get(gpu)
-        return known.trouble if known is not None else None
+        return self._gpus[gpu].trouble if gpu in self._gpus else None
 
     async def run(self, end: End) -> None:
         while True:
@@ -189,8 +186,7 @@ class MpsDaemons:
 
     async def check(self, uuid: str, end: End) -> None:
         """Do the regular check of one GPU."""
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
+        if (gpu := self._gpus.get(uuid)) is None:
             return
         async with gpu.lock:
             if self._gpus.get(uuid) is not gpu:
@@ -228,14 +224,13 @@ class MpsDaemons:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_s):
                     await gpu.emptied.wait()
-        if await gpu.daemon.observe() is not Condition.ACTIVE:
-            try:
-                await gpu.daemon.restart()
-            except DeviceFailed as error:
-                gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{uuid}: "))
-                log.warning("%s", error.message)
-                return
-        gpu.trouble = None
+        if await gpu.daemon.observe() is Condition.ACTIVE:
+            gpu.trouble = None
+            return
+        try:
+            await self._start(gpu, gpu.daemon.restart)
+        except DeviceFailed as error:
+            log.warning("%s", error.message)
 
     async def _end_non_clients(self, gpu: _Gpu, end: End) -> None:
         """End workers that take calls but are not clients: they use the whole GPU, without limits."""
@@ -254,10 +249,9 @@ class MpsDaemons:
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _gpu(self, uuid: str) -> _Gpu:
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
-            gpu = self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
-        return gpu
+        if uuid not in self._gpus:
+            self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
+        return self._gpus[uuid]
 
     async def _match_containers(self, gpu: _Gpu, contained: bool) -> None:
         """Replace the daemon if needed. All clients must run in containers, or none: they share a user and memory."""
@@ -269,9 +263,9 @@ class MpsDaemons:
         await gpu.daemon.stop()
         gpu.daemon = self._maker.make(gpu.daemon.gpu, contained=contained)
 
-    async def _start(self, gpu: _Gpu) -> None:
+    async def _start(self, gpu: _Gpu, start: Callable[[], Awaitable[None]]) -> None:
         try:
-            await gpu.daemon.start()
+            await start()
         except DeviceFailed as error:
             gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{gpu.daemon.gpu}: "))
             raise
@@ -279,8 +273,7 @@ class MpsDaemons:
 
     async def _vacate(self, uuid: str) -> None:
         """Stop sharing the GPU: a worker needs it in another mode, so it must have no tenants."""
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
+        if (gpu := self._gpus.get(uuid)) is None:
             return
         async with gpu.lock:
             if gpu.tenants or gpu.joining:
@@ -292,7 +285,3 @@ class MpsDaemons:
         await gpu.daemon.stop()
         if not gpu.joining and self._gpus.get(gpu.daemon.gpu) is gpu:
             del self._gpus[gpu.daemon.gpu]
-
-    def _tenant(self, worker: str) -> _Tenant | None:
-        uuid = self._gpu_of.get(worker)
-        return self._gpus[uuid].tenants.get(worker) if uuid is not None else None
