@@ -104,7 +104,9 @@ class Store:
                 if not await self._retry(touch):
                     await self._put(file, folder, stored)
         except (GpufnError, OSError) as error:
-            await self._remove(stored)
+            for digest in stored:  # no manifest names them; the gateway's garbage collector removes the rest
+                with contextlib.suppress(GpufnError):
+                    await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
             raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
         return manifest
 
@@ -123,12 +125,6 @@ class Store:
             stored.append(digest)
         if digest != file.digest:
             raise ArtifactUnavailable(f"{file.name} does not match its digest in the manifest")
-
-    async def _remove(self, digests: Sequence[str]) -> None:
-        """Remove files that no manifest names. The gateway's garbage collector removes the rest."""
-        for digest in digests:
-            with contextlib.suppress(GpufnError):
-                await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
 
     async def put_report(self, data: bytes) -> str:
         """Store a report and return its digest. Raises BuildFailed(stage="publish")."""

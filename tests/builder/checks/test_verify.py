@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpufn_builder.checks.verify import OutputAccuracy, check, compare
+from gpufn_builder.checks.verify import check, compare
 from gpufn_builder.onnx_model.tensors import BF16
+from gpufn_builder.report.report import OutputRow
 from gpufn_core.domain.engine import Accuracy
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
@@ -16,13 +17,13 @@ from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 INF, NAN = math.inf, math.nan
 
 
-def row(wanted: Any, found: Any, dtype: Any = np.float32) -> OutputAccuracy:
+def row(wanted: Any, found: Any, dtype: Any = np.float32) -> OutputRow:
     (only,) = compare(["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}]).outputs
     return only
 
 
 def test_equal_outputs_are_as_near_as_can_be() -> None:
-    assert row([[1.0, -2.0]], [[1.0, -2.0]]) == OutputAccuracy("case", "y", "float32", (1, 2))
+    assert row([[1.0, -2.0]], [[1.0, -2.0]]) == OutputRow("case", "y", "float32", (1, 2))
 
 
 def test_each_figure_is_what_it_says() -> None:

@@ -109,7 +109,7 @@ def test_a_constant_that_fp16_cannot_hold_is_not_clipped_but_told(tmp_path: Path
         [weights("w", 4, 4), constant("ceiling", 1e9)],
     )
     made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert made.found == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
+    assert made.summary == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
     by_name = {tensor.name: tensor for tensor in onnx.load(made.path).graph.initializer}
     assert by_name["ceiling"].data_type == TensorProto.FLOAT
 
@@ -132,7 +132,7 @@ def test_what_fp16_cannot_hold_is_found_however_the_graph_says_it(ceiling: list[
         [weights("w", 4, 4), constant("shape", [4], np.int64)],
     )
     made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert made.found == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
+    assert made.summary == "1 nodes in fp16; kept in fp32, as fp16 cannot represent their values: ceiling"
 
 
 def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None
         [value("y", [1, 4])],
         [weights("w", 4, 4), constant("tiny", 1e-12)],
     )
-    assert "their values: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).found
+    assert "their values: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).summary
 
 
 def test_a_model_that_overflows_half_precision_is_refused_and_named(tmp_path: Path) -> None:
@@ -262,13 +262,13 @@ def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_
     places = constant("places", [0, 5, 10, 15], np.int64)
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(constant("w", [1, 2, 3, 4]), places, [4, 4]))
     made = Prepared(proto, tmp_path).into_precision(Precision.BF16)
-    assert made.found == "1 nodes in bf16"
+    assert made.summary == "1 nodes in bf16"
 
 
 def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> None:
     prepared = Prepared(models.texts(), tmp_path)
     made = prepared.into_precision(Precision.INT8)
-    assert (made.path, made.found) == (prepared.normal.path, "unchanged: there is nothing to quantize")
+    assert (made.path, made.summary) == (prepared.normal.path, "unchanged: there is nothing to quantize")
 
 
 def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) -> None:

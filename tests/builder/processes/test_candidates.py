@@ -143,7 +143,7 @@ def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
-    work = ChildProcess.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+    work = ChildProcess(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
     begun = threading.Event()
     ended: list[BuildFailed] = []
 
@@ -175,7 +175,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     parent = os.fork()
     if parent == 0:
         try:
-            work = ChildProcess.start(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+            work = ChildProcess(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
             os.write(writer, b"%d" % work._process.pid)
         finally:
             os._exit(0)
