@@ -302,8 +302,6 @@ class Agent:
                     record.reported_ended_at = self._clock.monotonic()
             self._prefetch.learn_modules((worker.function, worker.revision), worker.modules)
 
-    # --- actions ------------------------------------------------------------------------------------------------------
-
     def _act(self, action: reconcile.Action | None) -> None:
         match action:
             case Launch(assignment):

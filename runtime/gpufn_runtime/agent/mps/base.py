@@ -46,12 +46,10 @@ class GpuShares(Protocol):
     @property
     def has_child_processes(self) -> bool:
         """Whether a child process runs that only its own caller may reap."""
-        ...
 
     @property
     def pids(self) -> frozenset[int]:
         """Pids of long-running children."""
-        ...
 
     def joining(
         self, key: RevisionKey, share: DeviceShare, *, contained: bool
@@ -61,32 +59,25 @@ class GpuShares(Protocol):
 
         Raises DeviceFailed, or FunctionStartFailed for a function that has made GPUs fail too often.
         """
-        ...
 
     def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None: ...
 
     def is_ready(self, worker: str) -> None:
         """Report that the worker takes calls: from now on it must be an MPS client."""
-        ...
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
         """Prepare a kill: work that a dead client leaves on the GPU can break the other clients. Never raises."""
-        ...
 
     def worker_ended(self, worker: str) -> None: ...
 
     def trouble(self, gpu: str) -> HealthCondition | None:
         """Return why no new worker can join this GPU, or None."""
-        ...
 
     async def take_over(self) -> None:
         """Take over the daemons of an earlier agent. Called before any worker joins."""
-        ...
 
     async def run(self, end: End) -> None:
         """Check the daemons regularly, until cancelled."""
-        ...
 
     async def stop(self) -> None:
         """Stop the daemons and restore the GPUs' settings. Workers must have ended before."""
-        ...

@@ -49,7 +49,7 @@ class DaemonMaker:
         for folder in sorted(self._root.glob("*")):
             if (file := read_daemon_file(folder)) is not None:
                 daemon = self._create(file.gpu, folder.name, file.container_uid)
-                daemon.take_over(file)
+                daemon.file = file
                 yield daemon
 
     def _create(self, gpu: str, name: str, container_uid: int | None) -> Daemon:

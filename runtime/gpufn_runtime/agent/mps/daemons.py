@@ -83,8 +83,6 @@ class MpsDaemons:
         self._gpu_of: dict[str, str] = {}  # by worker
         self.suspects = Suspects()
 
-    # --- GpuShares ----------------------------------------------------------------------------------------------------
-
     @property
     def has_child_processes(self) -> bool:
         return Control.running > 0
@@ -171,8 +169,6 @@ class MpsDaemons:
             async with gpu.lock:
                 await gpu.daemon.stop()
 
-    # --- takeover -----------------------------------------------------------------------------------------------------
-
     async def take_over(self) -> None:
         """Take over an earlier agent's daemons, before any worker is adopted."""
         for daemon in self._maker.existing():
@@ -181,8 +177,6 @@ class MpsDaemons:
                 self._gpus[daemon.gpu] = _Gpu(daemon, empty_since=self._clock.monotonic())
             else:
                 await daemon.stop()
-
-    # --- checks -------------------------------------------------------------------------------------------------------
 
     async def check(self, uuid: str, end: End) -> None:
         """Do the regular check of one GPU."""
@@ -245,8 +239,6 @@ class MpsDaemons:
             tenant.missed_checks = tenant.missed_checks + 1 if tenant.is_ready and pids.isdisjoint(clients) else 0
             if tenant.missed_checks == _CHECKS_UNTIL_NO_CLIENT:
                 end(worker, f"{gpu.daemon.gpu}: it is not a client of the MPS daemon, so its share does not limit it")
-
-    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _gpu(self, uuid: str) -> _Gpu:
         if uuid not in self._gpus:

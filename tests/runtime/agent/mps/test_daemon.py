@@ -204,7 +204,7 @@ def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp
         assert file is not None
         machine.kill_daemon(daemon.pipe)
         later = Daemon(GPU, daemon.folder, uid=os.getuid())
-        later.take_over(file)
+        later.file = file
         assert not later.is_running()
         await later.stop()
         assert machine.modes == {GPU: "Default"}

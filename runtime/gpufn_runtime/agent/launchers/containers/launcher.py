@@ -188,8 +188,6 @@ class ContainerLauncher:
         finally:
             asyncio.get_running_loop().call_later(_AFTER_LAUNCH_S, self._launched)
 
-    # --- launching ----------------------------------------------------------------------------------------------------
-
     def _take_standby(self, kind: Kind, modules: ModuleSet) -> Container | None:
         """Take the standby with the closest module set. The memory of other modules would count as the worker's."""
         candidates = [standby for standby in self._standbys if standby.kind == kind and standby.is_open]
@@ -233,8 +231,6 @@ class ContainerLauncher:
         finally:
             self._in_progress.discard(container.name)
             self._review()
-
-    # --- review -------------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
         for standby in list(self._standbys):
