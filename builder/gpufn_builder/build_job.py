@@ -129,18 +129,19 @@ class BuildExecutor:
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
             result = await self._in_process(request, folder, on_progress)
-            for made in result.engines:
-                await asyncio.to_thread(check, made, request.candidates, folder)
+            for engine in result.engines:
+                await asyncio.to_thread(check, engine, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
             rows = {row.backend: row for row in result.candidates}
             run.rows |= {row.backend: row for row in result.candidates if not row.passed}
             began = self._clock.monotonic()
-            for made in result.engines:
-                on_progress(ProgressUpdate(BuildStage.PUBLISH, PUBLISH_BEGINS, str(made.manifest.backend)))
-                manifest = await self._store.publish(made.manifest, Path(made.folder))
+            for engine in result.engines:
+                on_progress(ProgressUpdate(BuildStage.PUBLISH, PUBLISH_BEGINS, str(engine.manifest.backend)))
+                manifest = await self._store.publish(engine.manifest, Path(engine.folder))
                 run.add_engine(manifest, rows.get(manifest.backend, engine_row(manifest, found=True)))
             if result.engines:
-                engines = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
+                manifests = [engine.manifest for engine in result.engines]
+                engines = ", ".join(f"{manifest.key[:12]} ({manifest.backend})" for manifest in manifests)
                 run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, engines))
         except OSError as error:
             raise disk_error(error, BuildStage.INGEST) from error

@@ -33,9 +33,9 @@ from gpufn_builder.processes.process_messages import (
     SAMPLES,
     BuildRequest,
     BuildResult,
+    BuiltEngine,
     CandidateRequest,
     CandidateResult,
-    MadeEngine,
     ProgressUpdate,
 )
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
@@ -93,7 +93,7 @@ class Pipeline:
         self._candidates: list[CandidateRow] = []
 
     def run(self) -> BuildResult:
-        engines: tuple[MadeEngine, ...] = ()
+        engines: tuple[BuiltEngine, ...] = ()
         info = None
         try:
             engines = self._compile_all(self._prepare())
@@ -180,7 +180,7 @@ class Pipeline:
         golden.save(path, case.inputs, {})
         return str(path)
 
-    def _compile_all(self, prepared: Prepared) -> tuple[MadeEngine, ...]:
+    def _compile_all(self, prepared: Prepared) -> tuple[BuiltEngine, ...]:
         """Compile all candidates. Raises BuildFailed if none passes: the error of the only one, or a summary."""
         engines = []
         failures: list[BuildFailed] = []
@@ -214,7 +214,7 @@ class Pipeline:
 
     def _compile(
         self, identity: EngineIdentity, prepared: Prepared, begin: float, span: float
-    ) -> tuple[CandidateResult, MadeEngine]:
+    ) -> tuple[CandidateResult, BuiltEngine]:
         folder = self._folder / identity.backend
         engine = folder / "engine"
         request = CandidateRequest(
@@ -240,7 +240,7 @@ class Pipeline:
         result = self._run_candidate(
             request, folder, self._environ, timeout_s=max(1.0, self._must_end_at - self._clock()), on_progress=pass_on
         )
-        return result, MadeEngine(self._manifest(identity, prepared, result, engine), str(engine))
+        return result, BuiltEngine(self._manifest(identity, prepared, result, engine), str(engine))
 
     def _manifest(
         self, identity: EngineIdentity, prepared: Prepared, result: CandidateResult, folder: Path

@@ -15,7 +15,6 @@ import msgspec
 
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.process_messages import THOROUGH
-from gpufn_core.domain.engine import Backend
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 
 ReportProgress = Callable[[float, str], None]  # progress from 0 to 1, and the current step
@@ -65,14 +64,3 @@ class Compiler(Protocol):
         """Compile the model. Raises BuildFailed(stage="compile") with the node, if the compiler reports it."""
 
     def load(self, job: CompileJob, compiled: Compiled) -> Engine: ...
-
-
-def compiler_for(backend: Backend) -> Compiler:
-    """Import the library of a backend, in the process of a candidate."""
-    if backend is Backend.TENSORRT:
-        from gpufn_builder.compilers.tensorrt import TensorRT  # noqa: PLC0415
-
-        return TensorRT()
-    from gpufn_builder.compilers.onnxruntime import OnnxRuntime  # noqa: PLC0415
-
-    return OnnxRuntime(backend)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from gpufn_builder.checks import golden, row_independence, verify
 from gpufn_builder.checks.measure import measure
-from gpufn_builder.compilers.base import CompileJob, Compiler, compiler_for
+from gpufn_builder.compilers.base import CompileJob, Compiler
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
-from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage
+from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
 
 # Progress of a candidate at the start of each stage.
 _BEGIN = {BuildStage.COMPILE: 0.0, BuildStage.VERIFY: 0.5, BuildStage.MEASURE: 0.6}
@@ -84,6 +84,17 @@ def make(
         notes=compiled.notes,
         seconds=seconds,
     )
+
+
+def compiler_for(backend: Backend) -> Compiler:
+    """Import the library of a backend, in the process of a candidate."""
+    if backend is Backend.TENSORRT:
+        from gpufn_builder.compilers.tensorrt import TensorRT  # noqa: PLC0415
+
+        return TensorRT()
+    from gpufn_builder.compilers.onnxruntime import OnnxRuntime  # noqa: PLC0415
+
+    return OnnxRuntime(backend)
 
 
 def main() -> int:

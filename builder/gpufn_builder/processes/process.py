@@ -135,7 +135,7 @@ class ChildProcess:
             log = error.traceback or output
             raise BuildFailed(error.message, stage=error.stage or stage, node=error.node or "", log=log)
         if not problem and code:
-            problem = _how(code, output, self._memory_limit_bytes)
+            problem = _describe_exit(code, output, self._memory_limit_bytes)
         if not problem:
             try:
                 return msgspec.msgpack.decode(_read_result(self._result), type=result_type)
@@ -239,7 +239,7 @@ def _read_result(path: Path) -> bytes:
         return file.read()
 
 
-def _how(code: int, output: str, memory_limit_bytes: int | None) -> str:
+def _describe_exit(code: int, output: str, memory_limit_bytes: int | None) -> str:
     if memory_limit_bytes is not None and any(words in output for words in _OUT_OF_MEMORY):
         return f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
     if code < 0:

@@ -43,7 +43,7 @@ from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
@@ -203,7 +203,7 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
     home = settings.home
-    return MpsDaemons(DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make), clock)
+    return MpsDaemons(DaemonFactory(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make), clock)
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:

@@ -183,7 +183,7 @@ class Agent:
         """Work until `stop` is set, then end all workers: when their calls have finished, when the grace period is
         over, or when `force_stop` is set."""
         processes.become_subreaper()
-        grace_period.forget_running(self._home)
+        grace_period.clear_running_calls(self._home)
         self._bundles.sweep()
         self._engines.sweep()
         folders = worker_folder.all_folders(self._home)
@@ -200,7 +200,7 @@ class Agent:
         self._devices.start(self._reports.send_metrics, self._parking.verify)
         tasks = [
             asyncio.create_task(self._prefetch.run(), name="prepare"),
-            asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
+            asyncio.create_task(self._shares.run(self._end_because_of_gpu), name="shares"),
         ]
         devices = ",".join(device.uuid for device in (self._devices.pool, *self._devices.gpus))
         log.info("node %s is ready: devices=%s", self._node, devices)
@@ -232,7 +232,7 @@ class Agent:
         """Do the work of one tick."""
         self._clock_check.step(now)
         self._reports.send()
-        self._leave_failed_devices(now)
+        self._end_workers_of_failed_devices(now)
         self._update_standby_memory()
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
@@ -246,14 +246,14 @@ class Agent:
         shares = [record.assignment.share for record in self._fleet.records.values() if record.assignment is not None]
         self._launcher.set_standby_memory(self._devices.pool.memory_bytes - sum(share.memory_bytes for share in shares))
 
-    def _leave_failed_devices(self, now: float) -> None:
+    def _end_workers_of_failed_devices(self, now: float) -> None:
         for device in self._devices.devices(now):
             if device.health is Health.FAILED:
                 for record in list(self._fleet.records.values()):
                     if device.uuid in record.gpus:
-                        self._end_for_its_gpu(record.worker, f"{device.uuid}: {device.health_reason}")
+                        self._end_because_of_gpu(record.worker, f"{device.uuid}: {device.health_reason}")
 
-    def _end_for_its_gpu(self, worker: str, reason: str) -> None:
+    def _end_because_of_gpu(self, worker: str, reason: str) -> None:
         record = self._fleet.records.get(worker)
         if record is not None and not record.killed:
             record.device_fault = reason
@@ -271,9 +271,9 @@ class Agent:
                 self._early_assignments[worker] = assignment
             return
         if not self._is_stopping:
-            self._consider(worker, assignment)
+            self._reconcile(worker, assignment)
 
-    def _consider(self, worker: str, assignment: Assignment | None) -> None:
+    def _reconcile(self, worker: str, assignment: Assignment | None) -> None:
         record = self._fleet.records.get(worker)
         action = reconcile.on_change(
             record, assignment, newest_epoch=self._fleet.newest_epoch, has_ended=self._fleet.has_ended(worker)
@@ -294,7 +294,7 @@ class Agent:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
                     record.was_ready = True
-                    self._shares.is_ready(worker.worker)
+                    self._shares.worker_ready(worker.worker)
                 self._parking.note(record, worker)
                 if worker.state.live:
                     record.reported_ended_at = None
@@ -348,13 +348,13 @@ class Agent:
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
-                self._consider(worker, assignment)
+                self._reconcile(worker, assignment)
             elif record.phase is Phase.RUNNING and assignment.desired is Desired.DRAIN:
                 self._act(Drain(assignment))
 
     async def _shut_down(self, force_stop: asyncio.Event) -> None:
         self._is_stopping = True
-        grace_period.set_running(self._home, self._calls_running())
+        grace_period.set_running_calls(self._home, self._calls_running())
         grace_s = grace_period.grace_s(self._home, self._grace_s)
         log.info("stopping: %d workers have %g s to finish their calls", len(self._running_workers), grace_s)
         self._devices.pause_placements("its node stops")
@@ -376,7 +376,7 @@ class Agent:
         except TimeoutError:
             log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup.tasks))
         await self._shares.stop()
-        grace_period.forget_running(self._home)
+        grace_period.clear_running_calls(self._home)
 
     async def _wait_for_calls(self, grace_s: float, force_stop: asyncio.Event) -> None:
         """Wait until all workers have ended or the grace period is over. The node must report meanwhile: otherwise it
@@ -385,7 +385,7 @@ class Agent:
         waiters = [asyncio.create_task(awaitable) for awaitable in (self._all_ended(), force_stop.wait())]
         try:
             while (remaining_s := deadline - self._clock.monotonic()) > 0:
-                grace_period.set_running(self._home, self._calls_running())
+                grace_period.set_running_calls(self._home, self._calls_running())
                 finished, _ = await asyncio.wait(
                     waiters, timeout=min(remaining_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
                 )

@@ -11,7 +11,8 @@ import onnx.reference
 import pytest
 from onnx import TensorProto
 
-from gpufn_builder.compilers.base import CompileJob, compiler_for
+from gpufn_builder.compilers.base import CompileJob
+from gpufn_builder.processes.compile_process import compiler_for
 from gpufn_core.domain.engine import Backend
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec

@@ -68,7 +68,7 @@ class NvmlInventory:
             except nvml.NVMLError as error:
                 is_lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
                 conditions[uuid] = HealthCondition(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())
-        self._sampler.turn()
+        self._sampler.end_round()
         xids = self._new_xids()
         if self._handles and len(conditions) == len(self._handles):
             self._reopen()

@@ -35,7 +35,7 @@ class Sampler:
         self._last_sample_time: dict[str, int] = {}  # by uuid: driver time of the newest process utilization sample
         self._limits = [(getattr(nvml, f"nvmlClocksEventReason{name}", 0), word) for name, word in CLOCK_LIMITS.items()]
 
-    def turn(self) -> None:
+    def end_round(self) -> None:
         """Finish a round in which all devices were read."""
         self._round += 1
 

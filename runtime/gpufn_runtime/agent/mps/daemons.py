@@ -23,12 +23,12 @@ from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition
-from gpufn_runtime.agent.mps.base import End, Joining
+from gpufn_runtime.agent.mps.base import EndWorker, Joining
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
 from gpufn_runtime.agent.mps.daemon import Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.fault_attribution import INCIDENTS, Suspects
 from gpufn_runtime.agent.workers import processes
 
@@ -65,7 +65,7 @@ class _Gpu:
 class MpsDaemons:
     def __init__(
         self,
-        maker: DaemonMaker,
+        daemon_factory: DaemonFactory,
         clock: Clock,
         *,
         check_every_s: float = _CHECK_EVERY_S,
@@ -73,7 +73,7 @@ class MpsDaemons:
         leave_s: float = _LEAVE_TIMEOUT_S,
         evict_s: float = _EVICT_TIMEOUT_S,
     ) -> None:
-        self._maker = maker
+        self._daemon_factory = daemon_factory
         self._clock = clock
         self._check_every_s = check_every_s
         self._linger_s = linger_s
@@ -122,13 +122,13 @@ class MpsDaemons:
             gpu.joining -= 1
             gpu.empty_since = self._clock.monotonic()
 
-    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
+    def worker_joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
         if share.mode is Share.MPS:
             (uuid,) = share.gpus
             self._gpu_of[worker] = uuid
             self._gpu(uuid).tenants[worker] = _Tenant(key, pid)
 
-    def is_ready(self, worker: str) -> None:
+    def worker_ready(self, worker: str) -> None:
         if (uuid := self._gpu_of.get(worker)) is not None:
             self._gpus[uuid].tenants[worker].is_ready = True
 
@@ -153,7 +153,7 @@ class MpsDaemons:
     def trouble(self, gpu: str) -> HealthCondition | None:
         return self._gpus[gpu].trouble if gpu in self._gpus else None
 
-    async def run(self, end: End) -> None:
+    async def run(self, end: EndWorker) -> None:
         while True:
             for uuid in list(self._gpus):
                 try:
@@ -171,14 +171,14 @@ class MpsDaemons:
 
     async def take_over(self) -> None:
         """Take over an earlier agent's daemons, before any worker is adopted."""
-        for daemon in self._maker.existing():
+        for daemon in self._daemon_factory.existing():
             if daemon.is_running():
                 log.info("GPU %s: took over its MPS daemon", daemon.gpu)
                 self._gpus[daemon.gpu] = _Gpu(daemon, empty_since=self._clock.monotonic())
             else:
                 await daemon.stop()
 
-    async def check(self, uuid: str, end: End) -> None:
+    async def check(self, uuid: str, end: EndWorker) -> None:
         """Do the regular check of one GPU."""
         if (gpu := self._gpus.get(uuid)) is None:
             return
@@ -200,7 +200,7 @@ class MpsDaemons:
                 gpu.trouble = None
                 await self._end_non_clients(gpu, end)
 
-    async def _on_incident(self, gpu: _Gpu, condition: Condition, end: End) -> None:
+    async def _on_incident(self, gpu: _Gpu, condition: Condition, end: EndWorker) -> None:
         uuid = gpu.daemon.gpu
         gpu.trouble = HealthCondition(Health.DEGRADED, condition.value)
         revisions = sorted({tenant.key for tenant in gpu.tenants.values()})
@@ -226,7 +226,7 @@ class MpsDaemons:
         except DeviceFailed as error:
             log.warning("%s", error.message)
 
-    async def _end_non_clients(self, gpu: _Gpu, end: End) -> None:
+    async def _end_non_clients(self, gpu: _Gpu, end: EndWorker) -> None:
         """End workers that take calls but are not clients: they use the whole GPU, without limits."""
         if not any(tenant.is_ready for tenant in gpu.tenants.values()):
             return
@@ -242,7 +242,7 @@ class MpsDaemons:
 
     def _gpu(self, uuid: str) -> _Gpu:
         if uuid not in self._gpus:
-            self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
+            self._gpus[uuid] = _Gpu(self._daemon_factory.make(uuid), empty_since=self._clock.monotonic())
         return self._gpus[uuid]
 
     async def _match_containers(self, gpu: _Gpu, contained: bool) -> None:
@@ -253,7 +253,7 @@ class MpsDaemons:
             place = "outside containers" if contained else "in containers"
             raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that run {place}")
         await gpu.daemon.stop()
-        gpu.daemon = self._maker.make(gpu.daemon.gpu, contained=contained)
+        gpu.daemon = self._daemon_factory.make(gpu.daemon.gpu, contained=contained)
 
     async def _start(self, gpu: _Gpu, start: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -96,7 +96,7 @@ class Launches:
                 config = self._configs.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
-                order = self._configs.launch(config, folder, assignment, joining=joining, modules=modules)
+                order = self._configs.launch_order(config, folder, assignment, joining=joining, modules=modules)
                 launched = await self._start_process(record, order, folder, group)
         except GpufnError as error:
             self._on_failed(record, folder, group, error)
@@ -123,7 +123,7 @@ class Launches:
             if handle is None:
                 raise PlatformError("The worker's process ended at once.")
             cleanup.callback(os.close, handle.pidfd)
-            self._supervisor.attend(record, handle, folder, group, fifo, container=launched.container)
+            self._supervisor.supervise(record, handle, folder, group, fifo, container=launched.container)
             cleanup.pop_all()
         record.started_at = self._clock.time()
         folder.write_process(

@@ -66,7 +66,7 @@ class Supervisor:
         self.ending_tasks = Tasks()  # ends that are being ordered or reported
         self._worker_ended = asyncio.Event()
 
-    def attend(
+    def supervise(
         self,
         record: WorkerRecord,
         handle: processes.Handle,
@@ -84,7 +84,7 @@ class Supervisor:
         self._running_workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING
         if record.assignment is not None:
-            self._shares.joined(record.worker, record.key, record.assignment.share, process.pid)
+            self._shares.worker_joined(record.worker, record.key, record.assignment.share, process.pid)
         self._loop.add_reader(fifo, self._on_output, worker)
         self._loop.add_reader(pidfd, self._on_exit, worker)
 

@@ -50,7 +50,7 @@ class Takeover:
         record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
         group = self._cleanup.find_group(file.worker, file)
         handle = processes.Handle(file.process, pidfd)
-        self._supervisor.attend(record, handle, folder, group, folder.open_output(), container=file.container)
+        self._supervisor.supervise(record, handle, folder, group, folder.open_output(), container=file.container)
         self._fleet.records[record.worker] = record
         log.info("adopted %s: pid=%d", record, file.process.pid)
         if assignment is None:

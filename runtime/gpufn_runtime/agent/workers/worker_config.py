@@ -86,7 +86,7 @@ class WorkerConfigs:
             cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )
 
-    def launch(
+    def launch_order(
         self,
         config: WorkerConfig,
         folder: WorkerFolder,

@@ -16,7 +16,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_runtime.agent.devices.base import HealthCondition
-from gpufn_runtime.agent.mps.base import End, GpuShares, Joining
+from gpufn_runtime.agent.mps.base import EndWorker, GpuShares, Joining
 from tests.runtime.agent.mps.machine import Machine
 
 GPU = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, multiprocessors=58)
@@ -82,7 +82,7 @@ class _Namespaces:
     pids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
-        self.end: End = lambda worker, reason: None
+        self.end: EndWorker = lambda worker, reason: None
         self.asked: list[str] = []
         self.ill: HealthCondition | None = None
 
@@ -91,11 +91,11 @@ class _Namespaces:
         self.asked.append(f"joining {share.sm_percent} %")
         yield Joining({"CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f"})
 
-    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
-        self.asked.append("joined")
+    def worker_joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
+        self.asked.append("worker_joined")
 
-    def is_ready(self, worker: str) -> None:
-        self.asked.append("is_ready")
+    def worker_ready(self, worker: str) -> None:
+        self.asked.append("worker_ready")
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
         self.asked.append("evict")
@@ -109,7 +109,7 @@ class _Namespaces:
     async def take_over(self) -> None:
         self.asked.append("take_over")
 
-    async def run(self, end: End) -> None:
+    async def run(self, end: EndWorker) -> None:
         self.end = end
         await asyncio.Event().wait()
 
@@ -131,7 +131,7 @@ def test_gpus_may_be_shared_in_another_way_than_by_a_daemon_for_each(on_node: An
             "CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f",
         }
         _says_ready(node, worker)
-        await node.until(lambda: "is_ready" in shares.asked)
+        await node.until(lambda: "worker_ready" in shares.asked)
         shares.ill = HealthCondition(Health.DEGRADED, "its server has gone")
         await node.until(lambda: node.reports[-1].devices[-1].health_reason == "its server has gone")
         shares.end(worker, "its server has gone")
@@ -140,7 +140,7 @@ def test_gpus_may_be_shared_in_another_way_than_by_a_daemon_for_each(on_node: An
     on_node(run)
     assert isinstance(shares, _Namespaces)
     assert list(dict.fromkeys(shares.asked)) == [
-        "take_over", "joining 25 %", "joined", "is_ready", "evict", "left", "stop",
+        "take_over", "joining 25 %", "worker_joined", "worker_ready", "evict", "left", "stop",
     ]  # fmt: skip
 
 

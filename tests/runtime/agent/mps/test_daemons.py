@@ -16,7 +16,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.logs import MAX_BYTES
 from tests.runtime.agent.mps.machine import Machine
@@ -48,8 +48,8 @@ class Node:
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
-        maker = DaemonMaker(self.root, self.container_folders, self._make)
-        return MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
+        daemon_factory = DaemonFactory(self.root, self.container_folders, self._make)
+        return MpsDaemons(daemon_factory, self.clock, linger_s=30.0, leave_s=0.2)
 
     async def check(self) -> None:
         await self.shares.check("GPU-1", self._end)
@@ -75,9 +75,9 @@ class Node:
         """Let a worker join and become READY. Return its pipe directory."""
         joining = await self.prepare(key, PART)
         pipe = Path(joining.environment["CUDA_MPS_PIPE_DIRECTORY"])
-        self.shares.joined(worker, key, PART, pid)
+        self.shares.worker_joined(worker, key, PART, pid)
         self.machine.connect(pipe, pid)
-        self.shares.is_ready(worker)
+        self.shares.worker_ready(worker)
         return pipe
 
 
@@ -304,11 +304,11 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
     async def work(node: Node) -> None:
         await node.start("w-1", pid=101)
         await node.prepare(G, PART)
-        node.shares.joined("w-2", G, PART, 102)
+        node.shares.worker_joined("w-2", G, PART, 102)
         await node.check()
         await node.check()
         assert node.ended == []  # it is still loading
-        node.shares.is_ready("w-2")
+        node.shares.worker_ready("w-2")
         await node.check()
         assert node.ended == []
         await node.check()
@@ -346,7 +346,7 @@ def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_nod
         node.shares.worker_ended("w-1")
         contained = await node.prepare(G, PART, contained=True)
         assert contained.mounts is not None
-        node.shares.joined("w-2", G, PART, 102)
+        node.shares.worker_joined("w-2", G, PART, 102)
         with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run in containers"):
             await node.prepare(F, PART)
         assert len(machine.running()) == 2
@@ -359,8 +359,8 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
     async def work(node: Node) -> None:
         joining = await node.prepare(F, PART, contained=True)
         assert joining.mounts is not None
-        node.shares.joined("w-1", F, PART, os.getpid())
-        node.shares.is_ready("w-1")
+        node.shares.worker_joined("w-1", F, PART, os.getpid())
+        node.shares.worker_ready("w-1")
         (child, *_) = node.shares.pids  # the daemon is a child of ours
         machine.connect(Path(joining.mounts.pipe), child)
         for _ in range(3):
@@ -402,9 +402,9 @@ def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machi
 
 
 def test_an_agent_that_is_not_root_shares_no_gpu_among_containers(tmp_path: Path) -> None:
-    maker = DaemonMaker(tmp_path / "mps", ContainerFolders(tmp_path, tmp_path), own_uid=lambda: 1000)
+    daemon_factory = DaemonFactory(tmp_path / "mps", ContainerFolders(tmp_path, tmp_path), own_uid=lambda: 1000)
     with pytest.raises(DeviceFailed, match="requires an agent that runs as root"):
-        maker.make("GPU-1", contained=True)
+        daemon_factory.make("GPU-1", contained=True)
 
 
 def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: Any, machine: Machine) -> None:
@@ -429,7 +429,7 @@ def test_an_agent_takes_over_the_daemons_of_the_one_before(on_node: Any, machine
         daemon = machine.state(pipe)["daemon"]
         node.shares = node.agent()
         await node.shares.take_over()
-        node.shares.joined("w-1", F, PART, 101)
+        node.shares.worker_joined("w-1", F, PART, 101)
         assert await node.start("w-2", G, 102) == pipe
         assert machine.state(pipe)["daemon"] == daemon
         machine.kill_daemon(pipe)

@@ -88,12 +88,12 @@ def test_a_folder_of_an_earlier_agent(
         sweep=lambda folder, file: done.append("swept"),
     )
 
-    def attend(record: Any, handle: processes.Handle, folder: Any, group: None, fifo: int, **options: str) -> None:
+    def supervise(record: Any, handle: processes.Handle, folder: Any, group: None, fifo: int, **options: str) -> None:
         os.close(handle.pidfd)
         os.close(fifo)
         done.append("adopted")
 
-    supervisor = SimpleNamespace(attend=attend, end=lambda record, signum, reason: done.append("ended"))
+    supervisor = SimpleNamespace(supervise=supervise, end=lambda record, signum, reason: done.append("ended"))
     fleet = Fleet()
     takeover = Takeover(fleet, cast("Any", supervisor), cast("Any", cleanup), cast("Any", reports))
     takeover.take_over([folder], {"w1": ASSIGNMENT} if is_assigned else {})
