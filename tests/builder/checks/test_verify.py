@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ def test_what_cannot_be_compared_is_refused(found: Any, message: str) -> None:
 
 
 def test_a_missing_output_is_refused() -> None:
-    with pytest.raises(BuildFailed, match="there is no output y for case"):
+    with pytest.raises(BuildFailed, match=r"no output y for case$"):
         compare(["case"], [{"y": np.zeros(1)}], [{}])
 
 
@@ -141,14 +142,12 @@ def test_an_output_beyond_the_tolerance_is_named_with_its_case() -> None:
     with pytest.raises(BuildFailed) as caught:
         check(comparison, TOLERANCES[Precision.FP32])
     assert caught.value.node == "far"
-    assert caught.value.message == (
-        "output far is too far from the reference for sample 3: rel_l2 is 0.01, and at most 1e-05 is allowed"
-    )
+    assert re.search(r"output far .*sample 3: rel_l2 is 0\.01, .*1e-05", caught.value.message)
     check(comparison, Tolerance(rel_l2=0.1))
 
 
 def test_labels_that_differ_are_told_as_such() -> None:
     comparison = compare(["case"], [{"label": np.array([1, 2, 3, 4])}], [{"label": np.array([1, 2, 3, 5])}])
-    with pytest.raises(BuildFailed, match=r"75\.0% of its elements are equal, not all"):
+    with pytest.raises(BuildFailed, match=r"75\.0% .*equal"):
         check(comparison, TOLERANCES[Precision.FP16])
     check(comparison, Tolerance())

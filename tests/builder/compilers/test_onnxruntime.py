@@ -107,16 +107,14 @@ def test_a_run_that_fails_says_so_also_where_it_is_timed(tmp_path: Path) -> None
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         for run in (engine.run, lambda inputs: engine.bind(inputs)()):
-            with pytest.raises(BuildFailed, match="the engine does not run: Got invalid dimensions for input: x"):
+            with pytest.raises(BuildFailed, match=r"invalid dimensions for input: x"):
                 run({"x": np.ones((2, 9), np.float32)})
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:
     job = _job(tmp_path, models.mlp())
     job.flags["use_tf32"] = "0"  # type: ignore[index]
-    with pytest.raises(
-        BuildFailed, match=r"CPUExecutionProvider instead of CUDAExecutionProvider|CUDAExecutionProvider"
-    ):
+    with pytest.raises(BuildFailed, match="CUDAExecutionProvider"):
         compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
 
 

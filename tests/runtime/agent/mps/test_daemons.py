@@ -15,6 +15,7 @@ from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import Joining
+from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
@@ -135,9 +136,9 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
             node.clock.now += 600
             await node.check()
             assert len(machine.running()) == 2
-            with pytest.raises(DeviceFailed, match="workers still share it by MPS"):
+            with pytest.raises(DeviceFailed, match="still share it"):
                 await node.prepare(G, WHOLE)
-            with pytest.raises(DeviceFailed, match="shared by workers that run outside containers"):
+            with pytest.raises(DeviceFailed, match="outside containers"):
                 await node.prepare(G, PART, contained=True)
         node.clock.now += 31
         await node.check()
@@ -149,7 +150,7 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
 def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
-        with pytest.raises(DeviceFailed, match="GPU-1: workers still share it by MPS"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: .*still share it"):
             await node.prepare(G, WHOLE)
         node.shares.worker_ended("w-1")
         assert await node.prepare(G, WHOLE) == Joining()
@@ -187,7 +188,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
 
         async def leave() -> None:
             await node.told.wait()
-            assert node.shares.trouble("GPU-1") == HealthCondition(Health.DEGRADED, "its MPS server is in FAULT")
+            assert node.shares.trouble("GPU-1") == HealthCondition(Health.DEGRADED, Condition.FAULT.value)
             await node.shares.evict("w-1", [101])
             node.shares.worker_ended("w-1")
 
@@ -291,7 +292,7 @@ def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, mach
                 await node.start("w-other", G, 102)
             machine.fault(pipe)
             await node.check()
-        with pytest.raises(FunctionStartFailed, match="f@1 no longer starts on shared GPUs of this node"):
+        with pytest.raises(FunctionStartFailed, match=r"f@1 no longer starts"):
             await node.start("w-9")
         await node.start("w-9", ("f", 2))
         await node.start("w-g", G, 103)
@@ -341,13 +342,13 @@ def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any
 def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
-        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run outside containers"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: .*outside containers"):
             await node.prepare(G, PART, contained=True)
         node.shares.worker_ended("w-1")
         contained = await node.prepare(G, PART, contained=True)
         assert contained.mounts is not None
         node.shares.worker_joined("w-2", G, PART, 102)
-        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that run in containers"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: .* in containers"):
             await node.prepare(F, PART)
         assert len(machine.running()) == 2
 
@@ -403,18 +404,18 @@ def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machi
 
 def test_an_agent_that_is_not_root_shares_no_gpu_among_containers(tmp_path: Path) -> None:
     daemon_factory = DaemonFactory(tmp_path / "mps", ContainerFolders(tmp_path, tmp_path), own_uid=lambda: 1000)
-    with pytest.raises(DeviceFailed, match="requires an agent that runs as root"):
+    with pytest.raises(DeviceFailed, match="root"):
         daemon_factory.make("GPU-1", contained=True)
 
 
 def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         machine.set(broken=True)
-        with pytest.raises(DeviceFailed, match="its MPS daemon has ended"):
+        with pytest.raises(DeviceFailed, match=Condition.DOWN.value):
             await node.start("w-1")
         trouble = node.shares.trouble("GPU-1")
         assert trouble is not None
-        assert (trouble.health, trouble.reason.partition(":")[0]) == (Health.DEGRADED, "its MPS daemon has ended")
+        assert (trouble.health, trouble.reason.partition(":")[0]) == (Health.DEGRADED, Condition.DOWN.value)
         machine.set()
         await node.check()
         assert node.shares.trouble("GPU-1") is None
