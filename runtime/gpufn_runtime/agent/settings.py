@@ -71,7 +71,9 @@ class AgentSettings:
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             memory_bytes=_size(environ, "GPUFN_MEMORY"),
-            templates=whole_number("GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or "4", 0, _MAX_TEMPLATES),
+            templates=whole_number(
+                "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MAX_TEMPLATES
+            ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
