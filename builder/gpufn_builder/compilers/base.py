@@ -1,8 +1,9 @@
 """The interface of compilers: from a transformed ONNX model to a folder with an engine, and the loaded engine.
 
-compiler = compiler_for(Backend.ORT_CPU)
-compiled = compiler.compile(job, report_progress)
-with contextlib.closing(compiler.load(job, compiled)) as engine: outputs = engine.run(inputs)
+    compiled = compiler.compile(job, report_progress)
+    with contextlib.closing(compiler.load(job, compiled)) as engine: outputs = engine.run(inputs)
+
+`compile_process.compiler_for` imports the compiler of a backend.
 """
 
 from __future__ import annotations
