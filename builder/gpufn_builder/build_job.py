@@ -30,7 +30,7 @@ from gpufn_builder.processes.process_messages import (
     ProgressUpdate,
 )
 from gpufn_builder.report import page
-from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, existing_row, failed_row
+from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row, failed_row
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
@@ -116,7 +116,7 @@ class BuildExecutor:
         """Add the engines that already exist to `run`. Return whether none is missing."""
         for candidate in run.missing:
             if (manifest := await self._store.find(candidate.key)) is not None:
-                run.add_engine(manifest, existing_row(manifest))
+                run.add_engine(manifest, engine_row(manifest, found=True))
         return not run.missing
 
     async def _build(self, run: _ActiveBuild, on_progress: OnProgress) -> None:
@@ -129,18 +129,19 @@ class BuildExecutor:
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
             result = await self._in_process(request, folder, on_progress)
-            for made in result.engines:
-                await asyncio.to_thread(check, made, request.candidates, folder)
+            for engine in result.engines:
+                await asyncio.to_thread(check, engine, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
             rows = {row.backend: row for row in result.candidates}
-            run.reject(rows)
+            run.rows |= {row.backend: row for row in result.candidates if not row.passed}
             began = self._clock.monotonic()
-            for made in result.engines:
-                on_progress(ProgressUpdate(BuildStage.PUBLISH, PUBLISH_BEGINS, str(made.manifest.backend)))
-                manifest = await self._store.publish(made.manifest, Path(made.folder))
-                run.add_engine(manifest, rows.get(manifest.backend, existing_row(manifest)))
+            for engine in result.engines:
+                on_progress(ProgressUpdate(BuildStage.PUBLISH, PUBLISH_BEGINS, str(engine.manifest.backend)))
+                manifest = await self._store.publish(engine.manifest, Path(engine.folder))
+                run.add_engine(manifest, rows.get(manifest.backend, engine_row(manifest, found=True)))
             if result.engines:
-                engines = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
+                manifests = [engine.manifest for engine in result.engines]
+                engines = ", ".join(f"{manifest.key[:12]} ({manifest.backend})" for manifest in manifests)
                 run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, engines))
         except OSError as error:
             raise disk_error(error, BuildStage.INGEST) from error
@@ -163,7 +164,7 @@ class BuildExecutor:
     async def _in_process(self, request: BuildRequest, folder: Path, on_progress: OnProgress) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
-        work = ChildProcess.start(self._process, request, folder, environ, name="the build")
+        work = ChildProcess(self._process, request, folder, environ, name="the build")
 
         def report_progress(progress: ProgressUpdate) -> None:
             loop.call_soon_threadsafe(on_progress, progress)
@@ -191,12 +192,12 @@ class _ActiveBuild:
         self.stages: tuple[StageRow, ...] = ()
         self._inexact: BuildFailed | None = None
         self._manifests: dict[Backend, EngineManifest] = {}
-        self._rows: dict[Backend, CandidateRow] = {}
+        self.rows: dict[Backend, CandidateRow] = {}
         self._chain = identity.chain(build.model, target)
         self.missing: list[EngineIdentity] = []
         for backend in self._chain:
             if (versions := identity.installed().get(backend)) is None:
-                self._rows[backend] = CandidateRow(backend=backend, reason="it is not installed here")
+                self.rows[backend] = CandidateRow(backend=backend, reason="it is not installed here")
             else:
                 self.missing.append(identity.identity(build.model, target, backend, versions))
 
@@ -204,17 +205,13 @@ class _ActiveBuild:
         """Add an existing engine, unless it is less exact than this build requires."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
         beyond = manifest.accuracy.beyond(self.build.model.accepted(manifest.arithmetic))
-        if not beyond:
-            self._manifests[manifest.backend] = manifest
-            self._rows[manifest.backend] = row
-        else:
+        if beyond:
             message = f"the existing engine is less exact than required: {beyond}"
             self._inexact = BuildFailed(message, stage=BuildStage.VERIFY)
-            self._rows[manifest.backend] = failed_row(manifest.identity, self._inexact.info())
-
-    def reject(self, rows: Mapping[Backend, CandidateRow]) -> None:
-        """Add the rows of candidates that did not pass."""
-        self._rows |= {backend: row for backend, row in rows.items() if not row.passed}
+            row = failed_row(manifest.identity, self._inexact.info())
+        else:
+            self._manifests[manifest.backend] = manifest
+        self.rows[manifest.backend] = row
 
     def passed(self) -> tuple[str, ...]:
         """Return the EngineKeys, the best first."""
@@ -232,12 +229,11 @@ class _ActiveBuild:
     def _no_engine_reason(self) -> str:
         if not self._chain:
             return f"the model requires a GPU, and this is a build for {self.target.kind}"
-        reasons = "; ".join(f"{row.backend}: {row.reason}" for row in self._rows.values())
+        reasons = "; ".join(f"{row.backend}: {row.reason}" for row in self.rows.values())
         return f"no engine can be built for {self.target.kind}: {reasons}"
 
     def report(self, started_at: float, seconds: float) -> BuildReport:
-        spec, engines = self.build.model, list(self._manifests.values())
-        first = engines[0] if engines else None
+        spec, first = self.build.model, next(iter(self._manifests.values()), None)
         return BuildReport(
             build=self.build.id,
             model=spec.files[0].name,
@@ -257,7 +253,7 @@ class _ActiveBuild:
             why_alone=first.why_alone if first else "",
             max_batch=spec.max_batch,
             stages=self.stages,
-            candidates=tuple(self._rows[backend] for backend in self._chain if backend in self._rows),
+            candidates=tuple(self.rows[backend] for backend in self._chain if backend in self.rows),
             error=self.error,
         )
 

@@ -82,13 +82,13 @@ class BuildRecord:
         """Write progress in the background. Call `on_stop` when someone cancels or removes the build, or when another
         builder claims it."""
 
-        def look(key: str, entry: Entry | None) -> None:
+        def on_change(key: str, entry: Entry | None) -> None:
             if key != self.build.id or (entry is not None and entry.revision < self._revision):
                 return  # a change from before our claim
             if entry is None or must_stop(_build.decode(entry.value), self._builder):
                 on_stop()
 
-        watch = await self._builds.watch(look, prefix=self.build.id)
+        watch = await self._builds.watch(on_change, prefix=self.build.id)
         writing = asyncio.create_task(self._write(), name=f"progress of {self.build.id}")
         try:
             yield

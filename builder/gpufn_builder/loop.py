@@ -118,8 +118,6 @@ class BuildQueue:
         if message.reply:
             self._bus.publish(message.reply, b"")
 
-    # --- one build ----------------------------------------------------------------------------------------------------
-
     def _take(self, delivery: Delivery) -> None:
         self._tasks.start(self._settle(delivery), f"build {delivery.payload.decode(errors='replace')}")
 
@@ -163,22 +161,19 @@ class BuildQueue:
 
     async def _run(self, record: BuildRecord) -> None:
         build = record.build
-        if build.cancel:
-            await self._end(record, BuildState.CANCELLED, BuildOutcome())
-        elif build.deaths >= _MAX_DEATHS:
+        outcome: BuildOutcome | None = None
+        if build.deaths >= _MAX_DEATHS and not build.cancel:
             lost = BuildFailed(f"the build was started {build.deaths} times, and its builder died each time")
-            await self._end(record, BuildState.FAILED, BuildOutcome(error=lost.info()))
-        elif (outcome := await self._work(record)) is not None:
-            await self._end(record, outcome.state, outcome)
-        else:
-            await self._end(record, BuildState.CANCELLED, BuildOutcome())
+            outcome = BuildOutcome(error=lost.info())
+        elif not build.cancel:
+            outcome = await self._work(record)
+        await self._end(record, outcome)
 
     async def _work(self, record: BuildRecord) -> BuildOutcome | None:
         """Return the outcome; None if the build was stopped because of a change of its record."""
         build = record.build
-        work = asyncio.create_task(
-            self._executor.run(build, self._target, record.set_progress), name=f"work of {build.id}"
-        )
+        running = self._executor.run(build, self._target, record.set_progress)
+        work = asyncio.create_task(running, name=f"work of {build.id}")
         try:
             async with record.sync(work.cancel):
                 return await work
@@ -190,14 +185,15 @@ class BuildQueue:
             raise
         except Exception as error:  # a retry would fail the same way
             log.exception("build %s failed because of an internal error of the builder", build.id)
-            return BuildOutcome(
-                error=BuildFailed(f"internal error of the builder: {type(error).__name__}: {error}").info()
-            )
+            failure = BuildFailed(f"internal error of the builder: {type(error).__name__}: {error}")
+            return BuildOutcome(error=failure.info())
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _end(self, record: BuildRecord, state: BuildState, outcome: BuildOutcome) -> None:
+    async def _end(self, record: BuildRecord, outcome: BuildOutcome | None) -> None:
+        """Write the outcome; None if the build was cancelled."""
+        state, outcome = (outcome.state, outcome) if outcome else (BuildState.CANCELLED, BuildOutcome())
         error = truncate_error(outcome.error) if outcome.error else None
         await record.change(
             state=state,
@@ -207,8 +203,6 @@ class BuildQueue:
             **msgspec.structs.asdict(msgspec.structs.replace(outcome, error=error)),
         )
         log.info("build %s %s%s", record.build.id, state, f": {error.message}" if error else "")
-
-    # --- the queue ----------------------------------------------------------------------------------------------------
 
     def _on_missing(self) -> None:
         self._tasks.start(self._recreate(), f"queue of {self._target.kind}")

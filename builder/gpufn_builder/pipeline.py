@@ -33,12 +33,12 @@ from gpufn_builder.processes.process_messages import (
     SAMPLES,
     BuildRequest,
     BuildResult,
+    BuiltEngine,
     CandidateRequest,
     CandidateResult,
-    MadeEngine,
     ProgressUpdate,
 )
-from gpufn_builder.report.report import CandidateRow, StageRow, failed_row
+from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
@@ -93,13 +93,13 @@ class Pipeline:
         self._candidates: list[CandidateRow] = []
 
     def run(self) -> BuildResult:
+        engines: tuple[BuiltEngine, ...] = ()
+        info = None
         try:
             engines = self._compile_all(self._prepare())
         except BuildFailed as error:
-            return BuildResult(stages=tuple(self._stages), candidates=tuple(self._candidates), error=error.info())
-        return BuildResult(engines=engines, stages=tuple(self._stages), candidates=tuple(self._candidates))
-
-    # --- once for all candidates --------------------------------------------------------------------------------------
+            info = error.info()
+        return BuildResult(engines=engines, stages=tuple(self._stages), candidates=tuple(self._candidates), error=info)
 
     def _prepare(self) -> Prepared:
         with self._stage(BuildStage.INGEST) as notes:
@@ -131,7 +131,7 @@ class Pipeline:
                 on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
                 on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
             )
-            notes.append(transformed.found)
+            notes.append(transformed.summary)
         return Prepared(
             model=transformed.path,
             cpu_model=transformed.cpu_path,
@@ -182,9 +182,7 @@ class Pipeline:
         golden.save(path, case.inputs, {})
         return str(path)
 
-    # --- candidates ---------------------------------------------------------------------------------------------------
-
-    def _compile_all(self, prepared: Prepared) -> tuple[MadeEngine, ...]:
+    def _compile_all(self, prepared: Prepared) -> tuple[BuiltEngine, ...]:
         """Compile all candidates. Raises BuildFailed if none passes: the error of the only one, or a summary."""
         engines = []
         failures: list[BuildFailed] = []
@@ -199,7 +197,15 @@ class Pipeline:
                 self._candidates.append(failed_row(identity, error.info()))
                 continue
             engines.append(engine)
-            self._candidates.append(_passed_row(engine.manifest, result))
+            row = engine_row(
+                engine.manifest,
+                seconds=result.seconds,
+                outputs=result.outputs,
+                quantiles_s=result.quantiles_s,
+                nodes=result.nodes,
+                notes=result.notes,
+            )
+            self._candidates.append(row)
             for stage in seconds:
                 seconds[stage] += result.seconds.get(stage, 0.0)
         summary = f"{len(engines)} of {len(self._request.candidates)} candidates"
@@ -210,7 +216,7 @@ class Pipeline:
 
     def _compile(
         self, identity: EngineIdentity, prepared: Prepared, begin: float, span: float
-    ) -> tuple[CandidateResult, MadeEngine]:
+    ) -> tuple[CandidateResult, BuiltEngine]:
         folder = self._folder / identity.backend
         engine = folder / "engine"
         request = CandidateRequest(
@@ -234,13 +240,9 @@ class Pipeline:
             self._report_progress(progress.stage, begin + progress.progress * span, detail)
 
         result = self._run_candidate(
-            request,
-            folder,
-            self._environ,
-            timeout_s=max(1.0, self._must_end_at - self._clock()),
-            on_progress=pass_on,
+            request, folder, self._environ, timeout_s=max(1.0, self._must_end_at - self._clock()), on_progress=pass_on
         )
-        return result, MadeEngine(self._manifest(identity, prepared, result, engine), str(engine))
+        return result, BuiltEngine(self._manifest(identity, prepared, result, engine), str(engine))
 
     def _manifest(
         self, identity: EngineIdentity, prepared: Prepared, result: CandidateResult, folder: Path
@@ -279,27 +281,6 @@ class Pipeline:
             raise
         finally:
             self._stages.append(StageRow(stage, self._clock() - began, "; ".join(notes)))
-
-
-def _passed_row(manifest: EngineManifest, result: CandidateResult) -> CandidateRow:
-    identity = manifest.identity
-    return CandidateRow(
-        backend=identity.backend,
-        key=manifest.key,
-        seconds=result.seconds,
-        size=manifest.size,
-        settings=result.settings,
-        flags=identity.flags,
-        versions=identity.versions,
-        accuracy=result.accuracy,
-        outputs=result.outputs,
-        latency=result.latency,
-        quantiles_s=result.quantiles_s,
-        gpu_nodes=result.gpu_nodes,
-        cpu_nodes=result.cpu_nodes,
-        nodes=result.nodes,
-        notes=result.notes,
-    )
 
 
 def _none_passed(rows: Sequence[CandidateRow], failures: Sequence[BuildFailed]) -> BuildFailed:

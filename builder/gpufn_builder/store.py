@@ -104,7 +104,9 @@ class Store:
                 if not await self._retry(touch):
                     await self._put(file, folder, stored)
         except (GpufnError, OSError) as error:
-            await self._remove(stored)
+            for digest in stored:  # no manifest names them; the gateway's garbage collector removes the rest
+                with contextlib.suppress(GpufnError):
+                    await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
             raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
         return manifest
 
@@ -124,12 +126,6 @@ class Store:
         if digest != file.digest:
             raise ArtifactUnavailable(f"{file.name} does not match its digest in the manifest")
 
-    async def _remove(self, digests: Sequence[str]) -> None:
-        """Remove files that no manifest names. The gateway's garbage collector removes the rest."""
-        for digest in digests:
-            with contextlib.suppress(GpufnError):
-                await object_store.withdraw(self._bus, subjects.ENGINE_FILES, digest)
-
     async def put_report(self, data: bytes) -> str:
         """Store a report and return its digest. Raises BuildFailed(stage="publish")."""
         try:
@@ -138,15 +134,15 @@ class Store:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 
     @contextlib.asynccontextmanager
-    async def exclusive(self, key: str, holder: str, waits: Callable[[], None]) -> AsyncIterator[None]:
-        """Hold the lease of an engine. `waits()` is called once if another build holds it.
+    async def exclusive(self, key: str, holder: str, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+        """Hold the lease of an engine. `on_wait()` is called once if another build holds it.
 
         A lost lease is acquired again. Two builds that run at the same time anyway publish one engine.
         """
         lease = Lease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
         try:
             if not await lease.try_acquire(self._clock.monotonic()):
-                waits()
+                on_wait()
                 while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  no event signals its end
                     await asyncio.sleep(_POLL_S)
             renewing = asyncio.create_task(self._renew(lease), name=f"lease of {key[:12]}")

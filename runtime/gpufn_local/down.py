@@ -27,7 +27,7 @@ def down(grace: float | None, json: bool) -> None:
     """
     from gpufn_core.home import Home  # noqa: PLC0415
     from gpufn_local.instance_lock import Instance, unrecorded  # noqa: PLC0415
-    from gpufn_platform.process.grace_period import running, set_grace, still_running  # noqa: PLC0415
+    from gpufn_platform.process.grace_period import describe_running_calls, running_calls, set_grace  # noqa: PLC0415
 
     home = Home.from_env()
     instance = Instance.running(home)
@@ -39,7 +39,7 @@ def down(grace: float | None, json: bool) -> None:
     if grace is not None:
         set_grace(home, grace)
     with step("Stopping") as because:
-        instance.stop(lambda: because(still_running(running(home))))
+        instance.stop(lambda: because(describe_running_calls(running_calls(home))))
     if json:
         print_json({"stopped": True, "pid": instance.record.pid})
     else:

@@ -119,7 +119,7 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
         with supervisor_fifo.open_fifo(home.supervisor_fifo):
             supervisor.run()
     finally:
-        home.forget_running()
+        home.remove_runtime_folders()
     say("stopped", err=True)
 
 
@@ -206,10 +206,9 @@ class _Platform:
 
     def stopping(self, remaining_s: float) -> None:
         """Show on a terminal why stopping takes long."""
-        if sys.stderr.isatty() and (calls := grace_period.running(self.home)):
-            _say(
-                f"stopping: {grace_period.still_running(calls)}, for {remaining_s:.0f} s at most (Ctrl-C ends them now)"
-            )
+        if sys.stderr.isatty() and (calls := grace_period.running_calls(self.home)):
+            progress = grace_period.describe_running_calls(calls)
+            _say(f"stopping: {progress}, for {remaining_s:.0f} s at most (Ctrl-C ends them now)")
 
     def changed(self, pids: dict[str, int], ready: bool) -> None:
         nats_url = _without_password(self._nats_url("gateway"))

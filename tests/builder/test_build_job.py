@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,11 @@ async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_an
     ended = await executor.run(bench.build_of(await bench.upload(bus, models.over_rows(), max_batch=4)), CPU, _ignore)
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
-    assert (manifest.batched, manifest.why_alone) == (False, "output y of a row depends on the rows beside it")
+    assert not manifest.batched
+    assert manifest.why_alone.startswith("output y of a row depends")
     assert (await _report(bus, ended))["why_alone"] == manifest.why_alone
     page = (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
-    assert f"each call has its own run: {manifest.why_alone}" in page
+    assert f"its own run: {manifest.why_alone}" in page
 
 
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -252,7 +254,8 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     ended = await executor.run(bench.build_of(exact), CPU, _ignore)
     assert ended.error is not None
     assert (ended.engines, ended.cached, ended.error.stage) == ((), True, "verify")
-    assert ended.error.message.startswith("the existing engine is less exact than required: rel_l2 is ")
+    assert "existing engine" in ended.error.message
+    assert ": rel_l2 is " in ended.error.message
     assert ended.error.message.endswith(", and at most 1e-09 is allowed")
 
 
@@ -266,7 +269,7 @@ async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: 
     one, other = await asyncio.gather(*ends)
     assert one.engines == other.engines == (_key(spec),)
     assert sorted((one.cached, other.cached)) == [False, True]
-    assert "waiting for another build of the same model" in {each.detail for each in updates}
+    assert any(each.detail.startswith("waiting for another") for each in updates)
 
 
 async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -282,7 +285,7 @@ async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tm
         await bus.js(f"STREAM.UPDATE.{stream}", config)
     assert ended.error is not None
     assert (ended.engines, ended.error.stage, ended.report) == ((), "publish", "")
-    assert "the engine cannot be stored: " in ended.error.message
+    assert "cannot be stored: " in ended.error.message
     assert await store.find(_key(spec)) is None
     assert (await executor.run(bench.build_of(spec), CPU, _ignore)).engines == (_key(spec),)
 
@@ -295,10 +298,8 @@ async def test_a_disk_with_no_room_to_build_in_fails_the_build_once(connect: Any
         fill(disk)
         ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
-    assert (ended.error.stage, ended.error.message) == (
-        "ingest",
-        "the builder's disk is full: free some space and build again",
-    )
+    assert ended.error.stage == "ingest"
+    assert "disk is full" in ended.error.message
 
 
 async def test_a_build_waits_while_the_bus_is_away(
@@ -335,7 +336,8 @@ async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, 
     gone = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest_of(b"gone"), 4)))
     ended = await executor.run(bench.build_of(gone), CPU, _ignore)
     assert ended.error is not None
-    assert (ended.error.stage, ended.error.message[:29]) == ("ingest", "weights.bin cannot be read: g")
+    assert ended.error.stage == "ingest"
+    assert re.match(r"weights\.bin .*: g", ended.error.message)
 
 
 async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_so_that_it_is_put_again(
@@ -347,7 +349,7 @@ async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_
     await bench.damage_newest(bus, subjects.MODEL_FILES)
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
-    assert ended.error.message.endswith("is damaged: put it again.")
+    assert " is damaged: " in ended.error.message
     assert not await object_store.touch(bus, subjects.MODEL_FILES, spec.files[0].digest)
     assert await bench.upload(bus, bench.scaled(41)) == spec
     assert (await executor.run(bench.build_of(spec), CPU, _ignore)).error is None
@@ -372,7 +374,7 @@ async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats:
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path, process="there.is.none")
     ended = await executor.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
     assert ended.error is not None
-    assert ended.error.message.startswith("the build ended with code 1: ")
+    assert " code 1: " in ended.error.message
     assert "ModuleNotFoundError" in (ended.error.traceback or "")
     assert ended.page
 
@@ -383,7 +385,7 @@ async def test_a_model_that_requires_a_gpu_has_no_engine_on_a_cpu(connect: Any, 
     spec = await bench.upload(bus, bench.scaled(7), require_gpu=True)
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
-    assert ended.error.message == "the model requires a GPU, and this is a build for cpu"
+    assert re.search(r"requires a GPU.* for cpu$", ended.error.message)
 
 
 async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
@@ -490,7 +492,7 @@ async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_p
     reports = await _engine_files(bus) - {file.digest for file in first.files}
     for file in first.files:
         (tmp_path / file.name).write_bytes(bytes(file.size))
-    with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx does not match its digest in the manifest"):
+    with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx .*digest"):
         await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
     assert await store.find("0" * 64) is None
     assert await _engine_files(bus) == {file.digest for file in first.files} | reports

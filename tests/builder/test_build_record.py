@@ -44,13 +44,13 @@ def test_a_builder_that_had_a_build_and_never_gave_it_back_counts_as_dead(before
 
 def test_a_build_is_its_last_builders_only() -> None:
     assert owned(build(builder="me/1"), "me/1") == build(builder="me/1")
-    with pytest.raises(TakenOver, match="me/1 no longer owns the build b: its owner is other/1"):
+    with pytest.raises(TakenOver, match=r"me/1 .*build b: .*other/1"):
         owned(build(builder="other/1"), "me/1")
 
 
 @pytest.mark.parametrize("state", ENDED)
 def test_a_build_that_has_ended_is_nobodys_any_more(state: BuildState) -> None:
-    with pytest.raises(AlreadyEnded, match=f"The build b has already ended: {state}"):
+    with pytest.raises(AlreadyEnded, match=f"build b .*: {state}"):
         owned(build(state, builder="me/1"), "me/1")
     with pytest.raises(AlreadyEnded):
         claimed(build(state), "me/1", now=5.0)

@@ -209,10 +209,8 @@ async def test_a_build_that_kills_its_builders_is_given_up(
     await scene.ask(await bench.upload(scene.bus, bench.scaled(8)), **left)
     build = await scene.ended()
     assert build.error is not None
-    assert (build.state, build.error.message) == (
-        BuildState.FAILED,
-        "the build was started 5 times, and its builder died each time",
-    )
+    assert build.state is BuildState.FAILED
+    assert "started 5 times" in build.error.message
     await scene.stop()
 
 
@@ -277,9 +275,10 @@ async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(29)))
     assert (await scene.ended()).state is BuildState.SUCCEEDED
-    assert any("maybe because its disk was full" in build.detail for build in scene.seen)
+    assert any("disk was full" in build.detail for build in scene.seen)
     [line] = [record for record in caplog.records if "was interrupted" in record.message]
-    assert (line.message.rpartition("retried: ")[2], line.exc_info) == ("no answer came: its disk may be full", None)
+    assert "disk may be full" in line.message.rpartition("retried: ")[2]
+    assert line.exc_info is None
     await scene.stop()
 
 
@@ -296,10 +295,8 @@ async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
     await scene.ask(await bench.upload(scene.bus, bench.scaled(13)))
     build = await scene.ended()
     assert build.error is not None
-    assert (build.state, build.error.message) == (
-        BuildState.FAILED,
-        "internal error of the builder: KeyError: 'backend'",
-    )
+    assert build.state is BuildState.FAILED
+    assert build.error.message.endswith("KeyError: 'backend'")
     await scene.until_acked()
     await scene.stop()
 

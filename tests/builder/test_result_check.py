@@ -11,7 +11,7 @@ import pytest
 
 from gpufn_builder import identity, result_check
 from gpufn_builder.identity import Target
-from gpufn_builder.processes.process_messages import MadeEngine
+from gpufn_builder.processes.process_messages import BuiltEngine
 from gpufn_core.domain.engine import Accuracy, Backend, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.ids import digest_of
@@ -26,12 +26,12 @@ MANIFEST = EngineManifest(
 )  # fmt: skip
 
 
-def made_in(folder: Path, **changes: Any) -> MadeEngine:
+def made_in(folder: Path, **changes: Any) -> BuiltEngine:
     """An engine whose file exists."""
     engine = folder / "engine"
     engine.mkdir(parents=True)
     (engine / "model.onnx").write_bytes(b"engine")
-    return MadeEngine(msgspec.structs.replace(MANIFEST, **changes), str(engine))
+    return BuiltEngine(msgspec.structs.replace(MANIFEST, **changes), str(engine))
 
 
 def test_what_was_asked_for_and_lies_in_the_builds_folder_is_published(tmp_path: Path) -> None:
@@ -82,5 +82,5 @@ def test_nothing_is_read_outside_of_the_builds_folder(tmp_path: Path, how: str) 
             (engine / "model.onnx").symlink_to("model.onnx")
         case "a pipe":
             os.mkfifo(engine / "model.onnx")
-    with pytest.raises(BuildFailed, match=r"model\.onnx of the engine is missing"):
+    with pytest.raises(BuildFailed, match=r"model\.onnx .*missing"):
         result_check.check(engine_made, [ASKED], tmp_path / "build")

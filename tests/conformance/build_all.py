@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from gpufn_builder import identity
-from gpufn_builder.compilers.base import compiler_for
 from gpufn_builder.pipeline import Pipeline
 from gpufn_builder.processes import compile_process
+from gpufn_builder.processes.compile_process import compiler_for
 from gpufn_builder.processes.process_messages import (
     MODEL,
     SAMPLES,

@@ -65,7 +65,7 @@ def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: 
     folders = [deep.run / "w", deep.claim_shared_bodies() / "kept"]
     for folder in folders:
         folder.mkdir()
-    deep.forget_running()
+    deep.remove_runtime_folders()
     assert [folder.parent.exists() for folder in folders] == [False, False]
     assert deep.logs.exists()
 
@@ -74,5 +74,5 @@ def test_a_run_folder_of_its_own_stays(tmp_path_factory: pytest.TempPathFactory)
     home = Home(tmp_path_factory.mktemp("h"))
     assert home.run.is_relative_to(home.root)
     home.ensure()
-    home.forget_running()
+    home.remove_runtime_folders()
     assert home.run.exists()

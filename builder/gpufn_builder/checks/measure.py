@@ -25,7 +25,7 @@ class Measurement(msgspec.Struct, frozen=True):
     quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest
 
 
-def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], float]) -> Measurement:
+def measure(run: Callable[[], object], plan: MeasurePlan, clock: Callable[[], float]) -> Measurement:
     """Measure `run()`, which returns when the run is done. `clock()` returns seconds."""
     warm_at = clock() + plan.warm_up_s
     run()
@@ -48,7 +48,7 @@ def measure(run: Callable[[], None], plan: MeasurePlan, clock: Callable[[], floa
     return Measurement(latency, tuple(_quantile(counted, part / _QUANTILES) for part in range(_QUANTILES + 1)))
 
 
-def _window(run: Callable[[], None], window_s: float, clock: Callable[[], float]) -> list[float]:
+def _window(run: Callable[[], object], window_s: float, clock: Callable[[], float]) -> list[float]:
     """Return the sorted seconds of each run, of at least one run."""
     times: list[float] = []
     began = before = clock()

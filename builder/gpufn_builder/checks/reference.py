@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
 
 _STAGE: Final = BuildStage.REFERENCE
+_failed = partial(BuildFailed, stage=_STAGE)
 
 
 def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
@@ -49,13 +51,8 @@ def _run(session: CpuSession, case: Case) -> Arrays:
     try:
         return session.run(case.inputs)
     except BuildFailed as error:
-        if case.is_user_sample:
-            raise BuildFailed(f"{error.message} ({case.name})", stage=error.stage, node=error.node) from error
-        raise BuildFailed(
-            f"{error.message} ({case.name}; if the generated inputs make no sense to the model, set samples=)",
-            stage=error.stage,
-            node=error.node,
-        ) from error
+        hint = "" if case.is_user_sample else "; if the generated inputs make no sense to the model, set samples="
+        raise _failed(f"{error.message} ({case.name}{hint})", node=error.node) from error
 
 
 def _check_types(declared: Sequence[TensorSpec], results: Sequence[Arrays]) -> None:
@@ -63,11 +60,8 @@ def _check_types(declared: Sequence[TensorSpec], results: Sequence[Arrays]) -> N
     for spec in declared:
         for outputs in results:
             if (dtype := outputs[spec.name].dtype) != dtype_of(spec.datatype):
-                raise BuildFailed(
-                    f"output {spec.name} is declared as {spec.datatype}, but is {dtype}",
-                    stage=_STAGE,
-                    node=spec.name,
-                )
+                message = f"output {spec.name} is declared as {spec.datatype}, but is {dtype}"
+                raise _failed(message, node=spec.name)
 
 
 def _check_nans(cases: Sequence[Case], results: Sequence[Arrays]) -> None:
@@ -75,14 +69,11 @@ def _check_nans(cases: Sequence[Case], results: Sequence[Arrays]) -> None:
     for case, names in zip(cases, all_nan, strict=True):
         if case.is_user_sample and names:
             name = min(names)
-            raise BuildFailed(f"output {name} is entirely NaN for {case.name}", stage=_STAGE, node=name)
+            raise _failed(f"output {name} is entirely NaN for {case.name}", node=name)
     if always := set.intersection(*all_nan) if all_nan else set():
         name = min(always)
-        raise BuildFailed(
-            f"output {name} is entirely NaN for all generated inputs: if they make no sense to the model, set samples=",
-            stage=_STAGE,
-            node=name,
-        )
+        hint = "if they make no sense to the model, set samples="
+        raise _failed(f"output {name} is entirely NaN for all generated inputs: {hint}", node=name)
 
 
 def _is_all_nan(array: Array) -> bool:
@@ -93,12 +84,8 @@ def _check_repeatable(case: Case, outputs: Arrays, session: CpuSession) -> None:
     again = session.run(case.inputs)
     for name, array in outputs.items():
         if not _is_identical(array, again[name]):
-            raise BuildFailed(
-                f"output {name} differs between two runs on the same input ({case.name}): a model that uses random "
-                "numbers cannot be checked",
-                stage=_STAGE,
-                node=name,
-            )
+            problem = f"output {name} differs between two runs on the same input ({case.name})"
+            raise _failed(f"{problem}: a model that uses random numbers cannot be checked", node=name)
 
 
 def _is_identical(one: Array, other: Array) -> bool:
@@ -113,10 +100,7 @@ def _observed(spec: TensorSpec, shapes: Sequence[tuple[int, ...]], is_unranked: 
     declared = (-1,) * len(shapes[0]) if is_unranked else spec.shape
     for shape in shapes:
         if len(shape) != len(declared):
-            raise BuildFailed(
-                f"output {spec.name} has {len(declared)} dimensions in one place and {len(shape)} in another",
-                stage=_STAGE,
-                node=spec.name,
-            )
+            message = f"output {spec.name} has {len(declared)} dimensions in one place and {len(shape)} in another"
+            raise _failed(message, node=spec.name)
     shape = tuple(size if all(each[axis] == size for each in shapes) else -1 for axis, size in enumerate(declared))
     return TensorSpec(spec.name, spec.datatype, shape)

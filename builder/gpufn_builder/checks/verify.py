@@ -14,41 +14,19 @@ import msgspec
 import numpy as np
 
 from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
+from gpufn_builder.report.report import OutputRow
 from gpufn_core.domain.engine import Accuracy, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import Tolerance
 
-
-class OutputAccuracy(msgspec.Struct, frozen=True):
-    """One output of one case.
-
-    `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
-    difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
-    whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
-    counts NaNs of the reference.
-    """
-
-    case: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    max_abs: float = 0.0
-    p999_abs: float = 0.0
-    rel_l2: float = 0.0
-    cosine: float = 1.0
-    argmax: float = 1.0
-    nans: int = 0
-
-    @property
-    def accuracy(self) -> Accuracy:
-        return Accuracy(self.max_abs, self.rel_l2, self.cosine)
+_FAR = {"max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """All outputs of all cases, and the worst values. An infinite distance becomes the largest float in `worst`,
     because `worst` is stored in a manifest, which is JSON on a node, and JSON has no infinities."""
 
-    outputs: tuple[OutputAccuracy, ...]
+    outputs: tuple[OutputRow, ...]
 
     @property
     def worst(self) -> Accuracy:
@@ -80,48 +58,35 @@ def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = Buil
     failed = [row for row in comparison.outputs if row.accuracy.beyond(tolerance)]
     if failed:
         row = max(failed, key=lambda row: (row.rel_l2, row.max_abs, -row.cosine))
-        raise BuildFailed(
-            f"output {row.name} is too far from the reference for {row.case}: {_excess(row, tolerance)}",
-            stage=stage,
-            node=row.name,
-        )
+        message = f"output {row.name} is too far from the reference for {row.case}: {_excess(row, tolerance)}"
+        raise BuildFailed(message, stage=stage, node=row.name)
 
 
-def _compare(case: str, name: str, expected: Array, actual: Array, stage: BuildStage) -> OutputAccuracy:
-    row = OutputAccuracy(case, name, str(expected.dtype), expected.shape)
-    for what, right, seen in (
-        ("type", expected.dtype, actual.dtype),
-        ("shape", list(expected.shape), list(actual.shape)),
-    ):
+def _compare(case: str, name: str, expected: Array, actual: Array, stage: BuildStage) -> OutputRow:
+    row = OutputRow(case, name, str(expected.dtype), expected.shape)
+    shapes = list(expected.shape), list(actual.shape)
+    for what, right, seen in (("type", expected.dtype, actual.dtype), ("shape", *shapes)):
         if right != seen:
             raise BuildFailed(f"output {name} has the {what} {seen} for {case}, not {right}", stage=stage, node=name)
     if not is_float(expected):
         equal = expected == actual
-        if bool(np.all(equal)):
-            return row
-        share = float(np.mean(equal))
-        return msgspec.structs.replace(
-            row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0, argmax=share
-        )
+        return row if bool(np.all(equal)) else msgspec.structs.replace(row, argmax=float(np.mean(equal)), **_FAR)
     if expected.size == 0:
         return row
     exact, other = expected.astype(np.float64), actual.astype(np.float64)
     nans = np.isnan(exact)
     if not np.array_equal(nans, np.isnan(other)):
-        places = int(np.sum(nans != np.isnan(other)))
-        raise BuildFailed(
-            f"output {name} and its reference have NaNs at different places for {case}, {places} of {expected.size}",
-            stage=stage,
-            node=name,
-        )
+        places = f"{int(np.sum(nans != np.isnan(other)))} of {expected.size}"
+        message = f"output {name} and its reference have NaNs at different places for {case}, {places}"
+        raise BuildFailed(message, stage=stage, node=name)
     row = msgspec.structs.replace(row, nans=int(nans.sum()), argmax=_same_argmax(exact, other))
     return _with_metrics(row, exact[~nans], other[~nans])
 
 
-def _with_metrics(row: OutputAccuracy, exact: Array, other: Array) -> OutputAccuracy:
+def _with_metrics(row: OutputRow, exact: Array, other: Array) -> OutputRow:
     finite = np.isfinite(exact) & np.isfinite(other)
     if not np.array_equal(exact[~finite], other[~finite]):
-        return msgspec.structs.replace(row, max_abs=math.inf, p999_abs=math.inf, rel_l2=math.inf, cosine=0.0)
+        return msgspec.structs.replace(row, **_FAR)
     exact, other = exact[finite], other[finite]
     if exact.size == 0:
         return row
@@ -152,10 +117,9 @@ def _same_argmax(exact: Array, other: Array) -> float:
     return float(np.mean(exact.argmax(-1) == other.argmax(-1)))
 
 
-def _excess(row: OutputAccuracy, tolerance: Tolerance) -> str:
-    if not math.isfinite(row.max_abs):
-        has_infinities = "float" in row.dtype
-        return (
-            "an infinity on one side only" if has_infinities else f"{row.argmax:.1%} of its elements are equal, not all"
-        )
-    return row.accuracy.beyond(tolerance)
+def _excess(row: OutputRow, tolerance: Tolerance) -> str:
+    if math.isfinite(row.max_abs):
+        return row.accuracy.beyond(tolerance)
+    if "float" in row.dtype:
+        return "an infinity on one side only"
+    return f"{row.argmax:.1%} of its elements are equal, not all"

@@ -1,34 +1,24 @@
 """The interface of compilers: from a transformed ONNX model to a folder with an engine, and the loaded engine.
 
-    compiler = compiler_for(Backend.ORT_CPU)
     compiled = compiler.compile(job, report_progress)
-    with compiler.load(job, compiled) as engine: outputs = engine.run(inputs)
+    with contextlib.closing(compiler.load(job, compiled)) as engine: outputs = engine.run(inputs)
 
-`compiler_for` imports the library of a backend, in the process of a candidate.
+`compile_process.compiler_for` imports the compiler of a backend.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import Protocol
 
 import msgspec
 
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.process_messages import THOROUGH
-from gpufn_core.domain.engine import Backend
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 
 ReportProgress = Callable[[float, str], None]  # progress from 0 to 1, and the current step
-
-_MODULES: Final = {
-    Backend.TENSORRT: "gpufn_builder.compilers.tensorrt",
-    Backend.ORT_CUDA: "gpufn_builder.compilers.onnxruntime",
-    Backend.ORT_CPU: "gpufn_builder.compilers.onnxruntime",
-}
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,30 +48,20 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """A loaded engine. It holds device memory until the end of its `with`."""
+    """A loaded engine."""
 
     def run(self, inputs: Arrays) -> Arrays:
         """Return every output by name. Raises BuildFailed(stage="verify")."""
-        ...
 
-    def bind(self, inputs: Arrays) -> Callable[[], None]:
+    def bind(self, inputs: Arrays) -> Callable[[], object]:
         """Return a callable that runs the engine once on these inputs and waits for the end, for measuring."""
-        ...
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None:
+        """Free the device memory."""
 
 
 class Compiler(Protocol):
     def compile(self, job: CompileJob, report_progress: ReportProgress) -> Compiled:
         """Compile the model. Raises BuildFailed(stage="compile") with the node, if the compiler reports it."""
-        ...
 
     def load(self, job: CompileJob, compiled: Compiled) -> Engine: ...
-
-
-def compiler_for(backend: Backend) -> Compiler:
-    module: Any = importlib.import_module(_MODULES[backend])
-    return cast("Compiler", module.compiler(backend))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 import onnxruntime
@@ -42,10 +43,6 @@ _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
 
 
-def compiler(backend: Backend) -> OnnxRuntime:
-    return OnnxRuntime(backend)
-
-
 class OnnxRuntime:
     def __init__(self, backend: Backend) -> None:
         self._on_gpu = backend.on_gpu
@@ -71,34 +68,26 @@ class OnnxRuntime:
 
     def load(self, job: CompileJob, compiled: Compiled) -> OrtEngine:
         settings = compiled.settings
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        options.graph_optimization_level = _LEVELS[str(settings["graph_optimization"])]
+        options = _options(str(settings["graph_optimization"]))
         options.intra_op_num_threads = int(settings["intra_op_threads"])
         for entry, value in spin_config(onnxruntime.__version__).items():
             options.add_session_config_entry(entry, value)
         if self._on_gpu and not compiled.cpu_nodes:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        session = self._session(job, job.folder / compiled.files[0], options)
-        return OrtEngine(session, job.outputs)
+        return OrtEngine(self._session(job, job.folder / compiled.files[0], options), job.outputs)
 
     def _optimise(self, job: CompileJob) -> None:
         """Optimize the graph and save the engine."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
+        options = _options(job.flags["graph_optimization_level"])
         options.optimized_model_filepath = str(job.folder / _ENGINE)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_min_size_in_bytes", _INLINE_BYTES
-        )
+        min_size = "session.optimized_model_external_initializers_min_size_in_bytes"
+        options.add_session_config_entry(min_size, _INLINE_BYTES)
         self._session(job, job.model, options)
 
     def _count_nodes(self, job: CompileJob) -> dict[str, int]:
         """Count the engine's nodes by operator and provider."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        options.graph_optimization_level = _LEVELS["none"]
+        options = _options("none")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         counted: Counter[str] = Counter()
         for part in self._session(job, job.folder / _ENGINE, options).get_provider_graph_assignment_info():
@@ -127,11 +116,21 @@ class OnnxRuntime:
             return msgspec.structs.replace(compiled, settings=compiled.settings | {"intra_op_threads": threads})
 
         def race(fewer: int, more: int) -> tuple[float, float]:
-            with self.load(job, with_threads(fewer)) as one, self.load(job, with_threads(more)) as other:
+            with (
+                closing(self.load(job, with_threads(fewer))) as one,
+                closing(self.load(job, with_threads(more))) as other,
+            ):
                 return trials.judge(fewer, more, run_race(one.bind(job.golden), other.bind(job.golden), job.trial_s))
 
         chosen = with_threads(choose_threads(len(os.sched_getaffinity(0)), race))
         return msgspec.structs.replace(chosen, notes=trials.notes())
+
+
+def _options(graph_optimization: str) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.graph_optimization_level = _LEVELS[graph_optimization]
+    return options
 
 
 class OrtEngine:
@@ -147,16 +146,8 @@ class OrtEngine:
         except Exception as error:
             raise ort_run.failed("the engine does not run", error, BuildStage.VERIFY) from error
 
-    def bind(self, inputs: Arrays) -> Callable[[], None]:
-        def run() -> None:
-            self.run(inputs)
+    def bind(self, inputs: Arrays) -> Callable[[], object]:
+        return partial(self.run, inputs)
 
-        return run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         del self._session

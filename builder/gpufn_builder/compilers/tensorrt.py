@@ -14,15 +14,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import tensorrt as trt
 
 from gpufn_builder.compilers.base import Compiled, CompileJob, ReportProgress
 from gpufn_builder.onnx_model.tensors import Arrays, dtype_of
-from gpufn_core.domain.engine import Backend
 from gpufn_core.errors import BuildFailed
 from gpufn_core.inference.cudart import Cuda
 from gpufn_core.spec.model_spec import ShapeProfile
@@ -30,10 +28,6 @@ from gpufn_core.spec.model_spec import ShapeProfile
 _ENGINE: Final = "engine.plan"
 _MAX_ERRORS: Final = 20
 _NODE: Final = re.compile(r"[Nn]ode (?:\w+ )?\[?name:? ?\"?([^\s\"\]]+)")
-
-
-def compiler(backend: Backend) -> TensorRT:
-    return TensorRT()
 
 
 class TensorRT:
@@ -95,17 +89,12 @@ class TrtEngine:
         self._execute(arrays, outputs)
         return outputs
 
-    def bind(self, inputs: Arrays) -> Callable[[], None]:
+    def bind(self, inputs: Arrays) -> Callable[[], object]:
         arrays = _contiguous(inputs)
         outputs = self._prepare(arrays)
         return lambda: self._execute(arrays, outputs)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._release()
         self._cuda.destroy_stream(self._stream)
 
@@ -126,11 +115,8 @@ class TrtEngine:
         for name in self._outputs:
             shape = tuple(self._context.get_tensor_shape(name))
             if -1 in shape:  # data-dependent; workers allocate the output before a run
-                raise BuildFailed(
-                    f"the shape of {name} is known only after a run, which is not supported with TensorRT",
-                    stage="verify",
-                    node=name,
-                )
+                message = f"the shape of {name} is known only after a run, which is not supported with TensorRT"
+                raise BuildFailed(message, stage="verify", node=name)
             output = np.empty(shape, self._dtypes[name])
             self._addresses[name] = self._allocate(output.nbytes)
             self._context.set_tensor_address(name, self._addresses[name])

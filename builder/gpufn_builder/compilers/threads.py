@@ -86,8 +86,7 @@ class Trials:
 
 def choose_threads(cores: int, race: Callable[[int, int], tuple[float, float]]) -> int:
     """Return the least number of threads that is about as fast as more. `race` returns the least seconds of a run so
-    far
-    with each of two numbers of threads.
+    far with each of two numbers of threads.
 
     >>> choose_threads(4, lambda fewer, more: (8 / fewer, max(8 / more, 3.9)))
     2
@@ -110,7 +109,7 @@ def _wins(race: Callable[[], tuple[float, float]]) -> bool:
     return False
 
 
-def run_race(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> Race:
+def run_race(one: Callable[[], object], other: Callable[[], object], trial_s: float) -> Race:
     """Run both alternately, for `trial_s` each."""
     runs: tuple[list[Run], list[Run]] = ([], [])
     waited_s = 0.0
@@ -123,7 +122,7 @@ def run_race(one: Callable[[], None], other: Callable[[], None], trial_s: float)
     return Race(runs[0][_FIRST_RUNS:], runs[1][_FIRST_RUNS:], waited_s + _waited_s())
 
 
-def _time_run(run: Callable[[], None]) -> Run:
+def _time_run(run: Callable[[], object]) -> Run:
     clock, own, cpu = time.perf_counter(), time.thread_time(), time.process_time()
     run()
     return Run(time.perf_counter() - clock, time.thread_time() - own, time.process_time() - cpu)

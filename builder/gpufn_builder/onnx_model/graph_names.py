@@ -1,8 +1,9 @@
-"""The names in a graph and in its subgraphs. Pure."""
+"""The names in a graph and in its subgraphs, and other helpers for protobufs of graphs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from onnx import AttributeProto, GraphProto, NodeProto
 
@@ -41,3 +42,9 @@ def all_names(graph: GraphProto) -> set[str]:
         for inner in subgraphs(node):
             names |= all_names(inner)
     return names
+
+
+def replace_items(field: Any, items: Sequence[Any]) -> None:
+    """Replace the content of a repeated field, which supports no assignment. The `items` may come from it."""
+    del field[:]
+    field.extend(items)

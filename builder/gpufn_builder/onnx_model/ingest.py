@@ -65,7 +65,7 @@ def ingest(folder: Path, spec: ModelSpec, limits: IngestLimits) -> SourceModel:
     name = spec.files[0].name
     proto = _parse(name, (folder / name).read_bytes())
     walk = _Walk({other: size for other, size in sizes.items() if other != name}, proto, limits)
-    walk.all()
+    walk.visit(proto, owner="", depth=0)
     nodes = _count_nodes(proto, limits)
     _check_opsets(proto)
     signature.check(proto.graph)
@@ -128,15 +128,11 @@ class _Walk:
 
     def __init__(self, sizes: Mapping[str, int], model: ModelProto, limits: IngestLimits) -> None:
         self._sizes = sizes
-        self._model = model
         self._limits = limits
         self._functions = {_key(function) for function in model.functions}
         self.external: set[str] = set()
 
-    def all(self) -> None:
-        self._visit(self._model, owner="", depth=0)
-
-    def _visit(self, message: Message, owner: str, depth: int) -> None:
+    def visit(self, message: Message, owner: str, depth: int) -> None:
         match message:
             case TensorProto():
                 self._check_tensor(message, owner)
@@ -149,7 +145,7 @@ class _Walk:
                 if depth > self._limits.nesting:
                     raise _error(f"graphs are nested {depth} deep; {self._limits.nesting} are allowed", owner)
         for child in _children(message):
-            self._visit(child, owner, depth)
+            self.visit(child, owner, depth)
 
     def _check_domain(self, node: NodeProto, owner: str) -> None:
         domain = node.domain

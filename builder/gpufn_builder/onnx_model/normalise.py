@@ -34,6 +34,7 @@ from onnx import (
 )
 
 from gpufn_builder.onnx_model import ort_capabilities
+from gpufn_builder.onnx_model.graph_names import replace_items
 from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, canonical_domain, used_domains
 from gpufn_builder.onnx_model.tensors import datatype_of
 from gpufn_builder.onnx_model.topological_order import sort_nodes
@@ -111,9 +112,7 @@ def _without_functions(proto: ModelProto) -> ModelProto:
 
 def _drop_unused_opsets(model: ModelProto) -> None:
     used = used_domains(model) | {""}
-    kept = [opset for opset in model.opset_import if canonical_domain(opset.domain) in used]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
+    replace_items(model.opset_import, [opset for opset in model.opset_import if canonical_domain(opset.domain) in used])
 
 
 def _use_canonical_names(graph: GraphProto) -> None:
@@ -140,10 +139,8 @@ def _extract_defaults(model: ModelProto) -> dict[str, bytes]:
         defaults = {tensor.name: data for tensor in listed if (data := _default(tensor)) is not None}
     kept = [tensor for tensor in graph.initializer if tensor.name not in defaults]
     constants = {tensor.name for tensor in kept} | {tensor.values.name for tensor in graph.sparse_initializer}
-    values = [value for value in graph.input if value.name not in constants]
-    for field, items in ((graph.initializer, kept), (graph.input, values)):
-        del field[:]
-        field.extend(items)
+    replace_items(graph.initializer, kept)
+    replace_items(graph.input, [value for value in graph.input if value.name not in constants])
     return defaults
 
 
@@ -179,9 +176,8 @@ def _write(model: ModelProto, path: Path) -> None:
     try:
         path.write_bytes(model.SerializeToString())
     except (EncodeError, ValueError) as error:
-        raise BuildFailed(
-            "the model is larger than the limit of a protobuf: keep its weights as external data", stage=_STAGE
-        ) from error
+        message = "the model is larger than the limit of a protobuf: keep its weights as external data"
+        raise BuildFailed(message, stage=_STAGE) from error
 
 
 def _check(model: ModelProto, path: Path) -> None:
@@ -189,16 +185,14 @@ def _check(model: ModelProto, path: Path) -> None:
     a rank of each output, which ONNX Runtime does not: outputs without a rank are hidden from it."""
     outputs = list(model.graph.output)
     ranked = [value for value in outputs if _has_rank(value)]
-    del model.graph.output[:]
-    model.graph.output.extend(ranked)
+    replace_items(model.graph.output, ranked)
     _write(model, path)
     try:
         checker.check_model(path)
     except (checker.ValidationError, ValueError) as error:  # ValueError: the model cannot be parsed
         raise _failed("the model is not valid ONNX", error) from error
     if len(ranked) < len(outputs):
-        del model.graph.output[:]
-        model.graph.output.extend(outputs)
+        replace_items(model.graph.output, outputs)
         _write(model, path)
 
 

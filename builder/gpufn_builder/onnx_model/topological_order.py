@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from onnx import GraphProto
 
-from gpufn_builder.onnx_model.graph_names import referenced_names, subgraphs
+from gpufn_builder.onnx_model.graph_names import referenced_names, replace_items, subgraphs
 
 
 def sort_nodes(graph: GraphProto) -> None:
@@ -25,6 +25,4 @@ def sort_nodes(graph: GraphProto) -> None:
     if all(producer < index for index, needed in needs.items() for producer in needed):
         return
     with contextlib.suppress(CycleError):
-        ordered = [nodes[index] for index in TopologicalSorter(needs).static_order()]
-        del graph.node[:]
-        graph.node.extend(ordered)
+        replace_items(graph.node, [nodes[index] for index in TopologicalSorter(needs).static_order()])

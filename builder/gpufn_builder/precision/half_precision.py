@@ -18,16 +18,12 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from gpufn_builder.onnx_model.graph_names import all_names, names_used_in, referenced_names, subgraphs
+from gpufn_builder.onnx_model.graph_names import all_names, names_used_in, referenced_names, replace_items, subgraphs
 from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.tensors import BF16, Array
 
 _NAMES: Final[dict[int, str]] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {TensorProto.FLOAT16: np.dtype(np.float16), TensorProto.BFLOAT16: BF16}
-_TYPE_STRINGS: Final[dict[int, str]] = {
-    TensorProto.FLOAT16: "tensor(float16)",
-    TensorProto.BFLOAT16: "tensor(bfloat16)",
-}
 # Operators that benefit from half precision.
 _PRODUCTS: Final = frozenset(
     {"Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"}
@@ -95,8 +91,6 @@ class _Lowering:
         self._finish()
         return Lowered(self._model, self._lowered, tuple(self._too_large))
 
-    # --- selection -----------------------------------------------------------------------------------------------
-
     def _lowerable(self, node: NodeProto) -> tuple[set[int], set[int]] | None:
         """Return the positions of the inputs and outputs of `node` that become half precision; None to keep the
         node."""
@@ -108,7 +102,7 @@ class _Lowering:
         supported = {
             constraint.type_param_str
             for constraint in schema.type_constraints
-            if _TYPE_STRINGS[self._half] in constraint.allowed_type_strs
+            if f"tensor({_DTYPES[self._half]})" in constraint.allowed_type_strs
         }
         inputs = {
             i for i, name in enumerate(node.input) if self._is_float(name) and _role(schema.inputs, i) in supported
@@ -144,8 +138,6 @@ class _Lowering:
     def _rounded(self, exact: Array) -> Array:
         with np.errstate(over="ignore", under="ignore"):
             return exact.astype(_DTYPES[self._half])
-
-    # --- rewriting -----------------------------------------------------------------------------------------------
 
     def _add_lowered(self, node: NodeProto, roles: tuple[set[int], set[int]]) -> None:
         inputs, outputs = roles
@@ -209,13 +201,10 @@ class _Lowering:
 
     def _finish(self) -> None:
         """Replace the nodes, and remove constants and types of values that are no longer used."""
-        del self._graph.node[:]
-        self._graph.node.extend(self._nodes)
+        replace_items(self._graph.node, self._nodes)
         used = {value.name for value in self._graph.output} | set(names_used_in(self._graph))
         for fields in (self._graph.initializer, self._graph.value_info):
-            kept = [field for field in fields if field.name in used]
-            del fields[:]
-            fields.extend(kept)
+            replace_items(fields, [field for field in fields if field.name in used])
 
 
 def _constants_to_initialisers(graph: GraphProto) -> None:
@@ -228,8 +217,7 @@ def _constants_to_initialisers(graph: GraphProto) -> None:
             graph.initializer[-1].name = node.output[0]
         else:
             kept.append(node)
-    del graph.node[:]
-    graph.node.extend(kept)
+    replace_items(graph.node, kept)
 
 
 def _floats(node: NodeProto) -> TensorProto | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from gpufn_builder.onnx_model.graph_names import subgraphs
+from gpufn_builder.onnx_model.graph_names import replace_items, subgraphs
 
 _Constants = Mapping[str, TensorProto]
 
@@ -95,6 +95,4 @@ def _copy_shared_constants(graph: GraphProto, outer: _Constants, numbers: Iterat
                 copy.name = copy.output[0] = consumer.input[position] = f"{node.output[0]}.gpufn_{next(numbers)}"
                 yield copy
 
-    nodes = list(with_copies())
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_items(graph.node, list(with_copies()))

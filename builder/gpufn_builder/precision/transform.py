@@ -30,21 +30,19 @@ _STAGE: Final = BuildStage.TRANSFORM
 _HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _BF16_OPSET: Final = 22  # the first with convolutions and poolings in bfloat16
 _CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 has other shapes, which the converter does not report
-_INLINE_BYTES: Final = (
-    1 << 30
-)  # of constants; larger ones go to a separate file, because a protobuf is limited to 2 GiB
+_INLINE_BYTES: Final = 1 << 30  # of constants; larger ones go to a separate file: a protobuf is limited to 2 GiB
 _WEIGHTS: Final = "weights.bin"
 
 
 @dataclass(frozen=True)
 class TransformedModel:
     """`path` is for the compilers of GPU engines. `cpu_path`, which may be the same, runs in ONNX Runtime on the CPU.
-    External data are beside both. `found` describes the conversion. `comparison` is with the
+    External data are beside both. `summary` describes the conversion. `comparison` is with the
     reference; None if nothing was changed."""
 
     path: Path
     cpu_path: Path
-    found: str
+    summary: str
     comparison: Comparison | None = None
 
 

@@ -39,5 +39,5 @@ def run_candidate(
     """Run a candidate's process; `folder` is for its request and output. Raises BuildFailed with the stage that it was
     in and the last lines of its output."""
     name = str(request.identity.backend)
-    work = ChildProcess.start(process, request, folder, environ, name=name, leads_group=False)
+    work = ChildProcess(process, request, folder, environ, name=name, leads_group=False)
     return work.wait(on_progress, CandidateResult, timeout_s)

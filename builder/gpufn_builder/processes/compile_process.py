@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from gpufn_builder.checks import golden, row_independence, verify
 from gpufn_builder.checks.measure import measure
-from gpufn_builder.compilers.base import CompileJob, Compiler, compiler_for
+from gpufn_builder.compilers.base import CompileJob, Compiler
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
-from gpufn_builder.report.report import OutputRow
-from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage
+from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
 
 # Progress of a candidate at the start of each stage.
 _BEGIN = {BuildStage.COMPILE: 0.0, BuildStage.VERIFY: 0.5, BuildStage.MEASURE: 0.6}
@@ -54,23 +52,18 @@ def make(
 
     report_progress(BuildStage.COMPILE, _BEGIN[BuildStage.COMPILE], "")
     span = _BEGIN[BuildStage.VERIFY]
-    compiled = compiler.compile(
-        job, lambda progress, detail: report_progress(BuildStage.COMPILE, progress * span, detail)
-    )
+    compiled = compiler.compile(job, lambda part, detail: report_progress(BuildStage.COMPILE, part * span, detail))
     done(BuildStage.COMPILE)
-    with compiler.load(job, compiled) as engine:
-        report_progress(
-            BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
-        )
+    with contextlib.closing(compiler.load(job, compiled)) as engine:
+        count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
+        report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], count)
         outputs = [engine.run(inputs) for inputs, _ in cases.values()]
         comparison = verify.compare(list(cases), [expected for _, expected in cases.values()], outputs)
         verify.check(comparison, request.tolerance)
         why_alone = row_independence.NO_ROWS
         if request.batched:
-            case_inputs = (inputs for inputs, _ in cases.values())
-            why_alone = row_independence.why_alone(
-                engine.run, case_inputs, measured, request.profiles, request.tolerance
-            )
+            inputs = [inputs for inputs, _ in cases.values()]
+            why_alone = row_independence.why_alone(engine.run, inputs, measured, request.profiles, request.tolerance)
         done(BuildStage.VERIFY)
         report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
         speed = measure(engine.bind(measured), request.measuring, clock)
@@ -82,7 +75,7 @@ def make(
         settings=compiled.settings,
         why_alone=why_alone,
         accuracy=comparison.worst,
-        outputs=tuple(msgspec.convert(row, OutputRow, from_attributes=True) for row in comparison.outputs),
+        outputs=comparison.outputs,
         latency=speed.latency,
         quantiles_s=speed.quantiles_s,
         gpu_nodes=compiled.gpu_nodes,
@@ -91,6 +84,17 @@ def make(
         notes=compiled.notes,
         seconds=seconds,
     )
+
+
+def compiler_for(backend: Backend) -> Compiler:
+    """Import the library of a backend, in the process of a candidate."""
+    if backend is Backend.TENSORRT:
+        from gpufn_builder.compilers.tensorrt import TensorRT  # noqa: PLC0415
+
+        return TensorRT()
+    from gpufn_builder.compilers.onnxruntime import OnnxRuntime  # noqa: PLC0415
+
+    return OnnxRuntime(backend)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Child processes for work that may crash, hang or run out of memory, with a request, a progress pipe and a result.
 
-    work = ChildProcess.start("gpufn_builder.processes.build_process", request, folder, environ, name="the build")
+    work = ChildProcess("gpufn_builder.processes.build_process", request, folder, environ, name="the build")
     result = work.wait(on_progress, BuildResult, timeout_s=3600)  # or BuildFailed with its last output
 
 A build's process leads a process group, which the processes of its candidates join, so that the whole group can be
@@ -73,29 +73,6 @@ class ChildProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
-        lines: int,
-        printed: OutputFile,
-        *,
-        result: Path,
-        name: str,
-        leads_group: bool,
-        memory_limit_bytes: int | None,
-    ) -> None:
-        self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
-        self._lines = lines
-        self._output_file = printed
-        self._result = result
-        self._name = name
-        self._leads_group = leads_group
-        self._memory_limit_bytes = memory_limit_bytes
-        self._lock = threading.Lock()
-        self._is_alive = True
-
-    @classmethod
-    def start(
-        cls,
         module: str,
         request: Request,
         folder: Path,
@@ -103,35 +80,37 @@ class ChildProcess:
         *,
         name: str,
         leads_group: bool = True,
-    ) -> ChildProcess:
+    ) -> None:
         """Start the process. `folder` is for the request and the output. `name` identifies it in errors."""
+        self._name = name
+        self._leads_group = leads_group
+        self._memory_limit_bytes = request.memory_limit_bytes
+        self._result = folder / _RESULT
+        self._lock = threading.Lock()
+        self._is_alive = True
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / _REQUEST
         path.write_bytes(msgspec.json.encode(request))
-        printed = OutputFile(folder / "output.txt")
-        reader, writer = os.pipe()
+        self._output_file = OutputFile(folder / "output.txt")
+        self._lines, writer = os.pipe()
         try:
-            process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", "-u", "-m", module, str(path), str(writer), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=printed.file,
-                stderr=printed.file,
+                stdout=self._output_file.file,
+                stderr=self._output_file.file,
                 env=dict(environ),
                 cwd=folder,
                 pass_fds=[writer],
                 process_group=0 if leads_group else None,
             )
         except BaseException:
-            os.close(reader)
-            printed.close()
+            os.close(self._lines)
+            self._output_file.close()
             raise
         finally:
             os.close(writer)
-        limit = request.memory_limit_bytes
-        result = folder / _RESULT
-        return cls(
-            process, reader, printed, result=result, name=name, leads_group=leads_group, memory_limit_bytes=limit
-        )
+        self._pidfd = os.pidfd_open(self._process.pid)
 
     def wait(
         self,
@@ -160,11 +139,10 @@ class ChildProcess:
         finally:
             code, output = self._close()
         if not problem and error is not None:
-            raise BuildFailed(
-                error.message, stage=error.stage or stage, node=error.node or "", log=error.traceback or output
-            )
+            log = error.traceback or output
+            raise BuildFailed(error.message, stage=error.stage or stage, node=error.node or "", log=log)
         if not problem and code:
-            problem = _how(code, output, self._memory_limit_bytes)
+            problem = _describe_exit(code, output, self._memory_limit_bytes)
         if not problem:
             try:
                 return msgspec.msgpack.decode(_read_result(self._result), type=result_type)
@@ -254,10 +232,8 @@ def disk_error(error: OSError, stage: BuildStage | str = "") -> BuildFailed:
     """Return the error of a build that cannot read or write a file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BuildFailed("the builder's disk is full: free some space and build again", stage=stage)
-    reason = error.strerror or str(error)
-    return BuildFailed(
-        f"a file of the build cannot be read or written: {reason}", stage=stage, log=traceback.format_exc()
-    )
+    message = f"a file of the build cannot be read or written: {error.strerror or error}"
+    return BuildFailed(message, stage=stage, log=traceback.format_exc())
 
 
 def _read_result(path: Path) -> bytes:
@@ -270,7 +246,7 @@ def _read_result(path: Path) -> bytes:
         return file.read()
 
 
-def _how(code: int, output: str, memory_limit_bytes: int | None) -> str:
+def _describe_exit(code: int, output: str, memory_limit_bytes: int | None) -> str:
     if memory_limit_bytes is not None and any(words in output for words in _OUT_OF_MEMORY):
         return f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
     if code < 0:

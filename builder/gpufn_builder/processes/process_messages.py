@@ -88,7 +88,7 @@ class BuildRequest(Request, frozen=True, kw_only=True):
     measuring: MeasurePlan = THOROUGH
 
 
-class MadeEngine(msgspec.Struct, frozen=True):
+class BuiltEngine(msgspec.Struct, frozen=True):
     """An engine that passed but is not published yet: `folder` contains the manifest's files."""
 
     manifest: EngineManifest
@@ -98,7 +98,7 @@ class MadeEngine(msgspec.Struct, frozen=True):
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """With an `error` there are no engines; the rows show how far the build got."""
 
-    engines: tuple[MadeEngine, ...] = ()  # the best first
+    engines: tuple[BuiltEngine, ...] = ()  # the best first
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()
     error: ErrorInfo | None = None

@@ -20,5 +20,5 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def small(value: float | None) -> str:
-    return "∞" if value is None or not math.isfinite(value) else f"{value:.2g}"
+def small(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "∞"

@@ -6,7 +6,6 @@ All texts of a report come from an untrusted model; the template escapes them.
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,7 +26,7 @@ def render(report: BuildReport) -> str:
     passed = [row for row in report.candidates if row.passed]
     measured = [row for row in passed if row.latency]
     outputs = [(row, output) for row in passed for output in row.outputs]
-    outputs.sort(key=lambda each: math.inf if each[1].rel_l2 is None else each[1].rel_l2, reverse=True)
+    outputs.sort(key=lambda each: each[1].rel_l2, reverse=True)
     return _TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         began=datetime.datetime.fromtimestamp(report.started_at, datetime.UTC),

@@ -5,6 +5,8 @@ One struct, stored as JSON; `page` renders it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpufn_core.domain.engine import Accuracy, Backend, BuildStage, BuildState, EngineIdentity, EngineManifest, Latency
@@ -21,18 +23,28 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class OutputRow(msgspec.Struct, frozen=True):
-    """One output of one case against the reference; metrics as in `verify`. In JSON an infinity is null."""
+    """One output of one case against the reference. In JSON an infinity is null.
+
+    `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
+    difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
+    whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
+    counts NaNs of the reference.
+    """
 
     case: str
     name: str
     dtype: str
     shape: tuple[int, ...]
-    max_abs: float | None
-    p999_abs: float | None
-    rel_l2: float | None
-    cosine: float
-    argmax: float
-    nans: int
+    max_abs: float = 0.0
+    p999_abs: float = 0.0
+    rel_l2: float = 0.0
+    cosine: float = 1.0
+    argmax: float = 1.0
+    nans: int = 0
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return Accuracy(self.max_abs, self.rel_l2, self.cosine)
 
 
 class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +98,11 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = REPORT_SCHEMA
 
 
-def existing_row(manifest: EngineManifest) -> CandidateRow:
-    """Return the row of an engine that already existed."""
+def engine_row(manifest: EngineManifest, **fields: Any) -> CandidateRow:
+    """Return the row of an engine; `fields` are not in its manifest."""
     return CandidateRow(
         backend=manifest.backend,
         key=manifest.key,
-        found=True,
         size=manifest.size,
         settings=manifest.settings,
         flags=manifest.identity.flags,
@@ -100,6 +111,7 @@ def existing_row(manifest: EngineManifest) -> CandidateRow:
         latency=manifest.latency,
         gpu_nodes=manifest.gpu_nodes,
         cpu_nodes=manifest.cpu_nodes,
+        **fields,
     )
 
 

@@ -151,7 +151,7 @@ def users(revisions: Iterable[Revision], functions: Mapping[str, Function]) -> d
     used_by: dict[str, list[str]] = {}
     for revision in revisions:
         if _keeps_engines(revision, functions):
-            for key in engine_keys(revision):
+            for key in revision.engine_keys:
                 used_by.setdefault(key, []).append(str(revision))
     return used_by
 
@@ -161,10 +161,6 @@ def _keeps_engines(revision: Revision, functions: Mapping[str, Function]) -> boo
     function = functions.get(revision.function)
     is_called = function is not None and revision.number in (function.active, function.serving)
     return revision.state is RevisionState.READY or is_called
-
-
-def engine_keys(revision: Revision) -> set[str]:
-    return {key for devices in revision.engines.values() for keys in devices.values() for key in keys}
 
 
 def unused(
@@ -183,7 +179,7 @@ def unused(
     for revision in revisions:
         has_revision |= set(revision.builds)
         if _keeps_engines(revision, functions):
-            kept |= engine_keys(revision)
+            kept |= revision.engine_keys
         elif revision.state is RevisionState.BUILDING:
             waited_for |= set(revision.builds)
     models: set[str] = set()

@@ -106,7 +106,7 @@ class Residents:
             self._host.evict(name)
             self._unpark(self._parked[name])
         self._parked[worker.name] = worker
-        self._host.hold(Parked(worker.name, needed, worker.resumed + 1, worker.function.saved_s))
+        self._host.add(Parked(worker.name, needed, worker.resumed + 1, worker.function.saved_s))
 
     def _unpark(self, parked: _Worker) -> None:
         del self._parked[parked.name]

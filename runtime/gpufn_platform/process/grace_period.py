@@ -29,24 +29,24 @@ def grace_s(home: Home, default: float) -> float:
         return default
 
 
-def set_running(home: Home, calls: int) -> None:
+def set_running_calls(home: Home, calls: int) -> None:
     """Report the number of calls that still run."""
     with contextlib.suppress(OSError):  # a full disk must not keep the platform from stopping
-        _running_file(home).write_text(str(calls))
+        _running_calls_file(home).write_text(str(calls))
 
 
-def running(home: Home) -> int | None:
+def running_calls(home: Home) -> int | None:
     """Return how many calls still run on this node while it stops, or None if that is not reported yet."""
     try:
-        return int(_running_file(home).read_text())
+        return int(_running_calls_file(home).read_text())
     except (OSError, ValueError):
         return None
 
 
-def still_running(calls: int | None) -> str:
+def describe_running_calls(calls: int | None) -> str:
     """Return the number of running calls as text; "" if it is unknown or zero.
 
-    >>> still_running(1), still_running(2000), still_running(0), still_running(None)
+    >>> describe_running_calls(1), describe_running_calls(2000), describe_running_calls(0), describe_running_calls(None)
     ('1 call still runs', '2,000 calls still run', '', '')
     """
     if not calls:
@@ -56,7 +56,7 @@ def still_running(calls: int | None) -> str:
 
 def is_stopping(home: Home) -> bool:
     """Return whether the agent of this home is alive and has reported that it is stopping."""
-    return has_agent(home) and running(home) is not None
+    return has_agent(home) and running_calls(home) is not None
 
 
 def has_agent(home: Home) -> bool:
@@ -72,15 +72,15 @@ def clear_grace(home: Home) -> None:
         _grace_file(home).unlink(missing_ok=True)
 
 
-def forget_running(home: Home) -> None:
+def clear_running_calls(home: Home) -> None:
     """Remove the number of running calls: the agent has stopped, or is starting."""
     with contextlib.suppress(OSError):
-        _running_file(home).unlink(missing_ok=True)
+        _running_calls_file(home).unlink(missing_ok=True)
 
 
 def _grace_file(home: Home) -> Path:
     return home.run / "grace"
 
 
-def _running_file(home: Home) -> Path:
+def _running_calls_file(home: Home) -> Path:
     return home.run / "calls-running"

@@ -45,7 +45,7 @@ from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
@@ -61,9 +61,8 @@ _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
 def main() -> int:
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s agent %(name)s: %(message)s"
-    )
+    line = "%(asctime)s %(levelname)s agent %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     try:
         settings = AgentSettings.from_env()
         hide_environment("GPUFN_NATS_URL")
@@ -75,18 +74,12 @@ def main() -> int:
     code = 0
     try:
         asyncio.run(_serve(settings, open_files))
-    except* Conflict as errors:
-        code = _log_errors(errors, EXIT_CONFIGURATION)
-    except* BusUnavailable as errors:  # may come from a background task
-        code = _log_errors(errors, 1)
+    except* (Conflict, BusUnavailable) as errors:  # may come from a background task
+        for problem in errors.exceptions:
+            log.error("%s", problem)
+        code = 1 if errors.subgroup(BusUnavailable) else EXIT_CONFIGURATION
     finally:
         os.close(lock)
-    return code
-
-
-def _log_errors(errors: ExceptionGroup[GpufnError], code: int) -> int:
-    for error in errors.exceptions:
-        log.error("%s", error)
     return code
 
 
@@ -113,9 +106,8 @@ async def _serve(settings: AgentSettings, open_files: int) -> None:
 
 async def _wait_for_gateway(bus: Bus, stop: asyncio.Event) -> bool:
     """Wait for the buckets that the gateway creates. Returns False if stopped first."""
-    waiting = asyncio.create_task(
-        streams.wait_for(bus, (*map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES))), name="buckets"
-    )
+    needed = (*map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES))
+    waiting = asyncio.create_task(streams.wait_for(bus, needed), name="buckets")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -187,7 +179,9 @@ def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLau
         return None
     daemon = Docker(settings.docker_host, build_network=settings.build_network)
     owner = f"gpufn-{hashlib.sha256(os.fsencode(settings.home.root)).hexdigest()[:12]}"
-    images = Images(daemon, name=owner, bases=settings.base_image, worker_needs=_worker_needs())
+    # With this node's versions: workers exchange pickles with this node.
+    worker_needs = [f"{name}=={importlib.metadata.version(name)}" for name in _WORKER_NEEDS]
+    images = Images(daemon, name=owner, bases=settings.base_image, worker_needs=worker_needs)
     return ContainerLauncher(
         daemon,
         images,
@@ -197,11 +191,6 @@ def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLau
         packages=worker_packages(),
         log_line=log_line,
     )
-
-
-def _worker_needs() -> list[str]:
-    """Return the worker's requirements, with this node's versions: workers exchange pickles with this node."""
-    return [f"{name}=={importlib.metadata.version(name)}" for name in _WORKER_NEEDS]
 
 
 async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
@@ -221,8 +210,8 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
     home = settings.home
-    maker = DaemonMaker(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make)
-    return MpsDaemons(maker, clock, checks_clients=not has_own_pids())
+    daemon_factory = DaemonFactory(home.mps, ContainerFolders(home.shared_mps, home.mps_memory), make)
+    return MpsDaemons(daemon_factory, clock, checks_clients=not has_own_pids())
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons, proofs: CudaProofs) -> DeviceWatch:

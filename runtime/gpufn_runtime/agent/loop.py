@@ -120,7 +120,7 @@ class Agent:
         self._devices = devices
         self._shares = shares
         self._fleet = Fleet()
-        self._running_workers = RunningWorkers()
+        self._running_workers: RunningWorkers = {}
         self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
         self._reports = Reports(
             bus,
@@ -133,7 +133,7 @@ class Agent:
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
-        orders = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
+        configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
         self._prefetch = Prefetch(
             functions=functions,
             revisions=revisions,
@@ -142,8 +142,8 @@ class Agent:
             gpu_kinds=(device.kind for device in devices.gpus),
             launcher=launcher,
             running=self._fleet.revisions,
-            image_of=orders.image,
-            limits_of=orders.limits,
+            image_of=configs.image,
+            limits_of=configs.limits,
         )
         self._cleanup = Cleanup(
             self._fleet,
@@ -165,7 +165,7 @@ class Agent:
         )
         self._launches = Launches(
             home=home,
-            orders=orders,
+            configs=configs,
             prefetch=self._prefetch,
             devices=devices,
             shares=shares,
@@ -186,7 +186,7 @@ class Agent:
         """Work until `stop` is set, then end all workers: when their calls have finished, when the grace period is
         over, or when `force_stop` is set."""
         processes.become_subreaper()
-        grace_period.forget_running(self._home)
+        grace_period.clear_running_calls(self._home)
         self._bundles.sweep()
         self._engines.sweep()
         folders = worker_folder.all_folders(self._home)
@@ -203,13 +203,10 @@ class Agent:
         self._devices.start(self._reports.send_metrics, self._parking.verify, self._owns)
         tasks = [
             asyncio.create_task(self._prefetch.run(), name="prepare"),
-            asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
+            asyncio.create_task(self._shares.run(self._end_because_of_gpu), name="shares"),
         ]
-        log.info(
-            "node %s is ready: devices=%s",
-            self._node,
-            ",".join(each.uuid for each in (self._devices.pool, *self._devices.gpus)),
-        )
+        devices = ",".join(device.uuid for device in (self._devices.pool, *self._devices.gpus))
+        log.info("node %s is ready: devices=%s", self._node, devices)
         try:
             while not stop.is_set():
                 try:
@@ -226,8 +223,8 @@ class Agent:
                 task.cancel()
             self._devices.stop()
             self._clock_check.cancel()
-            self._launches.cancel()
-            self._cleanup.cancel()
+            self._launches.tasks.cancel()
+            self._cleanup.tasks.cancel()
             self._supervisor.release()
             for watch in watches:
                 watch.stop()
@@ -236,14 +233,14 @@ class Agent:
 
     def _owns(self, pid: int) -> bool:
         """Return whether a process is the platform's: an MPS daemon or a worker, or a child of one or of the agent."""
-        workers = (worker.process.pid for worker in self._running_workers)
+        workers = (worker.process.pid for worker in self._running_workers.values())
         return processes.descends_from(pid, {os.getpid(), *self._shares.pids, *workers})
 
     def step(self, now: float) -> None:
         """Do the work of one tick."""
         self._clock_check.step(now)
         self._reports.send()
-        self._leave_failed_devices(now)
+        self._end_workers_of_failed_devices(now)
         self._update_standby_memory()
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
@@ -257,14 +254,14 @@ class Agent:
         shares = [record.assignment.share for record in self._fleet.records.values() if record.assignment is not None]
         self._launcher.set_standby_memory(self._devices.pool.memory_bytes - sum(share.memory_bytes for share in shares))
 
-    def _leave_failed_devices(self, now: float) -> None:
+    def _end_workers_of_failed_devices(self, now: float) -> None:
         for device in self._devices.devices(now):
             if device.health is Health.FAILED:
                 for record in list(self._fleet.records.values()):
                     if device.uuid in record.gpus:
-                        self._end_for_its_gpu(record.worker, f"{device.uuid}: {device.health_reason}")
+                        self._end_because_of_gpu(record.worker, f"{device.uuid}: {device.health_reason}")
 
-    def _end_for_its_gpu(self, worker: str, reason: str) -> None:
+    def _end_because_of_gpu(self, worker: str, reason: str) -> None:
         record = self._fleet.records.get(worker)
         if record is not None and not record.killed:
             record.device_fault = reason
@@ -282,9 +279,9 @@ class Agent:
                 self._early_assignments[worker] = assignment
             return
         if not self._is_stopping:
-            self._consider(worker, assignment)
+            self._reconcile(worker, assignment)
 
-    def _consider(self, worker: str, assignment: Assignment | None) -> None:
+    def _reconcile(self, worker: str, assignment: Assignment | None) -> None:
         record = self._fleet.records.get(worker)
         action = reconcile.on_change(
             record, assignment, newest_epoch=self._fleet.newest_epoch, has_ended=self._fleet.has_ended(worker)
@@ -305,15 +302,13 @@ class Agent:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
                     record.was_ready = True
-                    self._shares.is_ready(worker.worker)
+                    self._shares.worker_ready(worker.worker)
                 self._parking.note(record, worker)
                 if worker.state.live:
                     record.reported_ended_at = None
                 elif record.reported_ended_at is None:
                     record.reported_ended_at = self._clock.monotonic()
             self._prefetch.learn_modules((worker.function, worker.revision), worker.modules)
-
-    # --- actions ------------------------------------------------------------------------------------------------------
 
     def _act(self, action: reconcile.Action | None) -> None:
         match action:
@@ -345,12 +340,11 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
-        if self._launches or self._shares.has_child_processes:
+        if self._launches.tasks or self._shares.has_child_processes:
             return
-        known = {worker.process.pid for worker in self._running_workers} | self._launcher.pids | self._shares.pids
-        for pid in processes.children():
-            if pid not in known:
-                processes.reap(pid)
+        workers = {worker.process.pid for worker in self._running_workers.values()}
+        for pid in set(processes.children()) - workers - self._launcher.pids - self._shares.pids:
+            processes.reap(pid)
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
@@ -358,39 +352,39 @@ class Agent:
         """Take over the workers of an earlier agent, then apply all Assignments."""
         assigned, self._early_assignments = self._early_assignments or {}, None
         self._takeover.take_over(folders, assigned)
-        self._launcher.take_over(worker.container for worker in self._running_workers if worker.container)
+        self._launcher.take_over(worker.container for worker in self._running_workers.values() if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
-                self._consider(worker, assignment)
+                self._reconcile(worker, assignment)
             elif record.phase is Phase.RUNNING and assignment.desired is Desired.DRAIN:
                 self._act(Drain(assignment))
 
     async def _shut_down(self, force_stop: asyncio.Event) -> None:
         self._is_stopping = True
-        grace_period.set_running(self._home, self._calls_running())
+        grace_period.set_running_calls(self._home, self._calls_running())
         grace_s = grace_period.grace_s(self._home, self._grace_s)
         log.info("stopping: %d workers have %g s to finish their calls", len(self._running_workers), grace_s)
         self._devices.pause_placements("its node stops")
         self._reports.send()  # from now on the controller places no workers here
         for record in self._fleet.records.values():
-            if record.phase is not Phase.GONE:
+            if record.phase is not Phase.ENDED:
                 record.stopping = True
                 self._supervisor.end(record, signal.SIGTERM, "the agent stops")
         await self._wait_for_calls(grace_s, force_stop)
-        self._launches.cancel()
+        self._launches.tasks.cancel()
         reason = f"its node stops, and its calls did not finish within {grace_s:g} s"
-        for worker in self._running_workers:
+        for worker in self._running_workers.values():
             self._supervisor.end(worker.record, signal.SIGKILL, reason)
         try:
             async with asyncio.timeout(_CLEANUP_TIMEOUT_S):
                 await self._supervisor.all_ended()
-                await self._supervisor.ends_reported()
-                await self._cleanup.done()
+                await self._supervisor.ending_tasks.done()
+                await self._cleanup.tasks.done()
         except TimeoutError:
-            log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup))
+            log.warning("stopped before %d cleanups were done: the next agent finishes them", len(self._cleanup.tasks))
         await self._shares.stop()
-        grace_period.forget_running(self._home)
+        grace_period.clear_running_calls(self._home)
 
     async def _wait_for_calls(self, grace_s: float, force_stop: asyncio.Event) -> None:
         """Wait until all workers have ended or the grace period is over. The node must report meanwhile: otherwise it
@@ -399,7 +393,7 @@ class Agent:
         waiters = [asyncio.create_task(awaitable) for awaitable in (self._all_ended(), force_stop.wait())]
         try:
             while (remaining_s := deadline - self._clock.monotonic()) > 0:
-                grace_period.set_running(self._home, self._calls_running())
+                grace_period.set_running_calls(self._home, self._calls_running())
                 finished, _ = await asyncio.wait(
                     waiters, timeout=min(remaining_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
                 )
@@ -414,9 +408,9 @@ class Agent:
                 task.cancel()
 
     async def _all_ended(self) -> None:
-        await self._launches.done()
+        await self._launches.tasks.done()
         await self._supervisor.all_ended()
 
     def _calls_running(self) -> int:
         """Number of running calls on this node, as last reported by its runner."""
-        return sum(self._calls_in_progress.get(worker.record.worker, 0) for worker in self._running_workers)
+        return sum(self._calls_in_progress.get(worker, 0) for worker in self._running_workers)

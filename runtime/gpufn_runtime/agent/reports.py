@@ -75,7 +75,7 @@ class Reports:
             devices=self._devices.devices(self._clock.monotonic()),
             links=self._devices.links,
             facts=self._devices.facts,
-            processes=tuple(self._process(worker) for worker in self._running_workers),
+            processes=tuple(self._process(worker) for worker in self._running_workers.values()),
             templates=self._readiness.templates,
             container_trouble=self._readiness.container_trouble,
             park_bytes=self._park_bytes,

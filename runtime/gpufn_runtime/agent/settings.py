@@ -23,7 +23,7 @@ from gpufn_platform.process.settings import (
 )
 from gpufn_runtime.agent.devices.declared import parse_devices
 
-_MOST_TEMPLATES = 1000
+_MAX_TEMPLATES = 1000
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class AgentSettings:
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             memory_bytes=_size(environ, "GPUFN_MEMORY"),
             templates=whole_number(
-                "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MOST_TEMPLATES
+                "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MAX_TEMPLATES
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),

@@ -182,14 +182,14 @@ class Worker:
         """Verify the MPS limits before any user code runs."""
         if self._config.mps is None:
             return
-        from gpufn_runtime.worker.gpu import memory_limit, mps_proof  # noqa: PLC0415  (with ctypes saves 5 ms without MPS)
+        from gpufn_runtime.worker.gpu import memory_limit, mps_limits  # noqa: PLC0415  (saves 5 ms without MPS)
         from gpufn_runtime.worker.gpu.cuda_driver import Driver  # noqa: PLC0415
 
         try:
             driver = Driver()
         except OSError as error:
             raise DeviceFailed(f"there is no CUDA driver: {error}") from error
-        mps_proof.prove(self._config.mps, driver)
+        mps_limits.verify(self._config.mps, driver)
         memory_limit.apply(self._config.mps.vram_bytes, driver.total_bytes())
 
     def _start_failed(self, phase: str, error: BaseException) -> int:

@@ -96,6 +96,11 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
         return pending and self.state is RevisionState.READY
 
     @property
+    def engine_keys(self) -> set[str]:
+        """The EngineKeys of all models on all kinds of devices."""
+        return {key for devices in self.engines.values() for keys in devices.values() for key in keys}
+
+    @property
     def device_kinds(self) -> frozenset[str] | None:
         """The DeviceKinds with an engine for every model; None without models, which means that any kind will do."""
         if not self.spec.models:

@@ -92,7 +92,7 @@ def test_texts_beside_bf16_are_refused_in_words(tmp_path: Path) -> None:
         [value("text_out", [1], TensorProto.STRING), value("half_out", [1], TensorProto.BFLOAT16)],
     )
     case = Case("c", {"text": np.array(["a"], np.object_), "half": np.ones(1, BF16)})
-    with pytest.raises(BuildFailed, match="ONNX Runtime takes texts and BF16 from Python, and not both in one model"):
+    with pytest.raises(BuildFailed, match=r"texts and BF16.* not both"):
         run_reference(normal(both, tmp_path), [case])
 
 
@@ -108,7 +108,7 @@ def test_a_model_that_onnx_runtime_does_not_take_names_the_node(tmp_path: Path) 
     with pytest.raises(BuildFailed) as caught:
         run(proto, tmp_path, given(x=np.ones((3, 4), np.float32)))
     assert (caught.value.stage, caught.value.node) == ("reference", "y_node")
-    assert caught.value.message.startswith("ONNX Runtime rejects the model: ")
+    assert "rejects" in caught.value.message
     assert "onnxruntime_src" not in caught.value.message
     assert str(tmp_path) not in caught.value.message
 
@@ -144,7 +144,8 @@ def _root() -> ModelProto:
 def test_nan_all_over_for_the_users_own_sample_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as caught:
         run(_root(), tmp_path, given(x=np.array([-1, -2], np.float32)))
-    assert (caught.value.node, caught.value.message) == ("y", "output y is entirely NaN for sample 0")
+    assert caught.value.node == "y"
+    assert caught.value.message.endswith("NaN for sample 0")
 
 
 def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> None:
@@ -166,7 +167,9 @@ def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     proto = model([node("RandomNormalLike", "x", "y")], [value("x", [8])], [value("y", [8])])
     with pytest.raises(BuildFailed) as caught:
         run(proto, tmp_path, given(x=np.ones(8, np.float32)))
-    assert caught.value.message.startswith("output y differs between two runs on the same input (sample 0)")
+    assert caught.value.node == "y"
+    assert "two runs" in caught.value.message
+    assert "(sample 0)" in caught.value.message
 
 
 # --- the shapes of the outputs ---------------------------------------------------------------------------------------
@@ -191,13 +194,13 @@ def test_an_unranked_output_gets_its_dimensions_from_the_runs(tmp_path: Path) ->
 def test_an_output_whose_rank_changes_is_refused(tmp_path: Path) -> None:
     found = normal(_reshaping(), tmp_path)
     cases = [given(x=np.ones(6, np.float32), shape=np.array(shape)) for shape in ([2, 3], [6])]
-    with pytest.raises(BuildFailed, match="output y has 2 dimensions in one place and 1 in another"):
+    with pytest.raises(BuildFailed, match=r"output y .*2 dimensions .*1 "):
         observe(found, run_reference(found, cases))
 
 
 def test_an_output_of_another_type_than_it_was_declared_is_refused(tmp_path: Path) -> None:
     found = normal(model([], [value("x", [2], TensorProto.UINT8)], [value("x", [2], TensorProto.INT32)]), tmp_path)
-    with pytest.raises(BuildFailed, match="output x is declared as INT32, but is uint8") as caught:
+    with pytest.raises(BuildFailed, match=r"output x .*INT32.* uint8") as caught:
         run_reference(found, generate(found.inputs, (), 0))
     assert caught.value.node == "x"
 

@@ -100,10 +100,10 @@ def test_where_no_rows_were_seen_beside_one_another_each_call_runs_alone() -> No
     def run(inputs: Arrays) -> Arrays:
         return {"y": inputs["x"]}
 
-    assert _why(run, {"x": np.ones((1, 2), np.int64)}).startswith("no two rows were different")
-    assert _why(run, {"x": np.ones((2, 2), np.int64)}).startswith("no two rows were different")
-    assert _why(run, ROWS, most=1) == "a run takes one row: max_batch is 1"
-    assert why_alone(run, [], {}, (), EXACT) == "a run takes one row: max_batch is 1"
+    assert _why(run, {"x": np.ones((1, 2), np.int64)}).endswith("set samples=")
+    assert _why(run, {"x": np.ones((2, 2), np.int64)}).endswith("set samples=")
+    assert "max_batch is 1" in _why(run, ROWS, most=1)
+    assert "max_batch is 1" in why_alone(run, [], {}, (), EXACT)
 
 
 def test_of_a_single_row_of_integers_another_is_made_that_has_the_same_in_it() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -94,9 +95,9 @@ def test_bf16_survives_npz_which_has_no_name_for_it(tmp_path: Path) -> None:
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     path = npz(tmp_path, names=np.array([["ada"]], np.object_))
-    assert refusal(path, NAMES) == (
-        "the samples samples.npz cannot be read as .npz or .safetensors: names.npy holds Python objects"
-    )
+    message = refusal(path, NAMES)
+    assert "samples.npz" in message
+    assert message.endswith("names.npy holds Python objects")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_samples_are_held_against_the_models_inputs(arrays: dict[str, Any], mess
 
 def test_every_input_has_as_many_samples(tmp_path: Path) -> None:
     path = npz(tmp_path, x=np.zeros((3, 1, 2), np.float32), s=np.zeros(2, np.float32))
-    assert refusal(path, X, TensorSpec("s", "FP32", ())) == "there are 2 samples of s, and 3 of other inputs"
+    assert re.search(r"\b2 samples of s, .*\b3\b", refusal(path, X, TensorSpec("s", "FP32", ())))
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_header_that_claims_more_than_is_there_is_not_believed(tmp_path: Path)
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 1, 2)})
     with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
         archive.writestr("x.npy", file.getvalue())
-    assert "x.npy does not have the bytes of its shape [1099511627776, 1, 2]" in refusal(tmp_path / "samples.npz")
+    assert re.search(r"x\.npy .*shape \[1099511627776, 1, 2\]", refusal(tmp_path / "samples.npz"))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_safetensors_are_not_believed_either(head: dict[str, Any], words: str, t
 )
 def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "samples").write_bytes(data)
-    assert "cannot be read as .npz or .safetensors" in refusal(tmp_path / "samples")
+    assert ".npz or .safetensors" in refusal(tmp_path / "samples")
 
 
 def test_a_damaged_npz_is_refused(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_damaged_npz_is_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[200:260] = bytes(60)
     path.write_bytes(data)
-    assert "cannot be read as .npz or .safetensors" in refusal(path)
+    assert ".npz or .safetensors" in refusal(path)
 
 
 # --- generated -------------------------------------------------------------------------------------------------------

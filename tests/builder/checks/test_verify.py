@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from gpufn_builder.checks.verify import OutputAccuracy, check, compare
+from gpufn_builder.checks.verify import check, compare
 from gpufn_builder.onnx_model.tensors import BF16
+from gpufn_builder.report.report import OutputRow
 from gpufn_core.domain.engine import Accuracy
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
@@ -16,13 +18,13 @@ from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 INF, NAN = math.inf, math.nan
 
 
-def row(wanted: Any, found: Any, dtype: Any = np.float32) -> OutputAccuracy:
+def row(wanted: Any, found: Any, dtype: Any = np.float32) -> OutputRow:
     (only,) = compare(["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}]).outputs
     return only
 
 
 def test_equal_outputs_are_as_near_as_can_be() -> None:
-    assert row([[1.0, -2.0]], [[1.0, -2.0]]) == OutputAccuracy("case", "y", "float32", (1, 2))
+    assert row([[1.0, -2.0]], [[1.0, -2.0]]) == OutputRow("case", "y", "float32", (1, 2))
 
 
 def test_each_figure_is_what_it_says() -> None:
@@ -112,7 +114,7 @@ def test_what_cannot_be_compared_is_refused(found: Any, message: str) -> None:
 
 
 def test_a_missing_output_is_refused() -> None:
-    with pytest.raises(BuildFailed, match="there is no output y for case"):
+    with pytest.raises(BuildFailed, match=r"no output y for case$"):
         compare(["case"], [{"y": np.zeros(1)}], [{}])
 
 
@@ -140,14 +142,12 @@ def test_an_output_beyond_the_tolerance_is_named_with_its_case() -> None:
     with pytest.raises(BuildFailed) as caught:
         check(comparison, TOLERANCES[Precision.FP32])
     assert caught.value.node == "far"
-    assert caught.value.message == (
-        "output far is too far from the reference for sample 3: rel_l2 is 0.01, and at most 1e-05 is allowed"
-    )
+    assert re.search(r"output far .*sample 3: rel_l2 is 0\.01, .*1e-05", caught.value.message)
     check(comparison, Tolerance(rel_l2=0.1))
 
 
 def test_labels_that_differ_are_told_as_such() -> None:
     comparison = compare(["case"], [{"label": np.array([1, 2, 3, 4])}], [{"label": np.array([1, 2, 3, 5])}])
-    with pytest.raises(BuildFailed, match=r"75\.0% of its elements are equal, not all"):
+    with pytest.raises(BuildFailed, match=r"75\.0% .*equal"):
         check(comparison, TOLERANCES[Precision.FP16])
     check(comparison, Tolerance())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import onnx.reference
 import pytest
 from onnx import TensorProto
 
-from gpufn_builder.compilers.base import CompileJob, compiler_for
+from gpufn_builder.compilers.base import CompileJob
+from gpufn_builder.processes.compile_process import compiler_for
 from gpufn_core.domain.engine import Backend
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
@@ -42,7 +44,7 @@ def test_the_engine_is_the_graph_after_the_optimiser_and_gives_the_same(tmp_path
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     saved = onnx.load(tmp_path / "out" / compiled.files[0])
     assert compiled.cpu_nodes == sum(compiled.nodes.values()) == len(saved.graph.node) < len(models.mlp().graph.node)
-    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+    with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         found = engine.run(job.golden)
         engine.bind(job.golden)()
     expected: Any = onnx.reference.ReferenceEvaluator(models.mlp()).run(None, job.golden)
@@ -64,7 +66,7 @@ def test_weights_lie_beside_the_graph_in_a_file_of_the_engines_own(tmp_path: Pat
     assert compiled.files == ("model.onnx", "model.onnx.data")
     assert sorted(path.name for path in job.folder.iterdir()) == sorted(compiled.files)
     (tmp_path / "in" / "weights.bin").unlink()
-    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+    with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         np.testing.assert_allclose(engine.run(job.golden)["y"], expected[0], rtol=1e-4)
 
 
@@ -76,7 +78,7 @@ def test_products_of_integers_are_exact_on_every_processor(tmp_path: Path) -> No
         golden={"x": np.full((2, 16), 255, np.uint8)},
     )
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
-    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+    with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         assert engine.run(job.golden)["y"].tolist() == [[16 * 255 * 127] * 4] * 2
         loaded: Any = engine
         options = loaded._session.get_session_options()
@@ -94,7 +96,7 @@ def test_floats_are_not_rounded_to_the_few_bits_of_the_weights(block_size: int, 
         golden={"x": x},
     )
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
-    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+    with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         found = engine.run(job.golden)["y"]
     expected: Any = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})
     assert np.linalg.norm(found - expected[0]) < 1e-5 * np.linalg.norm(expected[0])
@@ -103,18 +105,16 @@ def test_floats_are_not_rounded_to_the_few_bits_of_the_weights(block_size: int, 
 def test_a_run_that_fails_says_so_also_where_it_is_timed(tmp_path: Path) -> None:
     job = _job(tmp_path, models.mlp())
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
-    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+    with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:
         for run in (engine.run, lambda inputs: engine.bind(inputs)()):
-            with pytest.raises(BuildFailed, match="the engine does not run: Got invalid dimensions for input: x"):
+            with pytest.raises(BuildFailed, match=r"invalid dimensions for input: x"):
                 run({"x": np.ones((2, 9), np.float32)})
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:
     job = _job(tmp_path, models.mlp())
     job.flags["use_tf32"] = "0"  # type: ignore[index]
-    with pytest.raises(
-        BuildFailed, match=r"CPUExecutionProvider instead of CUDAExecutionProvider|CUDAExecutionProvider"
-    ):
+    with pytest.raises(BuildFailed, match="CUDAExecutionProvider"):
         compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
 
 

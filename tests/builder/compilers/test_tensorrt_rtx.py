@@ -65,7 +65,7 @@ def _compiled(folder: Path, environ: dict[str, str], proto: ModelProto, *profile
 
 def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.mlp(), _PROFILE)
-    assert found["message"].startswith("TensorRT cannot load the engine that it built: ")
+    assert "cannot load" in found["message"].partition(": ")[0]
     assert (tmp_path / "engine.plan").stat().st_size > 1000
     assert found["progress_values"] == sorted(found["progress_values"])
     assert found["progress_values"][-1] > 0.5
@@ -74,7 +74,7 @@ def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str
 
 def test_what_it_cannot_do_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.texts())
-    assert found["message"].startswith("TensorRT rejects this model: UNSUPPORTED_NODE: ")
+    assert found["message"].split(": ")[1] == "UNSUPPORTED_NODE"
 
 
 def test_an_operator_that_nobody_has_is_told_with_its_node(environ: dict[str, str], tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_an_operator_that_nobody_has_is_told_with_its_node(environ: dict[str, st
 
 def test_dynamic_shapes_without_a_profile_are_told(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.mlp())
-    assert "no optimization profile has been defined" in found["message"]
+    assert "no optimization profile" in found["message"]
     assert not (tmp_path / "engine.plan").exists()
 
 
 def test_a_profile_that_contradicts_the_model_is_told(environ: dict[str, str], tmp_path: Path) -> None:
     wrong = ShapeProfile({"x": ShapeRange((1, 9), (4, 9), (8, 9))})
     found = _compiled(tmp_path, environ, models.mlp(), wrong)
-    assert found["message"].startswith("TensorRT could not build an engine: ")
+    assert "could not build" in found["message"].partition(": ")[0]
     assert not (tmp_path / "engine.plan").exists()
 
 

@@ -13,14 +13,13 @@ from pathlib import Path
 import msgspec
 
 from gpufn_builder.compilers.base import CompileJob
-from gpufn_core.domain.engine import Backend
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ShapeProfile
 
 
 def main(folder: Path) -> None:
     sys.modules["tensorrt"] = importlib.import_module("tensorrt_bindings")
-    compiler = importlib.import_module("gpufn_builder.compilers.tensorrt").compiler(Backend.TENSORRT)
+    compiler = importlib.import_module("gpufn_builder.compilers.tensorrt").TensorRT()
     job = CompileJob(
         model=folder / "model.onnx",
         inputs=(),

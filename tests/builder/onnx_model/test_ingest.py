@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,13 +76,13 @@ def test_another_format_is_named(data: bytes, words: str, tmp_path: Path) -> Non
     put(data, tmp_path)
     message = refusal(tmp_path).message
     assert words in message
-    assert message.endswith("export the model to ONNX")
+    assert message.endswith("to ONNX")
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 64, b"\x7a" * 100, np.arange(100, dtype=np.float32).tobytes()])
 def test_bytes_that_are_nothing_known_are_refused(data: bytes, tmp_path: Path) -> None:
     put(data, tmp_path)
-    assert refusal(tmp_path).message.startswith("model.onnx is not ONNX")
+    assert "model.onnx is not" in refusal(tmp_path).message
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -91,13 +92,13 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_truncated_file_tells_how_much_is_missing(tmp_path: Path) -> None:
     put(mlp().SerializeToString()[:-100], tmp_path)
-    assert refusal(tmp_path).message.startswith("model.onnx is truncated: at least ")
+    assert refusal(tmp_path).message.startswith("model.onnx is truncated: ")
 
 
 def test_a_file_cut_off_between_its_parts_is_no_whole_model(tmp_path: Path) -> None:
     whole = ModelProto(ir_version=8, producer_name="tests")
     put(whole.SerializeToString(), tmp_path)
-    assert refusal(tmp_path).message == "model.onnx is not a complete ONNX model: it has no graph or no opset"
+    assert refusal(tmp_path).message.endswith("no graph or no opset")
 
 
 def test_a_file_damaged_within_is_refused(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_location_that_is_no_plain_name_is_refused(location: str, tmp_path: Pa
     proto = mlp()
     refer(proto.graph.initializer[0], location)
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == f"w1: its external data {location!r} is not a plain file name beside the model"
+    assert re.match(rf"w1: .* {re.escape(repr(location))} is not a plain", refusal(tmp_path).message)
 
 
 def test_an_absolute_location_is_refused(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_an_absolute_location_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     refer(proto.graph.initializer[0], str(tmp_path / "weights.bin"))
     put(proto, tmp_path)
-    assert "is not a plain file name" in refusal(tmp_path).message
+    assert "not a plain file" in refusal(tmp_path).message
 
 
 def test_a_file_that_was_not_uploaded_is_refused_even_when_it_is_there(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_file_that_was_not_uploaded_is_refused_even_when_it_is_there(tmp_path:
     put(proto, tmp_path)
     spec = spec_of(tmp_path)
     (tmp_path / "weights.bin").write_bytes(bytes(4096))
-    with pytest.raises(BuildFailed, match=r"'weights\.bin' was not uploaded with the model"):
+    with pytest.raises(BuildFailed, match=r"'weights\.bin' was not uploaded"):
         ingest(tmp_path, spec, LIMITS)
 
 
@@ -166,7 +167,7 @@ def test_a_location_given_twice_is_refused(tmp_path: Path) -> None:
     refer(proto.graph.initializer[0], "weights.bin")
     proto.graph.initializer[0].external_data.add(key="location", value="../weights.bin")
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == "w1: its external data has a duplicate entry"
+    assert re.match(r"w1: .*duplicate entry", refusal(tmp_path).message)
 
 
 def _escaping(name: str = "hidden") -> TensorProto:
@@ -215,9 +216,7 @@ def test_external_data_are_found_wherever_they_hide(hide: Callable[[ModelProto],
     proto = mlp()
     hide(proto)
     put(proto, tmp_path)
-    assert (
-        refusal(tmp_path).message == "hidden: its external data '../secret' is not a plain file name beside the model"
-    )
+    assert re.match(r"hidden: .* '\.\./secret' is not a plain", refusal(tmp_path).message)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,7 @@ def test_a_custom_domain_is_refused_with_its_node(tmp_path: Path) -> None:
     proto = model([node("Magic", "x", "y", domain="com.acme")], [value("x", [1])], [value("y", [1])])
     put(proto, tmp_path)
     error = refusal(tmp_path)
-    assert error.message == "node y_node is com.acme.Magic: operators of the domain com.acme are unknown here"
+    assert "y_node is com.acme.Magic" in error.message
     assert error.node == "y_node"
 
 
@@ -291,7 +290,7 @@ def test_the_models_own_functions_count_as_often_as_they_are_called(tmp_path: Pa
 
 def test_functions_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     put(_with_functions(15, 10, "Neg"), tmp_path)
-    assert refusal(tmp_path).message == "the model has more than 200000 nodes"
+    assert "more than 200000 nodes" in refusal(tmp_path).message
 
 
 def test_functions_that_call_themselves_are_refused(tmp_path: Path) -> None:
@@ -307,10 +306,9 @@ def test_an_opset_that_is_too_new_is_refused_with_both_numbers(domain: str, tmp_
     if domain:
         proto.opset_import.append(helper.make_opsetid(domain, newest + 1))
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == (
-        f"the model uses opset {newest + 1} of {domain or 'ai.onnx'}, and this runtime supports opsets up to {newest}: "
-        f"export it with opset_version={newest}"
-    )
+    message = refusal(tmp_path).message
+    assert f"opset {newest + 1} of {domain or 'ai.onnx'}," in message
+    assert message.endswith(f"opset_version={newest}")
 
 
 def test_an_opset_of_no_node_is_no_matter(tmp_path: Path) -> None:
@@ -322,12 +320,12 @@ def test_an_opset_of_no_node_is_no_matter(tmp_path: Path) -> None:
 
 def test_an_input_of_dynamic_rank_is_refused_by_name(tmp_path: Path) -> None:
     put(model([node("Neg", "x", "y")], [value("x", None)], [value("y", None)]), tmp_path)
-    assert refusal(tmp_path).message.startswith("input x has no declared number of dimensions")
+    assert re.match(r"input x .*number of dimensions", refusal(tmp_path).message)
 
 
 def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
     put(model([node("Neg", "x", "y")], [value("x", [1])], []), tmp_path)
-    assert refusal(tmp_path).message == "the model has no output"
+    assert "no output" in refusal(tmp_path).message
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a" * 1001, "\udcff"], ids=["NUL", "long", "no UTF-8"])
@@ -342,7 +340,7 @@ def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_p
         (graph.input if role == "input" else graph.output)[0].name = name
         data = proto.SerializeToString()
     put(data, tmp_path)
-    assert refusal(tmp_path).message.startswith(f"the name of an {role} ")
+    assert f"name of an {role} " in refusal(tmp_path).message
 
 
 def test_what_a_node_is_called_may_be_in_any_encoding(tmp_path: Path) -> None:
@@ -362,25 +360,25 @@ def test_an_input_of_more_dimensions_than_arrays_have_is_refused(tmp_path: Path)
 
 def test_an_input_larger_than_a_request_can_say_is_refused(tmp_path: Path) -> None:
     put(model([node("Neg", "x", "y")], [value("x", ["N", 1 << 31])], [value("y", None)]), tmp_path)
-    assert refusal(tmp_path).message == "input x has a size of 2147483648; 2147483647 is allowed"
+    assert re.match(r"input x .* 2147483648; 2147483647 ", refusal(tmp_path).message)
 
 
 def test_a_tensor_in_segments_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer[0].segment.end = 3
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == "w1 is one of several segments, which ONNX Runtime does not support"
+    assert re.match(r"w1 .*segments", refusal(tmp_path).message)
 
 
 def test_an_element_type_that_cannot_be_sent_is_refused_by_name(tmp_path: Path) -> None:
     put(model([node("Identity", "x", "y")], [value("x", [1], TensorProto.FLOAT8E5M2)], [value("y", [1])]), tmp_path)
-    assert refusal(tmp_path).message == "input x has elements of type FLOAT8E5M2, which cannot be received"
+    assert re.match(r"input x .* FLOAT8E5M2", refusal(tmp_path).message)
 
 
 def test_a_sequence_is_refused_by_name(tmp_path: Path) -> None:
     sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, None)
     put(model([node("SequenceLength", "x", "y")], [sequence], [value("y", [], TensorProto.INT64)]), tmp_path)
-    assert refusal(tmp_path).message == "input x is a sequence, and only tensors can be received"
+    assert refusal(tmp_path).message.startswith("input x is a sequence")
 
 
 def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tensor(tmp_path: Path) -> None:
@@ -389,9 +387,9 @@ def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tens
     output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
     zipped = node("ZipMap", "x", "p", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
     put(model([zipped], [value("x", ["N", 2])], [output]), tmp_path)
-    assert refusal(tmp_path).message == (
-        "output p is a sequence, and only tensors can be sent: convert the model with options={'zipmap': False}"
-    )
+    message = refusal(tmp_path).message
+    assert message.startswith("output p is a sequence")
+    assert message.endswith("options={'zipmap': False}")
 
 
 def test_a_tensor_that_claims_too_much_is_refused(tmp_path: Path) -> None:
@@ -405,7 +403,7 @@ def test_a_negative_size_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer.append(TensorProto(name="odd", data_type=TensorProto.FLOAT, dims=[-1, -1]))
     put(proto, tmp_path)
-    assert refusal(tmp_path).message == "odd has the shape [-1, -1]"
+    assert re.match(r"odd .* \[-1, -1\]$", refusal(tmp_path).message)
 
 
 def test_graphs_that_lie_too_deep_in_each_other_are_refused(tmp_path: Path) -> None:

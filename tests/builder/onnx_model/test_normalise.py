@@ -246,12 +246,12 @@ def test_a_graph_that_is_not_valid_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as caught:
         normal(proto, tmp_path)
     assert (caught.value.stage, caught.value.node) == ("normalise", "y_node")
-    assert caught.value.message.startswith("the model is not valid ONNX: ")
+    assert "not valid ONNX: " in caught.value.message
     assert "\n" not in caught.value.message
 
 
 def test_an_operator_that_does_not_exist_is_not_valid(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match="No Op registered for Nonsense"):
+    with pytest.raises(BuildFailed, match="Nonsense"):
         normal(model([node("Nonsense", "x", "y")], [value("x", [1])], [value("y", [1])]), tmp_path)
 
 
@@ -295,7 +295,7 @@ def test_a_graph_without_a_name_and_nodes_of_the_main_domains_other_name_are_tak
 
 def test_a_node_that_needs_itself_is_named(tmp_path: Path) -> None:
     proto = model([node("Neg", "h", "y"), node("Neg", "y", "h")], [value("x", [2])], [value("y", [2])])
-    with pytest.raises(BuildFailed, match="must be topologically sorted") as caught:
+    with pytest.raises(BuildFailed, match="topologically sorted") as caught:
         normal(proto, tmp_path)
     assert caught.value.node == "y_node"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -44,12 +45,8 @@ def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None
     for given in ((), (profile(scale=((1,), (1,), (1,))),)):
         with pytest.raises(BuildFailed) as caught:
             resolve([FIXED], *given, max_batch=8)
-        assert (caught.value.stage, caught.value.node, caught.value.message) == (
-            "ingest",
-            "scale",
-            "max_batch is 8, and the first dimension of scale FP32[1] is fixed: export the model with a dynamic one, "
-            "or leave max_batch out",
-        )
+        assert (caught.value.stage, caught.value.node) == ("ingest", "scale")
+        assert re.match(r"max_batch is 8, .* scale FP32\[1\] is fixed", caught.value.message)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None
     ],
 )
 def test_shapes_that_no_array_has_are_refused(inputs: list[TensorSpec], given: tuple[ShapeProfile, ...]) -> None:
-    with pytest.raises(BuildFailed, match=r"^x has up to \d+ elements; 17179869184 are allowed$") as caught:
+    with pytest.raises(BuildFailed, match=r"^x .*\d+ elements; 17179869184 ") as caught:
         resolve(inputs, *given, max_batch=64 if inputs[0].shape[0] == -1 else 1)
     assert caught.value.node == "x"
 
@@ -102,9 +99,7 @@ def test_given_profiles_are_held_against_the_model(given: ShapeProfile, message:
 
 def test_samples_outside_the_given_profiles_are_refused() -> None:
     given = profile(tokens=((1, 1), (1, 8), (1, 16)))
-    with pytest.raises(
-        BuildFailed, match=r"sample 1 has the shape \[1, 17\] for tokens, outside of \[1, 1\] to \[1, 16\]"
-    ):
+    with pytest.raises(BuildFailed, match=r"sample 1 .*\[1, 17\] for tokens, .*\[1, 1\] to \[1, 16\]"):
         resolve([TOKENS], given, seen={"tokens": [(1, 16), (1, 17)]})
 
 
@@ -112,13 +107,9 @@ def test_a_dynamic_size_that_nothing_tells_about_is_refused() -> None:
     with pytest.raises(BuildFailed) as caught:
         resolve([TOKENS], max_batch=8)
     assert caught.value.node == "tokens"
-    assert caught.value.message == (
-        "dimension 1 of tokens is dynamic, but its sizes are unknown: set shapes= or samples="
-    )
+    assert re.match(r"dimension 1 of tokens .*shapes= or samples=$", caught.value.message)
 
 
 def test_samples_of_more_rows_than_max_batch_say_what_to_give() -> None:
-    with pytest.raises(
-        BuildFailed, match="a sample has 8 rows of image, and max_batch is 4: set max_batch=8 or shapes="
-    ):
+    with pytest.raises(BuildFailed, match=r"8 rows of image, .*max_batch is 4: set max_batch=8 or shapes=$"):
         resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

@@ -47,7 +47,7 @@ from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from tests.waiting import until_async
@@ -146,10 +146,10 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        maker = DaemonMaker(
+        daemon_factory = DaemonFactory(
             self.home.mps, ContainerFolders(self.home.shared_mps, self.home.mps_memory), _patient_daemon
         )
-        by_daemons = MpsDaemons(maker, SystemClock(), check_every_s=0.1, leave_s=10.0, evict_s=10.0)
+        by_daemons = MpsDaemons(daemon_factory, SystemClock(), check_every_s=0.1, leave_s=10.0, evict_s=10.0)
         shares: GpuShares = options.pop("shares", None) or by_daemons
         agent = Agent(
             node=self.name,

@@ -103,7 +103,7 @@ def test_a_crash_is_told_with_its_signal(on_node: Any) -> None:
         await node.deploy("segv")
         await node.start()
         event = await node.event(await node.assign(), "exited")
-        assert event.exit.describe() == "was killed by SIGSEGV"
+        assert event.exit.signal == signal.SIGSEGV
 
     on_node(run)
 
@@ -115,7 +115,7 @@ def test_memory_above_the_limit_is_told_as_such(on_node: Any, memory_groups: Any
         worker = await node.assign()
         event = await node.event(worker, "exited")
         assert event.exit.memory_limit_bytes == 64 << 20
-        assert "it used more than its 64 MiB of memory (memory=" in event.exit.describe()
+        assert event.exit.out_of_memory
         await node.until_deleted(worker)
 
     on_node(run)
@@ -132,7 +132,7 @@ def test_memory_above_the_limit_is_told_as_such_when_a_kill_order_comes_as_well(
             await node.until(lambda: [e for e in node.events if e.kind == "exited"] or node.lines[1:], 10)
         node.kill(worker)  # ordered by the runner when the socket closed, before the agent has read the counter
         event = await node.event(worker, "exited")
-        assert "it used more than its 64 MiB of memory" in event.exit.describe()
+        assert (event.exit.out_of_memory, event.exit.memory_limit_bytes) == (True, 64 << 20)
 
     on_node(run)
 
@@ -159,7 +159,7 @@ def test_a_gigabyte_of_output_does_not_reach_the_log_stream(on_node: Any) -> Non
         assert event.exit.tail.endswith("flood over")
         assert len(event.exit.tail) <= 8 << 10
         assert sum(len(line.text) for line in node.lines) < 3 << 20
-        assert [line.text for line in node.lines if "were dropped: more than 128 KiB/s" in line.text]
+        assert [line.text for line in node.lines if "128 KiB/s" in line.text]
 
     on_node(run)
 
@@ -230,7 +230,7 @@ def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
         await node.line("no")
         node.kill(worker)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL (it took too long)"
+        assert (event.exit.signal, event.exit.killed_for) == (signal.SIGKILL, "it took too long")
 
     on_node(run)
 
@@ -243,7 +243,8 @@ def test_a_worker_that_its_runner_has_given_up_ends_though_the_kill_order_was_lo
         await node.until(lambda: [line.text for line in node.lines].count("no") == 2)
         node.runner_says({lost: WorkerState.FAILED, serving: WorkerState.READY})
         event = await node.event(lost, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL (its runner has given it up)"
+        assert event.exit.signal == signal.SIGKILL
+        assert "runner" in event.exit.killed_for
         assert [e.worker for e in node.events if e.kind == "exited"] == [lost]
 
     on_node(run)
@@ -257,7 +258,7 @@ def test_a_worker_whose_assignment_is_gone_gets_sigterm(on_node: Any) -> None:
         await node.line("hello")
         await node.unassign(worker)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGTERM"
+        assert event.exit.signal == signal.SIGTERM
 
     on_node(run)
 
@@ -270,7 +271,8 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(on_node: Any) -
         await node.line("no")
         await node.unassign(worker)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL (it did not end within 0.1 s of SIGTERM)"
+        assert event.exit.signal == signal.SIGKILL
+        assert "0.1 s of SIGTERM" in event.exit.killed_for
 
     on_node(run)
 
@@ -283,7 +285,7 @@ def test_a_drained_worker_that_does_not_end_is_ended(on_node: Any) -> None:
         await node.line("hello")
         await node.assign(worker, desired=Desired.DRAIN)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGTERM"
+        assert event.exit.signal == signal.SIGTERM
         await node.until_deleted(worker)
 
     on_node(run)
@@ -332,9 +334,10 @@ def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says
         worker = await node.assign()
         event = await node.event(worker, "start_failed")
         assert event.failure.phase == NODE_PHASE
-        assert event.failure.error.message == "Cannot start a process: Too many open files."
+        assert event.failure.error.message.endswith(os.strerror(errno.EMFILE) + ".")
         pool = node.reports[-1].devices[0]
-        assert (pool.health, pool.health_reason) == (Health.DEGRADED, "Cannot start a process: Too many open files")
+        assert pool.health is Health.DEGRADED
+        assert pool.health_reason.endswith(os.strerror(errno.EMFILE))
         await node.until_deleted(worker)
         monkeypatch.setattr(ProcessLauncher, "launch", begin)
         await node.event(await node.assign(), "started")  # a controller that does not know it yet is not refused
@@ -404,13 +407,13 @@ def test_a_later_agent_adopts_what_lives_and_buries_what_died(on_node: Any) -> N
         event = await node.event(dead, "exited")
         assert (event.exit.code, event.exit.signal) == (None, None)
         event = await node.event(unwanted, "exited")
-        assert event.exit.describe() == "was killed by SIGTERM"
+        assert event.exit.signal == signal.SIGTERM
         await node.until_deleted(dead)
         report = await node.until(lambda: [r for r in node.reports if len(r.processes) == 1])
         assert [(p.worker, p.pid) for p in report[-1].processes] == [(alive, pids[alive])]
         node.kill(alive)
         event = await node.event(alive, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL (it took too long)"
+        assert (event.exit.signal, event.exit.killed_for) == (signal.SIGKILL, "it took too long")
         assert "started" not in {e.kind for e in node.events}
 
     on_node(run)
@@ -425,10 +428,11 @@ def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node
         await node.line("no")
         await node.line(f"hello from {polite}")
         await node.stop()
-        assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
+        assert (await node.event(polite, "exited")).exit.signal == signal.SIGTERM
         end = (await node.event(stubborn, "exited")).exit
         assert end.stopping, "its calls are to run again"
-        assert end.describe() == "was killed by SIGKILL (its node stops, and its calls did not finish within 0.2 s)"
+        assert end.signal == signal.SIGKILL
+        assert "within 0.2 s" in end.killed_for
         pools = [device for device in node.reports[-1].devices if device.type is DeviceType.CPU]
         assert [(pool.health, pool.health_reason) for pool in pools] == [(Health.DEGRADED, "its node stops")]
         assert await node.assigned() == []
@@ -490,7 +494,7 @@ def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_
         assert not [event for event in node.events if event.kind == "exited"]
         with EmbeddedServer.start(node.server.directory):
             event = await node.event(worker, "exited")
-            assert event.exit.describe() == "was killed by SIGKILL"
+            assert event.exit.signal == signal.SIGKILL
             await node.until_deleted(worker)
             await node.stop()
 

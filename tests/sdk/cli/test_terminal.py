@@ -18,7 +18,7 @@ from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
 from gpufn.cli.terminal.output import print_json_line, print_table, say, step
 from gpufn.client.views import RawResult
-from gpufn_platform.process.grace_period import still_running
+from gpufn_platform.process.grace_period import describe_running_calls
 from tests.sdk.conftest import StubGateway
 from tests.waiting import until
 
@@ -199,10 +199,10 @@ def test_a_step_shows_its_reason_for_as_long_as_there_is_one(monkeypatch: pytest
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", terminal := _Terminal())
     with step("Stopping") as because:
-        because(still_running(1))
+        because(describe_running_calls(1))
         until(lambda: "Stopping: 1 call still runs …" in terminal.getvalue())
         for calls in (0, None):
-            because(still_running(calls))
+            because(describe_running_calls(calls))
             terminal.truncate(0)
             until(lambda: "Stopping …" in terminal.getvalue())
     assert "0 calls" not in terminal.getvalue()

@@ -23,15 +23,15 @@ class HostMemory:
     """The parked workers of one node.
 
     >>> memory = HostMemory()
-    >>> memory.hold(Parked("rare", 100, uses=1))
-    >>> memory.hold(Parked("often", 100, uses=9))
+    >>> memory.add(Parked("rare", 100, uses=1))
+    >>> memory.add(Parked("often", 100, uses=9))
     >>> memory.victims(50)
     ['rare']
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Parked] = {}
-        self._promised: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
         self._worth: dict[str, float] = {}
         self._floor = 0.0  # the worth of the last evicted worker
 
@@ -40,16 +40,16 @@ class HostMemory:
 
     @property
     def used(self) -> int:
-        """Bytes in use and promised."""
-        return sum(parked.bytes for parked in self._held.values()) + sum(self._promised.values())
+        """Bytes in use and reserved."""
+        return sum(parked.bytes for parked in self._held.values()) + sum(self._reserved.values())
 
-    def promise(self, worker: str, expected_bytes: int) -> None:
+    def reserve(self, worker: str, expected_bytes: int) -> None:
         """Reserve memory for a worker that is being parked."""
-        self._promised[worker] = expected_bytes
+        self._reserved[worker] = expected_bytes
 
-    def hold(self, parked: Parked) -> None:
+    def add(self, parked: Parked) -> None:
         """Record a parked worker. Repeating it updates the size; the worth changes only with `uses`."""
-        self._promised.pop(parked.worker, None)
+        self._reserved.pop(parked.worker, None)
         known = self._held.get(parked.worker)
         if known is None or known.uses != parked.uses:
             self._worth[parked.worker] = self._floor + parked.uses * parked.saved_s / max(parked.bytes, 1)
@@ -58,7 +58,7 @@ class HostMemory:
     def release(self, worker: str) -> None:
         """Release the memory of a worker that resumed or ended, if it has any."""
         self._held.pop(worker, None)
-        self._promised.pop(worker, None)
+        self._reserved.pop(worker, None)
         self._worth.pop(worker, None)
 
     def evict(self, worker: str) -> None:

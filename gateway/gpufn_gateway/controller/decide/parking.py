@@ -24,8 +24,8 @@ class Admission(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admission:
-    """`promised_bytes` of the node's memory are promised to other workers that this step parks."""
+def admit(world: World, worker: WorkerView, reserved_bytes: int = 0) -> Admission:
+    """`reserved_bytes` of the node's memory are reserved for other workers that this step parks."""
     view, node = world.view(worker.key), world.nodes.get(worker.assignment.node)
     if not _wants_parking(world, worker) or node is None or node.report is None:
         return Admission()
@@ -35,7 +35,7 @@ def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admissio
     if budget_bytes < max(expected_bytes, _MIN_BYTES):
         offered = f"{node.report.node} has {format_bytes(budget_bytes)} for parked workers"
         return Admission(why=f"it needs {format_bytes(expected_bytes)}, and {offered}")
-    free_bytes = _free(world, node.report) - promised_bytes
+    free_bytes = _free(world, node.report) - reserved_bytes
     if free_bytes >= max(expected_bytes, _MIN_BYTES):
         if view.parked_bytes is None:  # else all workers that first park at the same time could get the same memory
             expected_bytes = max(expected_bytes, min(_held(node.report, worker), free_bytes))

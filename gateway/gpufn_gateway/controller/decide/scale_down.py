@@ -1,6 +1,6 @@
 """Scale-down: the workers that a step drains, parks or deletes, each at most once. Pure.
 
-A parking worker takes host memory of its node, which is promised to it until the next step. If none is left, parked
+A parking worker takes host memory of its node, which is reserved for it until the next step. If none is left, parked
 workers of less worth are drained, and the worker parks when they have ended.
 """
 
@@ -32,7 +32,7 @@ class Removals:
         self._now = now
         self._actions = actions
         self.names: set[str] = set()
-        self._promised: dict[str, int] = {}  # node -> bytes for workers that this step parks
+        self._reserved: dict[str, int] = {}  # node -> bytes for workers that this step parks
 
     def __contains__(self, worker: WorkerView) -> bool:
         return worker.assignment.worker in self.names
@@ -124,7 +124,7 @@ class Removals:
         admission = self._admit(worker)
         if admission.host_bytes:
             node = worker.assignment.node
-            self._promised[node] = self._promised.get(node, 0) + admission.expected_bytes
+            self._reserved[node] = self._reserved.get(node, 0) + admission.expected_bytes
             self.names.add(worker.assignment.worker)
             self._actions.append(Park(worker.assignment.worker, admission.host_bytes, admission.expected_bytes, reason))
         return admission.host_bytes > 0
@@ -135,11 +135,11 @@ class Removals:
         return ParkedMemory(admission.expected_bytes) if admission.host_bytes else None
 
     def _admit(self, worker: WorkerView) -> Admission:
-        return admit(self._world, worker, self._promised.get(worker.assignment.node, 0))
+        return admit(self._world, worker, self._reserved.get(worker.assignment.node, 0))
 
     def undo(self, action: Action) -> None:
         """Forget a worker whose action was dropped."""
         if isinstance(action, (Drain, Park)):
             self.names.discard(action.worker)
         if isinstance(action, Park):
-            self._promised[self._world.workers[action.worker].assignment.node] -= action.expected_bytes
+            self._reserved[self._world.workers[action.worker].assignment.node] -= action.expected_bytes

@@ -31,8 +31,8 @@ class Holdings:
 
     def begin(self, worker: WorkerView) -> None:
         assignment, share = worker.assignment, worker.assignment.share
-        if worker.promised_bytes:
-            share = msgspec.structs.replace(share, memory_bytes=share.memory_bytes + worker.promised_bytes)
+        if worker.reserved_bytes:
+            share = msgspec.structs.replace(share, memory_bytes=share.memory_bytes + worker.reserved_bytes)
         self.leases.grant(assignment.worker, assignment.node, share, worker.parked)
 
     def end(self, worker: WorkerView) -> None:
@@ -47,19 +47,20 @@ class Holdings:
             return  # it holds its resources until it has ended
         worker.park_requested, worker.park_bytes = desired is Desired.PARK, park_bytes
         worker.parked = None
-        worker.promised_bytes = expected_bytes
+        worker.reserved_bytes = expected_bytes
         memory = self.host_memory(worker.assignment.node)
         memory.release(worker.assignment.worker)
         if worker.park_requested:
-            memory.promise(worker.assignment.worker, expected_bytes)
+            memory.reserve(worker.assignment.worker, expected_bytes)
         self.begin(worker)
 
-    def prove(self, worker: WorkerView, parked: ParkedMemory, *, uses: int, saved_s: float) -> bool:
-        """Record a proof. Return whether it is new. `uses` and `saved_s` are as in `host_memory.Parked`."""
+    def record_parked(self, worker: WorkerView, parked: ParkedMemory, *, uses: int, saved_s: float) -> bool:
+        """Record the verified memory of a parked worker. Return whether it is new. `uses` and `saved_s` are as in
+        `host_memory.Parked`."""
         is_new = worker.parked != parked
         if is_new:
-            worker.parked, worker.promised_bytes = parked, 0
+            worker.parked, worker.reserved_bytes = parked, 0
             self.begin(worker)
         held = Parked(worker.assignment.worker, parked.host_bytes, uses, saved_s)
-        self.host_memory(worker.assignment.node).hold(held)
+        self.host_memory(worker.assignment.node).add(held)
         return is_new

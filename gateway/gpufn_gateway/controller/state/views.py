@@ -49,7 +49,7 @@ class WorkerView:
         self.drain_requested = assignment.desired is Desired.DRAIN
         self.park_requested = assignment.desired is Desired.PARK
         self.park_bytes = assignment.park_bytes
-        self.promised_bytes = 0  # host memory, while it parks
+        self.reserved_bytes = 0  # host memory, while it parks
         self.parked: ParkedMemory | None = None  # as its agent proved it; until it is asked to resume
         self.version = 0  # of the Assignment's record
         self.is_written = False  # a change of the record is being written

@@ -134,7 +134,7 @@ class World:
         """Record the proof that a worker is parked. Return whether it is new."""
         view = self.view(worker.key)
         view.parked_bytes = parked.host_bytes
-        return self.holdings.prove(worker, parked, uses=view.resumed + 1, saved_s=view.saved_by_resuming_s)
+        return self.holdings.record_parked(worker, parked, uses=view.resumed + 1, saved_s=view.saved_by_resuming_s)
 
     def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
         """Apply a report. Return the functions whose workers became ready, left, or became idle."""

@@ -84,19 +84,18 @@ def _restore(data: bytes, digest: Digest, root: Path) -> _Contents:
     """Make `root/<digest>` match the archive `data`. Raises like `unpack`."""
     path = root / digest
     if path.is_dir() and digest_of(data) == digest:
-        with open_bundle(data) as archive:
-            contents = _contents(archive)
+        contents = _contents(data)
         if _is_intact(path, contents):
             return contents
         log.warning("bundle %s was modified by a worker and is unpacked again", digest[:12])
         folder_cache.discard(path)
     unpack(data, digest, root)
+    return _contents(data)
+
+
+def _contents(data: bytes) -> _Contents:
     with open_bundle(data) as archive:
-        return _contents(archive)
-
-
-def _contents(archive: zipfile.ZipFile) -> _Contents:
-    return {entry.filename: entry.CRC for entry in archive.infolist() if not entry.is_dir()}
+        return {entry.filename: entry.CRC for entry in archive.infolist() if not entry.is_dir()}
 
 
 def _is_intact(path: Path, contents: _Contents) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Container, Iterable
 from pathlib import Path
@@ -109,11 +110,7 @@ def _find_damage(path: Path) -> str | None:
 def _file_stats(path: Path) -> _FileStats | None:
     """Return name, size and modification time of the folder's files, or None if the folder is absent."""
     try:
-        return tuple(sorted((file.name, *_size_and_time(file)) for file in path.iterdir()))
+        with os.scandir(path) as files:
+            return tuple(sorted((file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files))
     except OSError:
         return None
-
-
-def _size_and_time(file: Path) -> tuple[int, int]:
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns

@@ -6,6 +6,7 @@ A tag holds this home's name and the recipe's digest, so Docker alone shows whic
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.cache.image_recipe import Recipe, recipe
 
 log = logging.getLogger(__name__)
+
+_LABEL = "gpufn.images"
 
 OnLine = Callable[[str], None]
 
@@ -35,8 +38,7 @@ class Images:
     def __init__(self, daemon: ImageDaemon, *, name: str, bases: str, worker_needs: Sequence[str]) -> None:
         self._daemon = daemon
         self._name = name
-        self._bases = bases
-        self._worker_needs = tuple(worker_needs)
+        self._recipe = functools.partial(recipe, bases=bases, worker_needs=tuple(worker_needs))
         self._builds: dict[str, asyncio.Task[None]] = {}
         self._listeners: dict[str, list[OnLine]] = {}
         self._tags_in_use: set[str] = set()
@@ -57,12 +59,9 @@ class Images:
         is the folder with the image's files. Raises BuildFailed, ArtifactUnavailable, PlatformError."""
         tag = self.tag(spec)
         self._tags_in_use.add(tag)
-        task = self._builds.get(tag)
-        if task is None:
-            if tag in self._known_tags or await self._has(tag):
-                return tag
-            task = self._builds.get(tag)
-        if task is None:
+        if tag not in self._builds and (tag in self._known_tags or await self._has(tag)):
+            return tag
+        if (task := self._builds.get(tag)) is None:
             task = asyncio.create_task(self._build(spec, tag, bundle), name=f"image-{tag}")
             self._builds[tag] = task
             task.add_done_callback(lambda done: self._built(tag, done))
@@ -85,7 +84,7 @@ class Images:
         are kept. A failed removal is retried on the next call. Raises PlatformError."""
         if not self._has_kept_specs:
             return
-        ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
+        ours = {tag for tag in await self._daemon.images(f"{_LABEL}={self._name}") if tag.startswith(f"{self._name}:")}
         self._failed_removals &= ours
         for tag in ours:
             if tag in self._tags_in_use:  # checked again: the previous removal took time
@@ -104,21 +103,16 @@ class Images:
         (self._known_tags.add if exists else self._known_tags.discard)(tag)
         return exists
 
-    @property
-    def _label(self) -> str:
-        return f"gpufn.images={self._name}"
-
     async def _build(self, spec: ImageSpec, tag: str, bundle: str) -> None:
         build_recipe = self._recipe(spec)
         files = await asyncio.to_thread(_read, build_recipe.files, Path(bundle) / FILES_FOLDER)
         log.info("building image %s", tag)
-        label, _, value = self._label.partition("=")
 
         def on_line(line: str) -> None:
             for listener in self._listeners.get(tag, ()):
                 listener(f"image: {line}")
 
-        await self._daemon.build(build_recipe, files, tag, {label: value}, on_line)
+        await self._daemon.build(build_recipe, files, tag, {_LABEL: self._name}, on_line)
 
     def _built(self, tag: str, task: asyncio.Task[None]) -> None:
         del self._builds[tag]
@@ -129,9 +123,6 @@ class Images:
             log.info("image %s is ready", tag)
         else:
             log.warning("image %s failed to build: %s", tag, error)
-
-    def _recipe(self, spec: ImageSpec) -> Recipe:
-        return recipe(spec, bases=self._bases, worker_needs=self._worker_needs)
 
 
 def _read(digests: Iterable[str], folder: Path) -> dict[str, bytes]:

@@ -136,9 +136,7 @@ class Prefetch:
         if (known := self._known.get(revision)) is not None:
             if known.bundle:
                 self._bundles.recheck(known.bundle)
-            for by_kind in known.engines.values():
-                for keys in by_kind.values():
-                    self._engines.recheck(keys)
+            self._engines.recheck(known.engine_keys)
 
     def timeout_s(self, revision: RevisionKey) -> float:
         """Return the timeout of the revision's calls, or 0 if the revision is unknown."""
@@ -168,16 +166,11 @@ class Prefetch:
 
     async def _prepare(self) -> None:
         current = self._current()
+        as_processes = [revision for revision in current if self._image_of(revision.spec) is None]
         self._launcher.set_uses(
             [
-                Use(
-                    self.modules(revision),
-                    self._used_at(revision),
-                    revision.spec.env,
-                    bool(revision.spec.resources.gpu),
-                )
-                for revision in current
-                if self._image_of(revision.spec) is None
+                Use(self.modules(each), self._used_at(each), each.spec.env, has_gpu=bool(each.spec.resources.gpu))
+                for each in as_processes
             ],
             [use for revision in current if (use := self._container_use(revision)) is not None],
         )
@@ -233,8 +226,7 @@ class Prefetch:
         self._launcher.keep_images(
             {image for revision in self._used() if (image := self._image_of(revision.spec)) is not None}
         )
-        by_kind = [keys for revision in self._used() for keys in revision.engines.values()]
-        await self._engines.keep({key for keys in by_kind for engine_keys in keys.values() for key in engine_keys})
+        await self._engines.keep({key for revision in self._used() for key in revision.engine_keys})
 
     def _used(self) -> list[Revision]:
         """Return all revisions of deployed functions (so that a rollback is fast), and those that run here."""

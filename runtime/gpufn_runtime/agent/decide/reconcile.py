@@ -1,9 +1,9 @@
 """Reconciliation: which actions bring the running workers in line with the Assignments. Pure.
 
-| assignment | no record | LAUNCHING, RUNNING | GONE |
+| assignment | no record | LAUNCHING, RUNNING | ENDED |
 |---|---|---|---|
 | run | Launch, once per worker id | nothing | nothing |
-| park | DeleteAssignment | nothing: the runner parks it, and `parking_proof` checks it | nothing |
+| park | DeleteAssignment | nothing: the runner parks it, and `parking_check` checks it | nothing |
 | drain | DeleteAssignment | Drain: the runner drains it; the agent sets a deadline | nothing |
 | from an older epoch | Refuse | Refuse | nothing |
 | absent | nothing | Stop | nothing |
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpufn_core.domain.worker import Assignment, Desired
@@ -71,7 +70,7 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
 ) -> Action | None:
     """Return the action for a change of one Assignment. `record` is the worker's state before the change."""
     if assignment is None:
-        if record is None or record.phase is Phase.GONE:
+        if record is None or record.phase is Phase.ENDED:
             return None
         return Stop(record.worker, "its assignment was deleted")
     if record is None:
@@ -82,7 +81,7 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
         if assignment.desired is not Desired.RUN:
             return DeleteAssignment(assignment, f"desired state is {assignment.desired.value}, but it does not run")
         return Launch(assignment)
-    if record.phase is Phase.GONE or record.assignment == assignment:
+    if record.phase is Phase.ENDED or record.assignment == assignment:
         return None
     if assignment.epoch < newest_epoch:
         return Refuse(assignment, newest_epoch)
@@ -104,46 +103,3 @@ def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AF
     if record.drain_by is not None and now >= record.drain_by:
         return Stop(record.worker, "it did not end by itself after draining")
     return None
-
-
-@dataclass(frozen=True)
-class ExistingFolder:
-    """A worker folder that an earlier agent or the runner created. `is_running`: the recorded process still runs.
-    `was_begun`: an agent has started work in it. If not, only the runner has, which does not wait for the agent."""
-
-    worker: str
-    is_running: bool
-    was_begun: bool = True
-
-
-@dataclass(frozen=True)
-class Adopt:
-    worker: str
-
-
-@dataclass(frozen=True)
-class CleanUp:
-    """Report the end of a worker that died without an agent, remove its resources, and delete its Assignment."""
-
-    worker: str
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Remove a folder that has neither an Assignment nor a process."""
-
-    worker: str
-
-
-def at_start(folders: Iterable[ExistingFolder], assignments: Mapping[str, Assignment]) -> list[Adopt | CleanUp | Sweep]:
-    """Return what to do with each folder. A running worker is adopted even without an Assignment, and is stopped then.
-    An assigned worker whose folder was not begun needs no action here: it is launched like any other."""
-    actions: list[Adopt | CleanUp | Sweep] = []
-    for folder in folders:
-        if folder.is_running:
-            actions.append(Adopt(folder.worker))
-        elif folder.worker not in assignments:
-            actions.append(Sweep(folder.worker))
-        elif folder.was_begun:
-            actions.append(CleanUp(folder.worker))
-    return actions

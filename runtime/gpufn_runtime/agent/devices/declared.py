@@ -16,11 +16,7 @@ _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
 
 def cpu_pool(
-    node: str,
-    proc: Path = Path("/proc"),
-    cgroup: Path = Path("/sys/fs/cgroup"),
-    *,
-    memory_bytes: int | None = None,
+    node: str, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), *, memory_bytes: int | None = None
 ) -> Device:
     """Return the cores and the memory that this process may use, within its affinity and cgroup limits. `memory_bytes`
     is the operator's setting of the memory for workers."""

@@ -19,7 +19,7 @@ from typing import Any
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
-from gpufn_runtime.agent.devices.sampling import Sampler, query, text
+from gpufn_runtime.agent.devices.sampling import Sampler, query, read_memory, text
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +46,16 @@ class NvmlInventory:
 
     def find(self) -> FoundDevices:
         try:
-            if self._nvml is None:
-                self._nvml = importlib.import_module("pynvml")
+            self._nvml = self._nvml or importlib.import_module("pynvml")
         except ImportError:
             return self._no_gpus("nvidia-ml-py is not installed")
-        nvml = self._nvml
+        problem = "the NVIDIA driver does not answer"
         try:
-            nvml.nvmlInit()
-        except nvml.NVMLError as error:
-            return self._no_gpus(f"the NVIDIA driver does not answer: {error}")
-        try:
+            self._nvml.nvmlInit()
+            problem = "the GPUs cannot be read"
             return self._find_devices()
-        except nvml.NVMLError as error:
-            return self._no_gpus(f"the GPUs cannot be read: {error}")
+        except self._nvml.NVMLError as error:
+            return self._no_gpus(f"{problem}: {error}")
 
     def sample(self) -> Sample:
         if self._sampler is None:
@@ -72,7 +69,7 @@ class NvmlInventory:
             except nvml.NVMLError as error:
                 is_lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
                 conditions[uuid] = HealthCondition(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())
-        self._sampler.turn()
+        self._sampler.end_round()
         xids = self._new_xids()
         with_events = {uuid for uuid, _ in xids}
         for uuid, gpu in self._gpus.items():
@@ -112,7 +109,7 @@ class NvmlInventory:
 
     def _read(self, handle: Any, parent: Device | None = None) -> Device:
         nvml = self._nvml
-        memory = self._memory(handle)
+        memory = read_memory(nvml, handle)
         if parent is None:
             major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
             capability = f"{major}.{minor}"
@@ -131,12 +128,6 @@ class NvmlInventory:
             multiprocessors=multiprocessors,
             parent=parent.uuid if parent is not None else "",
         )
-
-    def _memory(self, handle: Any) -> Any:
-        """Read the memory sizes, with the driver's reserved memory if it is reported."""
-        nvml = self._nvml
-        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-        return nvml.nvmlDeviceGetMemoryInfo(handle) if memory is None else memory
 
     def _is_mig_enabled(self, handle: Any) -> bool:
         mode = query(self._nvml, self._nvml.nvmlDeviceGetMigMode, handle)

@@ -46,7 +46,7 @@ class Sampler:
         """Read the slow metrics of a device in the next round."""
         self._slow.pop(uuid, None)
 
-    def turn(self) -> None:
+    def end_round(self) -> None:
         """Finish a round in which all devices were read."""
         self._round += 1
 
@@ -57,9 +57,7 @@ class Sampler:
         # Spread the devices over the rounds: measuring PCIe traffic takes 40 ms.
         if slow is None or (self._round + len(uuid) + ord(uuid[-1])) % _SLOW_INTERVAL == 0:
             slow = self._slow[uuid] = self._read_slow(uuid, handle)
-        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-        if memory is None:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = read_memory(nvml, handle)
         utilization = query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         own_contexts = query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         clients = query(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
@@ -169,6 +167,12 @@ def query(nvml: Any, function: Callable[..., T], *args: Any) -> T | None:
     except nvml.NVMLLibraryMismatchError:  # the driver is older than this query
         pass
     return None
+
+
+def read_memory(nvml: Any, handle: Any) -> Any:
+    """Read the memory sizes, with the driver's reserved memory if it is reported."""
+    memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    return nvml.nvmlDeviceGetMemoryInfo(handle) if memory is None else memory
 
 
 def text(value: str | bytes) -> str:

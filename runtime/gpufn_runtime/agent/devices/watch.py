@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, NodeFacts
+from gpufn_core.domain.device import Device, DeviceType, Health, NodeFacts
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition, Inventory, Sample
@@ -50,7 +50,9 @@ class DeviceWatch:
         self._period_s = period_s
         result = inventory.find()
         self._devices = result.devices
-        self.links: tuple[DeviceLink, ...] = result.links
+        self.gpus = tuple(device for device in self._devices if device.type is DeviceType.GPU)
+        self.pool = next(device for device in self._devices if device.type is DeviceType.CPU)
+        self.links = result.links
         self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=result.driver, cuda=result.cuda)
         if self.facts.has_own_pids:
             log.warning(
@@ -77,14 +79,6 @@ class DeviceWatch:
         self._foreign_bytes: dict[str, int] = {}
         if self._records:
             self.apply(inventory.sample())
-
-    @property
-    def pool(self) -> Device:
-        return next(device for device in self._devices if device.type is DeviceType.CPU)
-
-    @property
-    def gpus(self) -> tuple[Device, ...]:
-        return tuple(device for device in self._devices if device.type is DeviceType.GPU)
 
     def devices(self, now: float) -> tuple[Device, ...]:
         """Return the devices with their health at `now`, in monotonic seconds."""

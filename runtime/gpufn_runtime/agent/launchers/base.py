@@ -75,7 +75,6 @@ class Launcher(Protocol):
     async def launch(self, order: LaunchOrder) -> Launched:
         """Launch the worker. Raises PlatformError if that fails, NodeFault if the node could start none for any
         function."""
-        ...
 
 
 class Containers(Protocol):
@@ -83,8 +82,6 @@ class Containers(Protocol):
 
     async def end_of(self, container: str) -> ContainerEnd:
         """Return how a container ended. Raises PlatformError."""
-        ...
 
     def release(self, container: str) -> None:
         """Release the container of a worker that is gone."""
-        ...

@@ -7,7 +7,7 @@ daemon          one GPU's control daemon: start, observation, restart, stop
 control         commands to a control daemon, with a timeout
 condition       meaning of the daemon's replies (pure)
 client          environment that makes a worker a limited client (pure)
-blame           which functions may have made a GPU fail, and which are quarantined (pure)
+fault_attribution  which functions may have made a GPU fail, and which are quarantined (pure)
 compute_mode    sets a GPU's compute mode so that only MPS can use it, and restores it
 logs            size limit and last lines of the daemon's log files
 """

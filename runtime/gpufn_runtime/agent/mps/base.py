@@ -2,9 +2,9 @@
 
 An implementation for MPS v3 could be chosen in `agent/__main__` if `NodeFacts.mps` reports that version:
 
-    joining   a server for the GPU, and a namespace with the share's limits; only its pipe folder must be mounted
-    evict     `client terminate`
-    left      delete the namespace
+    joining       a server for the GPU, and a namespace with the share's limits; only its pipe folder must be mounted
+    evict         `client terminate`
+    worker_ended  delete the namespace
 """
 
 from __future__ import annotations
@@ -37,56 +37,47 @@ class Joining:
     mounts: Mounts | None = None
 
 
-End = Callable[[str, str], None]  # called with worker and reason to end a worker because of its GPU
+EndWorker = Callable[[str, str], None]  # called with worker and reason to end a worker because of its GPU
 
 
 class GpuShares(Protocol):
-    """A worker is a tenant of its GPU from `joined` until `left`."""
+    """A worker is a tenant of its GPU from `worker_joined` until `worker_ended`."""
 
     @property
     def has_child_processes(self) -> bool:
         """Whether a child process runs that only its own caller may reap."""
-        ...
 
     @property
     def pids(self) -> frozenset[int]:
         """Pids of long-running children."""
-        ...
 
     def joining(
         self, key: RevisionKey, share: DeviceShare, *, contained: bool
     ) -> AbstractAsyncContextManager[Joining, bool | None]:
         """Prepare the GPU for one more worker, in a container or not. The context must last until the worker has
-        `joined` or its launch has failed.
+        joined or its launch has failed.
 
         Raises DeviceFailed, or FunctionStartFailed for a function that has made GPUs fail too often.
         """
-        ...
 
-    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None: ...
+    def worker_joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None: ...
 
-    def is_ready(self, worker: str) -> None:
+    def worker_ready(self, worker: str) -> None:
         """Report that the worker takes calls: from now on it must be an MPS client."""
-        ...
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
         """Prepare a kill: work that a dead client leaves on the GPU can break the other clients. Never raises."""
-        ...
 
     def worker_ended(self, worker: str) -> None: ...
 
     def trouble(self, gpu: str) -> HealthCondition | None:
         """Return why no new worker can join this GPU, or None."""
-        ...
 
     async def take_over(self) -> None:
         """Take over the daemons of an earlier agent. Called before any worker joins."""
-        ...
 
-    async def run(self, end: End) -> None:
+    async def run(self, end: EndWorker) -> None:
         """Check the daemons regularly, until cancelled."""
-        ...
 
     async def stop(self) -> None:
         """Stop the daemons and restore the GPUs' settings. Workers must have ended before."""
-        ...

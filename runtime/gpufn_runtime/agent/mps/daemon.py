@@ -109,7 +109,7 @@ class Daemon:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._uid_of = uid_of
-        self._file = self._new_file()
+        self.file = self._new_file()  # replaced to take over the daemon that an earlier agent started
 
     @property
     def mounts(self) -> Mounts | None:
@@ -118,13 +118,9 @@ class Daemon:
             return None
         return Mounts(os.fspath(self.pipe), self._uid, os.fspath(self._container_folders.memory))
 
-    def take_over(self, file: DaemonFile) -> None:
-        """Take over the daemon that an earlier agent started."""
-        self._file = file
-
     @property
     def process(self) -> Process | None:
-        return self._file.process
+        return self.file.process
 
     def is_running(self) -> bool:
         return self.process is not None and processes.is_running(self.process)
@@ -139,23 +135,22 @@ class Daemon:
 
     async def _start(self) -> None:
         self._make_folders()
-        self._write(self._file)
-        if self._may_set_compute_mode and not self._file.compute_mode_before:
+        self._write(self.file)
+        if self._may_set_compute_mode and not self.file.compute_mode_before:
             mode_before = await compute_mode.read(self.gpu)
-            file = msgspec.structs.replace(self._file, compute_mode_before=mode_before)
+            file = msgspec.structs.replace(self.file, compute_mode_before=mode_before)
             if not self._write(file):  # before the change, because the agent may die
-                self._file = msgspec.structs.replace(file, compute_mode_before="")
+                self.file = msgspec.structs.replace(file, compute_mode_before="")
                 raise DeviceFailed(f"{self.gpu}: its compute mode is not changed: the original cannot be recorded")
             await compute_mode.write(self.gpu, compute_mode.EXCLUSIVE)
-        self._write(msgspec.structs.replace(self._file, process=self._spawn()))
+        self._write(msgspec.structs.replace(self.file, process=self._spawn()))
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._wait_until_active()
         except TimeoutError:
-            raise DeviceFailed(
-                f"{self.gpu}: MPS did not start within {self._start_timeout_s:g} s{log_tail(self._log)}"
-            ) from None
-        log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self._pid)
+            problem = f"MPS did not start within {self._start_timeout_s:g} s{log_tail(self._log)}"
+            raise DeviceFailed(f"{self.gpu}: {problem}") from None
+        log.info("GPU %s is shared by MPS: daemon=%d", self.gpu, self.process.pid if self.process else 0)
 
     def _make_folders(self) -> None:
         """Create the folders, empty: files of a dead daemon would answer for the new one. Existing folders are kept,
@@ -210,11 +205,11 @@ class Daemon:
             condition = await self.observe()
             if condition is Condition.ACTIVE:
                 return
-            if condition in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
-                # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
-                if condition is not Condition.DOWN or not self.is_running():
-                    raise DeviceFailed(f"{self.gpu}: {condition.value}{log_tail(self._log)}")
-            elif condition is Condition.STARTING and not has_requested:
+            # A starting daemon needs a moment before it answers, so HUNG is no failure yet.
+            has_ended = condition is Condition.DOWN and not self.is_running()
+            if has_ended or condition in (Condition.FAULT, Condition.FOREIGN):
+                raise DeviceFailed(f"{self.gpu}: {condition.value}{log_tail(self._log)}")
+            if condition is Condition.STARTING and not has_requested:
                 has_requested = True
                 with contextlib.suppress(ControlFailed):
                     await self.control.start_server(self._uid)
@@ -255,13 +250,13 @@ class Daemon:
     async def stop(self) -> None:
         """Stop the daemon and restore the GPU's settings. Never raises."""
         await self._end()
-        if self._file.compute_mode_before:
+        if self.file.compute_mode_before:
             try:
-                await compute_mode.write(self.gpu, self._file.compute_mode_before)
+                await compute_mode.write(self.gpu, self.file.compute_mode_before)
             except GpufnError as error:
                 log.warning("GPU %s stays in mode %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
                 return  # the folder stays, so that a later agent tries again
-        self._file = self._new_file()
+        self.file = self._new_file()
         for path in (self.folder, *(self._container_folders or ())):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -275,28 +270,24 @@ class Daemon:
                         await asyncio.sleep(_POLL_S)
             if self.is_running() and self.process is not None:
                 processes.signal_group(self.process, signal.SIGKILL)
-        for server in self._file.servers:
+        for server in self.file.servers:
             processes.kill(server)
         if self.process is not None:
             if processes.identify(self.process.pid) == self.process:
                 processes.reap(self.process.pid)
-            self._write(msgspec.structs.replace(self._file, process=None, servers=()))
+            self._write(msgspec.structs.replace(self.file, process=None, servers=()))
 
     def _new_file(self) -> DaemonFile:
         return DaemonFile(self.gpu, container_uid=None if self._container_folders is None else self._uid)
 
-    @property
-    def _pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
-
     def _record_servers(self, pids: Iterable[int]) -> None:
         servers = tuple(server for server in map(processes.identify, pids) if server is not None)
-        if servers != self._file.servers:
-            self._write(msgspec.structs.replace(self._file, servers=servers))
+        if servers != self.file.servers:
+            self._write(msgspec.structs.replace(self.file, servers=servers))
 
     def _write(self, file: DaemonFile) -> bool:
         """Record the daemon, atomically. If the disk is full, it runs anyway, but a later agent does not find it."""
-        self._file = file
+        self.file = file
         temporary = self.folder / f".{_FILE}"
         try:
             if self.folder.is_dir():

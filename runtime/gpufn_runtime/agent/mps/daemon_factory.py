@@ -16,11 +16,11 @@ from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon, read_daemon
 _UIDS = range(1_800_000_000, 1_900_000_000)
 
 
-class Make(Protocol):
+class CreateDaemon(Protocol):
     def __call__(self, gpu: str, folder: Path, *, uid: int, container_folders: ContainerFolders | None) -> Daemon: ...
 
 
-class DaemonMaker:
+class DaemonFactory:
     """Creates MPS daemons. `root` has a folder per GPU. `container_folders` has folders for the GPUs whose clients run
     in containers."""
 
@@ -28,7 +28,7 @@ class DaemonMaker:
         self,
         root: Path,
         container_folders: ContainerFolders,
-        make: Make = Daemon,
+        make: CreateDaemon = Daemon,
         own_uid: Callable[[], int] = os.getuid,
     ) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class DaemonMaker:
         for folder in sorted(self._root.glob("*")):
             if (file := read_daemon_file(folder)) is not None:
                 daemon = self._create(file.gpu, folder.name, file.container_uid)
-                daemon.take_over(file)
+                daemon.file = file
                 yield daemon
 
     def _create(self, gpu: str, name: str, container_uid: int | None) -> Daemon:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from gpufn_core.domain.device import DeviceShare, Health, Share
@@ -23,12 +23,12 @@ from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition
-from gpufn_runtime.agent.mps.base import End, Joining
+from gpufn_runtime.agent.mps.base import EndWorker, Joining
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
 from gpufn_runtime.agent.mps.daemon import Daemon
-from gpufn_runtime.agent.mps.daemon_factory import DaemonMaker
+from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.fault_attribution import INCIDENTS, Suspects
 from gpufn_runtime.agent.workers import processes
 
@@ -65,7 +65,7 @@ class _Gpu:
 class MpsDaemons:
     def __init__(
         self,
-        maker: DaemonMaker,
+        daemon_factory: DaemonFactory,
         clock: Clock,
         *,
         check_every_s: float = _CHECK_EVERY_S,
@@ -76,7 +76,7 @@ class MpsDaemons:
     ) -> None:
         """`checks_clients` is False if the agent has pids of its own: no worker would be in a daemon's list of clients,
         and each would be ended."""
-        self._maker = maker
+        self._daemon_factory = daemon_factory
         self._clock = clock
         self._check_every_s = check_every_s
         self._linger_s = linger_s
@@ -86,8 +86,6 @@ class MpsDaemons:
         self._gpus: dict[str, _Gpu] = {}
         self._gpu_of: dict[str, str] = {}  # by worker
         self.suspects = Suspects()
-
-    # --- GpuShares ----------------------------------------------------------------------------------------------------
 
     @property
     def has_child_processes(self) -> bool:
@@ -119,7 +117,7 @@ class MpsDaemons:
             async with gpu.lock:
                 await self._match_containers(gpu, contained)
                 if not gpu.daemon.is_running():
-                    await self._start(gpu)
+                    await self._start(gpu, gpu.daemon.start)
                 if gpu.trouble is not None:
                     raise DeviceFailed(f"{uuid}: {gpu.trouble.reason}")
             mounts = gpu.daemon.mounts
@@ -128,19 +126,18 @@ class MpsDaemons:
             gpu.joining -= 1
             gpu.empty_since = self._clock.monotonic()
 
-    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
+    def worker_joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
         if share.mode is Share.MPS:
             (uuid,) = share.gpus
             self._gpu_of[worker] = uuid
             self._gpu(uuid).tenants[worker] = _Tenant(key, pid)
 
-    def is_ready(self, worker: str) -> None:
-        if (tenant := self._tenant(worker)) is not None:
-            tenant.is_ready = True
+    def worker_ready(self, worker: str) -> None:
+        if (uuid := self._gpu_of.get(worker)) is not None:
+            self._gpus[uuid].tenants[worker].is_ready = True
 
     async def evict(self, worker: str, pids: Iterable[int]) -> None:
-        uuid = self._gpu_of.get(worker)
-        if uuid is None:
+        if (uuid := self._gpu_of.get(worker)) is None:
             return
         try:
             async with asyncio.timeout(self._evict_s):
@@ -149,8 +146,7 @@ class MpsDaemons:
             log.info("GPU %s: worker %s is ended without MPS eviction: %s", uuid, worker, error)
 
     def worker_ended(self, worker: str) -> None:
-        uuid = self._gpu_of.pop(worker, None)
-        if uuid is None:
+        if (uuid := self._gpu_of.pop(worker, None)) is None:
             return
         gpu = self._gpus[uuid]
         del gpu.tenants[worker]
@@ -159,10 +155,9 @@ class MpsDaemons:
             gpu.emptied.set()
 
     def trouble(self, gpu: str) -> HealthCondition | None:
-        known = self._gpus.get(gpu)
-        return known.trouble if known is not None else None
+        return self._gpus[gpu].trouble if gpu in self._gpus else None
 
-    async def run(self, end: End) -> None:
+    async def run(self, end: EndWorker) -> None:
         while True:
             for uuid in list(self._gpus):
                 try:
@@ -178,23 +173,18 @@ class MpsDaemons:
             async with gpu.lock:
                 await gpu.daemon.stop()
 
-    # --- takeover -----------------------------------------------------------------------------------------------------
-
     async def take_over(self) -> None:
         """Take over an earlier agent's daemons, before any worker is adopted."""
-        for daemon in self._maker.existing():
+        for daemon in self._daemon_factory.existing():
             if daemon.is_running():
                 log.info("GPU %s: took over its MPS daemon", daemon.gpu)
                 self._gpus[daemon.gpu] = _Gpu(daemon, empty_since=self._clock.monotonic())
             else:
                 await daemon.stop()
 
-    # --- checks -------------------------------------------------------------------------------------------------------
-
-    async def check(self, uuid: str, end: End) -> None:
+    async def check(self, uuid: str, end: EndWorker) -> None:
         """Do the regular check of one GPU."""
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
+        if (gpu := self._gpus.get(uuid)) is None:
             return
         async with gpu.lock:
             if self._gpus.get(uuid) is not gpu:
@@ -214,7 +204,7 @@ class MpsDaemons:
                 gpu.trouble = None
                 await self._end_non_clients(gpu, end)
 
-    async def _on_incident(self, gpu: _Gpu, condition: Condition, end: End) -> None:
+    async def _on_incident(self, gpu: _Gpu, condition: Condition, end: EndWorker) -> None:
         uuid = gpu.daemon.gpu
         gpu.trouble = HealthCondition(Health.DEGRADED, condition.value)
         revisions = sorted({tenant.key for tenant in gpu.tenants.values()})
@@ -232,16 +222,15 @@ class MpsDaemons:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_s):
                     await gpu.emptied.wait()
-        if await gpu.daemon.observe() is not Condition.ACTIVE:
-            try:
-                await gpu.daemon.restart()
-            except DeviceFailed as error:
-                gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{uuid}: "))
-                log.warning("%s", error.message)
-                return
-        gpu.trouble = None
+        if await gpu.daemon.observe() is Condition.ACTIVE:
+            gpu.trouble = None
+            return
+        try:
+            await self._start(gpu, gpu.daemon.restart)
+        except DeviceFailed as error:
+            log.warning("%s", error.message)
 
-    async def _end_non_clients(self, gpu: _Gpu, end: End) -> None:
+    async def _end_non_clients(self, gpu: _Gpu, end: EndWorker) -> None:
         """End workers that take calls but are not clients: they use the whole GPU, without limits."""
         if not self._checks_clients or not any(tenant.is_ready for tenant in gpu.tenants.values()):
             return
@@ -255,13 +244,10 @@ class MpsDaemons:
             if tenant.missed_checks == _CHECKS_UNTIL_NO_CLIENT:
                 end(worker, f"{gpu.daemon.gpu}: it is not a client of the MPS daemon, so its share does not limit it")
 
-    # --- helpers ------------------------------------------------------------------------------------------------------
-
     def _gpu(self, uuid: str) -> _Gpu:
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
-            gpu = self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
-        return gpu
+        if uuid not in self._gpus:
+            self._gpus[uuid] = _Gpu(self._daemon_factory.make(uuid), empty_since=self._clock.monotonic())
+        return self._gpus[uuid]
 
     async def _match_containers(self, gpu: _Gpu, contained: bool) -> None:
         """Replace the daemon if needed. All clients must run in containers, or none: they share a user and memory."""
@@ -271,11 +257,11 @@ class MpsDaemons:
             place = "outside containers" if contained else "in containers"
             raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that run {place}")
         await gpu.daemon.stop()
-        gpu.daemon = self._maker.make(gpu.daemon.gpu, contained=contained)
+        gpu.daemon = self._daemon_factory.make(gpu.daemon.gpu, contained=contained)
 
-    async def _start(self, gpu: _Gpu) -> None:
+    async def _start(self, gpu: _Gpu, start: Callable[[], Awaitable[None]]) -> None:
         try:
-            await gpu.daemon.start()
+            await start()
         except DeviceFailed as error:
             gpu.trouble = HealthCondition(Health.DEGRADED, error.message.removeprefix(f"{gpu.daemon.gpu}: "))
             raise
@@ -283,8 +269,7 @@ class MpsDaemons:
 
     async def _vacate(self, uuid: str) -> None:
         """Stop sharing the GPU: a worker needs it in another mode, so it must have no tenants."""
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
+        if (gpu := self._gpus.get(uuid)) is None:
             return
         async with gpu.lock:
             if gpu.tenants or gpu.joining:
@@ -296,7 +281,3 @@ class MpsDaemons:
         await gpu.daemon.stop()
         if not gpu.joining and self._gpus.get(gpu.daemon.gpu) is gpu:
             del self._gpus[gpu.daemon.gpu]
-
-    def _tenant(self, worker: str) -> _Tenant | None:
-        uuid = self._gpu_of.get(worker)
-        return self._gpus[uuid].tenants.get(worker) if uuid is not None else None

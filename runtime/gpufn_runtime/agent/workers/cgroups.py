@@ -69,13 +69,9 @@ class MemoryGroup:
 
     def remove(self) -> bool:
         """Remove the group. Returns False while it still has processes."""
-        try:
+        with contextlib.suppress(OSError):
             self.path.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        return not self.path.exists()
 
 
 @dataclass(frozen=True)
@@ -153,11 +149,10 @@ def _candidates() -> list[Path]:
         if own_group is None:
             continue
         # In a container the mount shows only a part of the tree; `root` is that part's path.
-        config_in_container = own_group if root == "/" else own_group.removeprefix(root)
-        base = Path(mount) / config_in_container.lstrip("/")
-        if kind == "cgroup2" and not _controls_memory(base):
-            continue
-        bases.append(base)
+        visible_path = own_group if root == "/" else own_group.removeprefix(root)
+        base = Path(mount) / visible_path.lstrip("/")
+        if kind == "cgroup" or _controls_memory(base):
+            bases.append(base)
     return bases
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ _T = TypeVar("_T")
 
 class Cleanup:
     """Cleanup tasks. After a worker's cleanup the fleet forgets it and `on_done` is called. Failed deletions of
-    Assignments are retried every `retry_s`."""
+    Assignments are retried every `retry_s`. If `tasks` are cancelled, the next agent finishes the cleanup."""
 
     def __init__(
         self,
@@ -47,21 +48,17 @@ class Cleanup:
         self._groups = groups
         self._on_done = on_done
         self._retry_s = retry_s
-        self._tasks = Tasks()
+        self.tasks = Tasks()
         self._old_groups: list[MemoryGroup] = []
-
-    def __len__(self) -> int:
-        """Number of cleanups in progress."""
-        return len(self._tasks)
 
     def clean_up(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         """Clean up after a worker that has no process, or whose process has ended."""
-        record.phase = Phase.GONE
-        self._tasks.start(self._clean_up(record, folder, group), f"bury-{record.worker}")
+        record.phase = Phase.ENDED
+        self.tasks.start(self._clean_up(record, folder, group), f"clean-up-{record.worker}")
 
     def delete(self, worker: str) -> None:
         """Delete an Assignment that has no worker here."""
-        self._tasks.start(self._delete(worker), f"delete-{worker}")
+        self.tasks.start(self._delete(worker), f"delete-{worker}")
 
     def sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
         """Remove an earlier agent's folder that has no Assignment. Its worker may have been started without being
@@ -69,7 +66,7 @@ class Cleanup:
         if (group := self.find_group(folder.worker, file)) is not None:
             group.kill()
             self._old_groups.append(group)
-        self._tasks.start(self._sweep(folder), f"sweep-{folder.worker}")
+        self.tasks.start(self._sweep(folder), f"sweep-{folder.worker}")
 
     def find_group(self, worker: str, file: ProcessFile | None) -> MemoryGroup | None:
         """Return the memory cgroup of a worker that an earlier agent started."""
@@ -84,16 +81,9 @@ class Cleanup:
         for group in self._old_groups:
             group.kill()
 
-    async def done(self) -> None:
-        await self._tasks.done()
-
-    def cancel(self) -> None:
-        """Cancel. The next agent finishes the cleanup."""
-        self._tasks.cancel()
-
     async def _sweep(self, folder: WorkerFolder) -> None:
         await self._kill_all(folder)
-        await self._retry(folder, folder.remove)
+        await self._in_thread(folder, folder.remove)
 
     async def _clean_up(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         if group is None:
@@ -103,28 +93,33 @@ class Cleanup:
         if record.assignment is not None:
             await self._delete(record.worker)
         # Last: a later agent takes a worker with an Assignment but no folder for one that was never launched.
-        await self._retry(folder, folder.remove)
+        await self._in_thread(folder, folder.remove)
         self._fleet.forget(record.worker)
         self._on_done()
 
     async def _kill_all(self, folder: WorkerFolder) -> None:
         """Kill all processes of the worker, including those in sessions of their own."""
         for _ in range(_KILL_TRIES):
-            if not await self._retry(folder, processes.kill_worker, folder.output, folder.scratch):
+            if not await self._in_thread(folder, processes.kill_worker, folder.output, folder.scratch):
                 return
             await asyncio.sleep(_KILL_PAUSE_S)
         log.warning("worker %s has left processes that cannot be killed", folder.worker)
 
-    async def _retry(self, folder: WorkerFolder, function: Callable[..., _T], *args: Path) -> _T:
-        """Call `function` in a thread until it succeeds: missing resources come back. The lease is held until then."""
+    async def _in_thread(self, folder: WorkerFolder, function: Callable[..., _T], *args: Path) -> _T:
+        """Call `function` in a thread until it succeeds: missing file descriptors, threads and memory come back."""
+        work = functools.partial(asyncio.to_thread, function, *args)
+        return await self._retry(work, f"worker {folder.worker} cannot be cleaned up yet")
+
+    async def _retry(self, work: Callable[[], Awaitable[_T]], warning: str) -> _T:
+        """Retry `work` until it succeeds. The lease is held until then."""
         has_warned = False
         while True:
             try:
-                return await asyncio.to_thread(function, *args)
-            except (OSError, RuntimeError) as error:  # no file descriptor or no thread is available
+                return await work()
+            except (OSError, RuntimeError, PlatformError) as error:
                 if not has_warned:
                     has_warned = True
-                    log.warning("worker %s cannot be cleaned up yet: %s", folder.worker, error)
+                    log.warning("%s: %s", warning, error)
             await asyncio.sleep(self._retry_s)
 
     async def _empty(self, group: MemoryGroup) -> None:
@@ -137,15 +132,6 @@ class Cleanup:
         self._old_groups.append(group)
 
     async def _delete(self, worker: str) -> None:
-        """Retry until the Assignment is deleted: the lease is held until then."""
         key = subjects.assignment_key(self._node, worker)
-        has_warned = False
-        while True:
-            try:
-                await self._assignments.delete(key)
-                return
-            except PlatformError as error:
-                if not has_warned:
-                    has_warned = True
-                    log.warning("assignment of worker %s cannot be deleted yet: %s", worker, error.message)
-            await asyncio.sleep(self._retry_s)
+        delete = functools.partial(self._assignments.delete, key)
+        await self._retry(delete, f"assignment of worker {worker} cannot be deleted yet")

@@ -21,6 +21,8 @@ import gpufn_platform
 import gpufn_runtime
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_runtime.agent.launchers.containers.sandbox import Limits
+from gpufn_runtime.agent.mps.base import Mounts
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Otherwise each of these libraries starts a thread per core, in every worker.
@@ -46,6 +48,14 @@ def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str
 def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that modules may read on import: thread counts and the function's `env`."""
     return {**dict.fromkeys(_THREAD_VARIABLES, str(max(1, math.ceil(cpu)))), **env}
+
+
+def container_limits(
+    spec: FunctionSpec, memory_bytes: int, gpus: tuple[str, ...] = (), mps: Mounts | None = None
+) -> Limits:
+    """Return the limits of a container for the function. A standby's must equal those of its future worker."""
+    env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
+    return Limits(memory_bytes, spec.resources.cpu, spec.egress, gpus, mps, env)
 
 
 def template_environment(scratch: Path, env: Mapping[str, str], *, sees_gpus: bool) -> dict[str, str]:
@@ -96,9 +106,5 @@ def worker_packages() -> list[str]:
 def _import_roots() -> tuple[str, ...]:
     """Return the folders that must be on PYTHONPATH to import gpufn; empty if gpufn is installed."""
     installed = {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
-    roots: dict[str, None] = {}
-    for path in worker_packages():
-        root = os.path.dirname(os.path.realpath(path))
-        if root not in installed:
-            roots[root] = None
-    return tuple(roots)
+    roots = dict.fromkeys(os.path.dirname(os.path.realpath(path)) for path in worker_packages())
+    return tuple(root for root in roots if root not in installed)

@@ -40,7 +40,7 @@ class Parking:
 
     def verify(self) -> None:
         """Verify open claims with the latest sample."""
-        for worker in self._running_workers:
+        for worker in self._running_workers.values():
             record = worker.record
             if record.claim is None or record.parked is not None:
                 continue
@@ -48,12 +48,8 @@ class Parking:
             match verify(record.claim, self._devices.samples_received, max(held.values(), default=None)):
                 case ParkedMemory() as parked:
                     record.parked = parked
-                    log.info(
-                        "worker %s is parked: host_bytes=%d device_bytes=%d",
-                        record.worker,
-                        parked.host_bytes,
-                        parked.device_bytes,
-                    )
+                    memory = f"host_bytes={parked.host_bytes} device_bytes={parked.device_bytes}"
+                    log.info("worker %s is parked: %s", record.worker, memory)
                     self._reports.send_soon()
                 case str(reason) if record.end_requested_at is None:
                     self._supervisor.end(record, signal.SIGTERM, reason)

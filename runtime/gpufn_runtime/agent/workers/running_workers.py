@@ -1,9 +1,8 @@
-"""Registry of running workers and their resources. `supervise` adds and removes workers; other modules read."""
+"""Running workers and their resources. `supervise` adds and removes workers; other modules read."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpufn_core.protocol.reports import ProcessReport
@@ -35,12 +34,6 @@ class RunningWorker:
             return [main_pid, *processes.children_of(self.process)]
         return [main_pid, *(pid for pid in (self.group.pids() if self.group is not None else ()) if pid != main_pid)]
 
-    @property
-    def resident_bytes(self) -> int:
-        """In a container the worker and its orphans are children of the first process."""
-        main_pid = self.process.pid
-        return sum(map(processes.resident_bytes, self.pids if self.container else [main_pid]))
-
     def signal(self, signum: signal.Signals) -> None:
         """Signal all processes of the worker."""
         if self.container and signum is signal.SIGKILL:
@@ -53,13 +46,15 @@ class RunningWorker:
 
     def report(self, gpus_busy: float | None = None, gpu_bytes: dict[str, int] | None = None) -> ProcessReport:
         record = self.record
+        # In a container the worker and its orphans are children of the first process.
+        pids = self.pids if self.container else [self.process.pid]
         return ProcessReport(
             worker=record.worker,
             function=record.function,
             revision=record.revision,
             pid=self.process.pid,
             started_at=record.started_at,
-            resident_bytes=self.resident_bytes,
+            resident_bytes=sum(map(processes.resident_bytes, pids)),
             share=record.assignment.share if record.assignment else None,
             gpus_busy=gpus_busy,
             gpu_bytes=gpu_bytes or {},
@@ -67,22 +62,4 @@ class RunningWorker:
         )
 
 
-class RunningWorkers:
-    def __init__(self) -> None:
-        self._workers: dict[str, RunningWorker] = {}
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def __iter__(self) -> Iterator[RunningWorker]:
-        """Iterate over a copy: workers may be removed during the iteration."""
-        return iter(list(self._workers.values()))
-
-    def get(self, worker: str) -> RunningWorker | None:
-        return self._workers.get(worker)
-
-    def add(self, worker: RunningWorker) -> None:
-        self._workers[worker.record.worker] = worker
-
-    def remove(self, worker: RunningWorker) -> None:
-        del self._workers[worker.record.worker]
+RunningWorkers = dict[str, RunningWorker]  # by worker id

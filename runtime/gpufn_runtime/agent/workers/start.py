@@ -18,7 +18,7 @@ import signal
 from typing import Protocol
 
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
-from gpufn_core.errors import ErrorInfo, GpufnError, PlatformError
+from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
@@ -50,7 +50,7 @@ class Launches:
         self,
         *,
         home: Home,
-        orders: WorkerConfigs,
+        configs: WorkerConfigs,
         prefetch: Prefetch,
         devices: DeviceWatch,
         shares: GpuShares,
@@ -62,7 +62,7 @@ class Launches:
         clock: Clock,
     ) -> None:
         self._home = home
-        self._configs = orders
+        self._configs = configs
         self._prefetch = prefetch
         self._devices = devices
         self._shares = shares
@@ -72,19 +72,10 @@ class Launches:
         self._cleanup = cleanup
         self._reports = reports
         self._clock = clock
-        self._tasks = Tasks()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self.tasks = Tasks()
 
     def start(self, record: WorkerRecord, assignment: Assignment) -> None:
-        self._tasks.start(self._launch(record, assignment), f"launch-{record.worker}")
-
-    async def done(self) -> None:
-        await self._tasks.done()
-
-    def cancel(self) -> None:
-        self._tasks.cancel()
+        self.tasks.start(self._launch(record, assignment), f"launch-{record.worker}")
 
     async def _launch(self, record: WorkerRecord, assignment: Assignment) -> None:
         folder = WorkerFolder(self._home.worker(record.worker))
@@ -94,8 +85,9 @@ class Launches:
             revision = await self._prefetch.revision(record.function, record.revision)
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
-            if record.end_requested_at is not None:
-                self._on_stopped_early(record, folder)
+            if record.end_requested_at is not None:  # while its bundle was fetched: no failure
+                self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
+                self._cleanup.clean_up(record, folder, None)
                 return
             is_process = self._configs.image(revision.spec) is None
             async with self._shares.joining(record.key, assignment.share, contained=not is_process) as joining:
@@ -104,14 +96,16 @@ class Launches:
                 config = self._configs.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
-                order = self._configs.launch(config, folder, assignment, joining=joining, modules=modules)
+                order = self._configs.launch_order(config, folder, assignment, joining=joining, modules=modules)
                 launched = await self._start_process(record, order, folder, group)
+        except GpufnError as error:
+            self._on_failed(record, folder, group, error)
         except Exception as error:
-            if not isinstance(error, GpufnError):
-                log.exception("launch of worker %s failed", record.worker)
-            self._on_failed(record, folder, group, NodeFault.of(error) if isinstance(error, OSError) else error)
-            return
-        self._on_started(record, assignment, launched, launched_at, self._clock.monotonic() - started)
+            log.exception("launch of worker %s failed", record.worker)
+            fault = NodeFault.of(error) if isinstance(error, OSError) else None
+            self._on_failed(record, folder, group, fault or PlatformError(f"{type(error).__name__}: {error}"))
+        else:
+            self._on_started(record, assignment, launched, launched_at, self._clock.monotonic() - started)
 
     async def _start_process(
         self, record: WorkerRecord, order: LaunchOrder, folder: WorkerFolder, group: MemoryGroup | None
@@ -129,7 +123,7 @@ class Launches:
             if handle is None:
                 raise PlatformError("The worker's process ended at once.")
             cleanup.callback(os.close, handle.pidfd)
-            self._supervisor.attend(record, handle, folder, group, fifo, container=launched.container)
+            self._supervisor.supervise(record, handle, folder, group, fifo, container=launched.container)
             cleanup.pop_all()
         record.started_at = self._clock.time()
         folder.write_process(
@@ -149,44 +143,26 @@ class Launches:
         self, record: WorkerRecord, assignment: Assignment, launched: Launched, launched_at: float, launch_s: float
     ) -> None:
         self._prefetch.note_launch(record.key, launched_at)
-        log.info(
-            "%s started: pid=%d standby=%s took_ms=%.1f",
-            record, launched.pid, launched.is_standby, launch_s * 1000,
-        )  # fmt: skip
+        standby = launched.is_standby
+        log.info("%s started: pid=%d standby=%s took_ms=%.1f", record, launched.pid, standby, launch_s * 1000)
         place_s = max(0.0, launched_at - assignment.created_at)
-        cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
-        self._reports.send_event(
-            record, WorkerEventKind.STARTED, cold_start=cold_start, refused_modules=launched.refused_modules
-        )
+        cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=standby)
+        refused = launched.refused_modules
+        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=cold_start, refused_modules=refused)
         self._reports.send_soon()
         if record.end_requested_at is not None:
             signum = signal.SIGKILL if record.killed else signal.SIGTERM
             self._supervisor.end(record, signum, "it had to end before it started")
 
-    def _on_stopped_early(self, record: WorkerRecord, folder: WorkerFolder) -> None:
-        """Report an exit without failure: the worker had to end while its bundle was fetched."""
-        self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
-        self._cleanup.clean_up(record, folder, None)
-
     def _on_failed(
-        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: Exception
+        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: GpufnError
     ) -> None:
-        info, phase = _error_info(error), "launch"
-        log.warning("%s failed to start: %s", record, info.message)
+        log.warning("%s failed to start: %s", record, error.message)
+        phase = "launch"
         if isinstance(error, NodeFault):
             phase = NODE_PHASE
-            self._pause_placements(error)
-        self._reports.send_event(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
+            if not isinstance(error, DaemonUnavailable):  # in that case only containers must go elsewhere
+                self._devices.pause_placements(error.message.rstrip("."))
+            self._reports.send()  # before the failed launch, so that the retry goes to another node
+        self._reports.send_event(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error.info()))
         self._cleanup.clean_up(record, folder, group)
-
-    def _pause_placements(self, fault: NodeFault) -> None:
-        """Degrade the node and report that before the failed launch, so that the retry goes to another node."""
-        if not isinstance(fault, DaemonUnavailable):  # in that case only containers must go elsewhere
-            self._devices.pause_placements(fault.message.rstrip("."))
-        self._reports.send()
-
-
-def _error_info(error: Exception) -> ErrorInfo:
-    if isinstance(error, GpufnError):
-        return error.info()
-    return PlatformError(f"{type(error).__name__}: {error}").info()

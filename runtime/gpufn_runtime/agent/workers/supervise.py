@@ -67,10 +67,10 @@ class Supervisor:
         self._prove_cuda = prove_cuda
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._ending_tasks = Tasks()
+        self.ending_tasks = Tasks()  # ends that are being ordered or reported
         self._worker_ended = asyncio.Event()
 
-    def attend(
+    def supervise(
         self,
         record: WorkerRecord,
         handle: processes.Handle,
@@ -85,10 +85,10 @@ class Supervisor:
         process, pidfd = handle
         output = OutputLog(self._clock.monotonic())
         worker = RunningWorker(record, process, folder, group, output, fifo, pidfd, container)
-        self._running_workers.add(worker)
+        self._running_workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING
         if record.assignment is not None:
-            self._shares.joined(record.worker, record.key, record.assignment.share, process.pid)
+            self._shares.worker_joined(record.worker, record.key, record.assignment.share, process.pid)
         self._loop.add_reader(fifo, self._on_output, worker)
         self._loop.add_reader(pidfd, self._on_exit, worker)
 
@@ -99,17 +99,16 @@ class Supervisor:
             record.end_requested_at = self._clock.monotonic()
         if signum is signal.SIGKILL and not record.killed:
             record.killed, record.killed_for = True, reason
-        worker = self._running_workers.get(record.worker)
-        if worker is None:
+        if (worker := self._running_workers.get(record.worker)) is None:
             return
         if signum is signal.SIGKILL and record.shares_by_mps:
-            self._ending_tasks.start(self._evict_and_kill(worker), f"evict-{record.worker}")
+            self.ending_tasks.start(self._evict_and_kill(worker), f"evict-{record.worker}")
         else:
             worker.signal(signum)
 
     def step(self, now: float) -> None:
         """Publish lines that have waited too long for their line end."""
-        for worker in self._running_workers:
+        for worker in self._running_workers.values():
             self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
 
     async def all_ended(self) -> None:
@@ -117,18 +116,14 @@ class Supervisor:
             self._worker_ended.clear()
             await self._worker_ended.wait()
 
-    async def ends_reported(self) -> None:
-        """Wait until all ends are known and reported."""
-        await self._ending_tasks.done()
-
     def release(self) -> None:
         """Stop the supervision. The workers live on."""
-        self._ending_tasks.cancel()
-        for worker in self._running_workers:
-            self._running_workers.remove(worker)
+        self.ending_tasks.cancel()
+        for worker in self._running_workers.values():
             for descriptor in (worker.pidfd, worker.fifo):
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
+        self._running_workers.clear()
 
     async def _evict_and_kill(self, worker: RunningWorker) -> None:
         await self._shares.evict(worker.record.worker, worker.pids)
@@ -144,13 +139,13 @@ class Supervisor:
     def _on_exit(self, worker: RunningWorker) -> None:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
-        self._running_workers.remove(worker)
+        del self._running_workers[record.worker]
         self._worker_ended.set()
         worker.signal(signal.SIGKILL)  # the rest of its process group
         os.close(worker.pidfd)
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
-            self._ending_tasks.start(self._fetch_container_end(worker), f"end-{record.worker}")
+            self.ending_tasks.start(self._fetch_container_end(worker), f"end-{record.worker}")
         else:
             self._on_end(worker, code, signum)
 

@@ -1,4 +1,12 @@
-"""Takeover from an earlier agent: adopts running workers, cleans up after dead ones, removes unassigned folders."""
+"""Takeover from an earlier agent, by the folders that it or the runner created. At the start of an agent:
+
+| the recorded process | assignment | reaction |
+|---|---|---|
+| runs | any | adopt the worker; if it is not assigned, stop it |
+| has ended, or none is recorded | none | remove the folder |
+| has ended, or none is recorded | yes | report the exit, remove the worker's resources and its Assignment |
+| no agent has begun work in the folder | yes | nothing: the worker is launched like any other |
+"""
 
 from __future__ import annotations
 
@@ -8,9 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol.reports import WorkerEventKind
-from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, WorkerRecord
-from gpufn_runtime.agent.decide.reconcile import Adopt, CleanUp, ExistingFolder
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.cleanup import Cleanup
@@ -28,35 +34,23 @@ class Takeover:
         self._reports = reports
 
     def take_over(self, folders: Iterable[WorkerFolder], assigned: Mapping[str, Assignment]) -> None:
-        by_name = {folder.worker: folder for folder in folders}
-        files = {name: folder.read_process() for name, folder in by_name.items()}
-        existing = [
-            ExistingFolder(name, file is not None and processes.is_running(file.process), by_name[name].was_begun)
-            for name, file in files.items()
-        ]
-        for action in reconcile.at_start(existing, assigned):
-            folder, file = by_name[action.worker], files[action.worker]
-            match action:
-                case Adopt(worker) if file is not None:
-                    self._adopt(folder, file, assigned.get(worker))
-                case CleanUp(worker):
-                    self._clean_up(folder, file, assigned[worker])
-                case _:
-                    log.info("removing the folder of worker %s, which is not assigned", action.worker)
-                    self._cleanup.sweep(folder, file)
+        for folder in folders:
+            file, assignment = folder.read_process(), assigned.get(folder.worker)
+            is_running = file is not None and processes.is_running(file.process)
+            pidfd = processes.open_pidfd(file.process) if file is not None and is_running else None
+            if file is not None and pidfd is not None:
+                self._adopt(folder, file, pidfd, assignment)
+            elif assignment is None:
+                log.info("removing the folder of worker %s, which is not assigned", folder.worker)
+                self._cleanup.sweep(folder, file)
+            elif folder.was_begun:
+                self._clean_up(folder, file, assignment)
 
-    def _adopt(self, folder: WorkerFolder, file: ProcessFile, assignment: Assignment | None) -> None:
+    def _adopt(self, folder: WorkerFolder, file: ProcessFile, pidfd: int, assignment: Assignment | None) -> None:
         record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
         group = self._cleanup.find_group(file.worker, file)
-        pidfd = processes.open_pidfd(file.process)
-        if pidfd is None:
-            if assignment is None:
-                self._cleanup.sweep(folder, file)
-            else:
-                self._clean_up(folder, file, assignment)
-            return
         handle = processes.Handle(file.process, pidfd)
-        self._supervisor.attend(record, handle, folder, group, folder.open_output(), container=file.container)
+        self._supervisor.supervise(record, handle, folder, group, folder.open_output(), container=file.container)
         self._fleet.records[record.worker] = record
         log.info("adopted %s: pid=%d", record, file.process.pid)
         if assignment is None:

@@ -18,7 +18,7 @@ from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.workers.cgroups import MemoryGroup
-from gpufn_runtime.agent.workers.environment import container_environment, import_environment, worker_environment
+from gpufn_runtime.agent.workers.environment import container_environment, container_limits, worker_environment
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 _MEMORY_PART = 4  # the default memory limit is the node's memory divided by this
@@ -51,8 +51,7 @@ class WorkerConfigs:
         return spec.resources.memory_bytes or self._default_memory
 
     def limits(self, spec: FunctionSpec) -> Limits:
-        env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
-        return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress, env=env)
+        return container_limits(spec, self.memory_bytes(spec))
 
     def kind(self, assignment: Assignment) -> str:
         """Return the DeviceKind whose engines the worker runs."""
@@ -68,6 +67,7 @@ class WorkerConfigs:
         launched_at: float,
         group: MemoryGroup | None,
     ) -> WorkerConfig:
+        memory_bytes = self.memory_bytes(revision.spec)
         return WorkerConfig(
             worker=record.worker,
             function=record.function,
@@ -79,14 +79,14 @@ class WorkerConfigs:
             shared_bodies=os.fspath(self._home.shared_bodies / record.worker),
             launched_at=launched_at,
             mps=self._mps_limits(record),
-            memory_bytes=self.memory_bytes(revision.spec),
-            memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
+            memory_bytes=memory_bytes,
+            memory_limit_bytes=memory_bytes if group is None else None,
             open_files=self._open_files,
             supervisor_fifo=self._supervisor_fifo,
             cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )
 
-    def launch(
+    def launch_order(
         self,
         config: WorkerConfig,
         folder: WorkerFolder,

@@ -41,22 +41,10 @@ class ProcessFile(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def worker(self) -> str:
-        return self.path.name
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def output(self) -> Path:
-        return self.path / "output"
-
-    @property
-    def scratch(self) -> Path:
-        return self.path / "tmp"
+        self.worker = path.name
+        self.config = path / "config.json"
+        self.output = path / "output"
+        self.scratch = path / "tmp"
 
     @property
     def was_begun(self) -> bool:

@@ -19,7 +19,7 @@ PARKED = st.builds(
 def memory(*held: Parked) -> HostMemory:
     made = HostMemory()
     for parked in held:
-        made.hold(parked)
+        made.add(parked)
     return made
 
 
@@ -33,7 +33,7 @@ def test_what_is_large_rarely_used_or_quickly_started_goes_first() -> None:
 def test_one_that_was_once_used_often_goes_when_others_have_come_and_gone() -> None:
     held = memory(Parked("old", 100, uses=5))
     for number in range(20):
-        held.hold(Parked(f"new{number}", 100))
+        held.add(Parked(f"new{number}", 100))
         (victim,) = held.victims(100)
         held.evict(victim)
         held.release(victim)
@@ -45,7 +45,7 @@ def test_one_that_was_once_used_often_goes_when_others_have_come_and_gone() -> N
 def test_what_is_told_again_keeps_its_worth_and_has_its_new_size() -> None:
     held = memory(Parked("a", 100, saved_s=1), Parked("b", 100, saved_s=2))
     held.evict("b")
-    held.hold(Parked("a", 70, saved_s=1))
+    held.add(Parked("a", 70, saved_s=1))
     assert (held.used, held.victims(1)) == (170, ["a"])
 
 
@@ -74,7 +74,7 @@ def test_with_a_budget_what_is_held_never_exceeds_it_and_worth_never_falls(
             held.evict(victim)
             floor = max(floor, held.worth(victim))
             held.release(victim)
-        held.hold(parked)
+        held.add(parked)
         assert held.used <= budget
         assert held.worth(parked.worker) >= floor
         if is_resumed:

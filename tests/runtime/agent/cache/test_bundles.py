@@ -69,7 +69,7 @@ def test_a_name_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_a_folder_as_well_is_refused(tmp_path: Path) -> None:
     data = archive("a", "a/b.py")
-    with pytest.raises(InvalidBundle, match="'a' as a file and as a folder"):
+    with pytest.raises(InvalidBundle, match=r"'a' .*file .*folder"):
         unpack(data, digest_of(data), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +80,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: Any) -> No
 
     monkeypatch.setattr("os.fsync", full)
     data = archive("app.py")
-    with pytest.raises(ArtifactUnavailable, match="the disk is full"):
+    with pytest.raises(ArtifactUnavailable, match="disk is full"):
         unpack(data, digest_of(data), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -89,9 +89,7 @@ def test_of_a_bundle_that_the_store_has_lost_it_is_said_what_to_do(tmp_path: Pat
     async def fetch(_digest: Digest) -> bytes:
         raise ArtifactUnavailable("gpufn_bundles has no abc.")
 
-    with pytest.raises(
-        ArtifactUnavailable, match=r"lost or damaged \(gpufn_bundles has no abc\)\. Deploy the function"
-    ):
+    with pytest.raises(ArtifactUnavailable, match=r"\(gpufn_bundles has no abc\)\. Deploy "):
         asyncio.run(BundleCache(tmp_path, fetch).get(Digest("abc")))
 
 

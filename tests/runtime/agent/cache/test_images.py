@@ -117,7 +117,7 @@ def test_its_files_are_read_from_the_bundle(tmp_path: Path) -> None:
 
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
-        with pytest.raises(ArtifactUnavailable, match="bundle lacks a file of its image"):
+        with pytest.raises(ArtifactUnavailable, match="lacks a file"):
             await images.get(spec, str(tmp_path), silent)
         (tmp_path / FILES_FOLDER).mkdir()
         (tmp_path / FILES_FOLDER / digest).write_bytes(b"x")
@@ -160,8 +160,9 @@ def test_one_that_cannot_be_removed_holds_up_no_other_and_is_told_once(caplog: p
         for _ in range(3):
             await images.collect()
         assert daemon.tags == {"ours:2"}
-        told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert told == ["cannot remove image ours:2: Docker cannot remove image ours:2: device or resource busy."]
+        [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert warning.startswith("cannot remove image ours:2: ")
+        assert warning.endswith(": device or resource busy.")
         daemon.stuck = set()
         await images.collect()
         assert daemon.tags == set()

@@ -7,7 +7,7 @@ import pytest
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase, WorkerRecord
-from gpufn_runtime.agent.decide.reconcile import ExistingFolder, at_start, on_change, when_overdue
+from gpufn_runtime.agent.decide.reconcile import on_change, when_overdue
 
 
 def assignment(epoch: int = 3, desired: Desired = Desired.RUN, worker: str = "w-1") -> Assignment:
@@ -43,9 +43,9 @@ PARK = assignment(desired=Desired.PARK)
         (Phase.RUNNING, PARK, False, "NoneType"),
         (Phase.RUNNING, OLD, False, "Refuse"),
         (Phase.RUNNING, None, False, "Stop"),
-        (Phase.GONE, RUN, False, "NoneType"),
-        (Phase.GONE, DRAIN, False, "NoneType"),
-        (Phase.GONE, None, False, "NoneType"),
+        (Phase.ENDED, RUN, False, "NoneType"),
+        (Phase.ENDED, DRAIN, False, "NoneType"),
+        (Phase.ENDED, None, False, "NoneType"),
     ],
 )
 def test_a_change_of_an_assignment(
@@ -65,7 +65,7 @@ def test_a_change_of_an_assignment(
         (Phase.RUNNING, None, 95.0, False, "Kill"),
         (Phase.RUNNING, None, 95.0, True, "NoneType"),
         (Phase.LAUNCHING, 90.0, 90.0, False, "NoneType"),
-        (Phase.GONE, 90.0, 90.0, False, "NoneType"),
+        (Phase.ENDED, 90.0, 90.0, False, "NoneType"),
     ],
 )
 def test_a_worker_that_should_be_gone_by_100(
@@ -85,7 +85,7 @@ def test_a_worker_that_should_be_gone_by_100(
         (Phase.RUNNING, 95.0, 99.0, False, "Kill"),
         (Phase.RUNNING, 95.0, None, True, "NoneType"),
         (Phase.LAUNCHING, 90.0, None, False, "NoneType"),
-        (Phase.GONE, 90.0, None, False, "NoneType"),
+        (Phase.ENDED, 90.0, None, False, "NoneType"),
     ],
 )
 def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
@@ -94,22 +94,6 @@ def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
     worker = record(phase)
     worker.reported_ended_at, worker.end_requested_at, worker.killed = over_at, asked_at, killed
     assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
-
-
-@pytest.mark.parametrize(
-    ("found", "is_assigned", "actions"),
-    [
-        (ExistingFolder("w-1", True), True, ["Adopt"]),
-        (ExistingFolder("w-1", True), False, ["Adopt"]),
-        (ExistingFolder("w-1", False), True, ["CleanUp"]),
-        (ExistingFolder("w-1", False), False, ["Sweep"]),
-        (ExistingFolder("w-1", False, was_begun=False), True, []),
-        (ExistingFolder("w-1", False, was_begun=False), False, ["Sweep"]),
-    ],
-)
-def test_a_folder_that_was_there_before_us(found: ExistingFolder, is_assigned: bool, actions: list[str]) -> None:
-    assigned = {"w-1": RUN} if is_assigned else {}
-    assert [type(action).__name__ for action in at_start([found], assigned)] == actions
 
 
 def test_the_newest_epoch_is_that_of_what_is_assigned_now() -> None:

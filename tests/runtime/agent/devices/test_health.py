@@ -92,7 +92,9 @@ def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_no
     for now, count in enumerate((10, 10, None, 11, 11)):
         record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=count), None, float(now))
         assert record.evaluate(now)[0] is (Health.HEALTHY if now < 3 else Health.DEGRADED), now
-    assert record.evaluate(3.0) == (Health.DEGRADED, "an uncorrected memory error")
+    health, reason = record.evaluate(3.0)
+    assert health is Health.DEGRADED
+    assert "uncorrected" in reason
     assert record.evaluate(3.0 + QUIET_S) == (Health.HEALTHY, "")
     record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was reloaded
     assert record.evaluate(1000.0) == (Health.HEALTHY, "")
@@ -194,7 +196,8 @@ def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
     watch._on_metrics = told.extend
     nvml.events.append(("GPU-0", 79))
     watch.apply(inventory.sample())
-    assert _health(watch, 1.0) == [(Health.FAILED, "Xid 79: it has fallen off the bus"), (Health.HEALTHY, "")]
+    (health, reason), other = _health(watch, 1.0)
+    assert (health, reason.partition(":")[0], other) == (Health.FAILED, "Xid 79", (Health.HEALTHY, ""))
     assert [(metrics.uuid, metrics.xids) for metrics in told] == [("MIG-1", {"79": 1}), ("GPU-1", {})]
 
 
@@ -211,7 +214,9 @@ def test_a_driver_that_does_not_answer_is_noticed() -> None:
     watch = DeviceWatch(_Silent(), clock)
     watch.apply(Sample())
     assert _health(watch, 11.0) == [(Health.HEALTHY, "")]
-    assert _health(watch, 11.5) == [(Health.DEGRADED, "the driver has not answered for 10 s")]
+    [(health, reason)] = _health(watch, 11.5)
+    assert health is Health.DEGRADED
+    assert reason.endswith(" for 10 s")
 
 
 def test_what_mps_knows_counts_as_well() -> None:

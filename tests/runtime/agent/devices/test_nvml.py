@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,7 +210,7 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
     with caplog.at_level("INFO"):
         for _ in range(3):
             assert set(inventory.sample().conditions) == {"GPU-0", "GPU-1"}
-    assert [record.message for record in caplog.records] == ["NVML cannot be reopened: Uninitialized"]
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["Uninitialized"]
     nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
     nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a reloaded driver returns new handles
     well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -222,7 +223,7 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
 def test_a_gpu_that_cannot_be_read_at_the_start_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml(FakeGpu("GPU-0", error=pynvml.NVML_ERROR_GPU_IS_LOST), FakeGpu("GPU-1"))
     assert [device.uuid for device in NvmlInventory(POOL, nvml).find().devices[1:]] == ["GPU-1"]
-    assert "GPU number 0 is not offered: GPU is lost" in caplog.text
+    assert re.search(r"GPU number 0 .*: GPU is lost", caplog.text)
 
 
 def test_error_events_are_told_once() -> None:
@@ -244,14 +245,15 @@ def test_that_a_device_tells_of_no_errors_is_said_once_however_often_nvml_is_ope
         gpu.error = pynvml.NVML_ERROR_UNKNOWN
         for _ in range(3):
             inventory.sample()
-    assert caplog.text.count("does not report error events") == 1
+    assert caplog.text.count("error events") == 1
 
 
 def test_no_library_is_no_gpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with caplog.at_level("INFO"):
         assert NvmlInventory(POOL).find().devices == (POOL,)
-    assert [record.message for record in caplog.records] == ["no GPUs: nvidia-ml-py is not installed"]
+    [record] = caplog.records
+    assert record.message.startswith("no GPUs: nvidia-ml-py ")
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH])
@@ -261,5 +263,5 @@ def test_no_driver_is_no_gpus(error: int, caplog: pytest.LogCaptureFixture) -> N
     inventory = NvmlInventory(POOL, nvml)
     with caplog.at_level("INFO"):
         assert inventory.find().devices == (POOL,)
-    assert "no GPUs: the NVIDIA driver does not answer" in caplog.text
+    assert "no GPUs: the NVIDIA driver" in caplog.text
     assert inventory.sample().metrics == ()

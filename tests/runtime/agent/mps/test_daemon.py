@@ -80,7 +80,7 @@ def test_a_server_that_does_not_get_active_is_given_up(machine: Machine, tmp_pat
     machine.set(slow=True)
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match=r"MPS did not start within 0\.3 s"):
+        with pytest.raises(DeviceFailed, match=r"within 0\.3 s"):
             await daemon.start()
 
     _on_daemon(tmp_path, work, start_timeout_s=0.3)
@@ -163,7 +163,7 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     machine.forbid_modes()
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match=r"GPU-1: cannot read or set its compute mode: .*Insufficient Permis"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: .*compute mode: .*Insufficient Permis"):
             await daemon.start()
         (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is restored
 
@@ -189,7 +189,7 @@ def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Mach
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match="GPU-1: its compute mode is not changed"):
+        with pytest.raises(DeviceFailed, match=r"GPU-1: .*compute mode .*recorded"):
             await daemon.start()
         assert not daemon.folder.exists()
 
@@ -204,7 +204,7 @@ def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp
         assert file is not None
         machine.kill_daemon(daemon.pipe)
         later = Daemon(GPU, daemon.folder, uid=os.getuid())
-        later.take_over(file)
+        later.file = file
         assert not later.is_running()
         await later.stop()
         assert machine.modes == {GPU: "Default"}

@@ -27,7 +27,7 @@ def clean_up(folder: WorkerFolder, assignments: Any) -> None:
             Fleet(), node="a", assignments=assignments, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
         made.clean_up(WorkerRecord("w-1", "f", 1, assignment), folder, None)
-        await made.done()
+        await made.tasks.done()
 
     asyncio.run(run())
 
@@ -48,12 +48,12 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
             group.procs.write_text(f"{late.pid}\n")
             made.step()
             assert late.wait(30) == -9
-        await made.done()
+        await made.tasks.done()
 
     asyncio.run(run())
 
 
-def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_cleanup_without_a_free_file_descriptor_is_retried(tmp_path: Path, monkeypatch: Any) -> None:
     """Its lease was held forever."""
     tries = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), None])
 
@@ -74,7 +74,7 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
             fleet, node="a", assignments=nobody, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
         made.clean_up(record, folder, None)
-        await made.done()
+        await made.tasks.done()
 
     asyncio.run(run())
     assert fleet.has_ended("w-1")
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
             fleet, node="a", assignments=nobody, groups=MemoryGroups(None), on_done=lambda: None, retry_s=0.001
         )
         made.clean_up(record, WorkerFolder(tmp_path / "w-1"), None)
-        await made.done()
+        await made.tasks.done()
 
     asyncio.run(run())
     assert next(tries, "both tried") == "both tried"

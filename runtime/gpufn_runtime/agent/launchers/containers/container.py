@@ -192,10 +192,9 @@ def _uid_for(limits: Limits) -> int:
 
 async def _end_of(pid: int) -> None:
     """Wait until the process is gone."""
-    process = processes.identify(pid)
-    pidfd = processes.open_pidfd(process) if process else None
-    if pidfd is None:
+    if (handle := processes.open_handle(pid)) is None:
         return
+    pidfd = handle.pidfd
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, ended.set)
     try:

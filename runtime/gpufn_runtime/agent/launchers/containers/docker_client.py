@@ -10,13 +10,12 @@ import asyncio
 import io
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
 import docker
 import docker.errors
-import requests
 import urllib3.exceptions
 
 from gpufn.call.threads import in_thread
@@ -192,16 +191,10 @@ class Docker:
             raise ContainerGone(f"Docker cannot {action}: {_explanation(error)}") from error
         except docker.errors.APIError as error:
             if _NO_GPU_RUNTIME in _explanation(error):
-                raise PlatformError(
-                    f"Docker at {self._host} has no GPU runtime. Install nvidia-container-toolkit there."
-                ) from error
+                hint = "Install nvidia-container-toolkit there."
+                raise PlatformError(f"Docker at {self._host} has no GPU runtime. {hint}") from error
             raise PlatformError(f"Docker cannot {action}: {_explanation(error)}") from error
-        except (
-            docker.errors.DockerException,
-            requests.RequestException,
-            urllib3.exceptions.HTTPError,
-            OSError,
-        ) as error:
+        except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
             raise DaemonUnavailable(f"Docker at {self._host} does not answer, so this node cannot {action}.") from error
 
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
@@ -219,16 +212,11 @@ def _explanation(error: docker.errors.APIError) -> str:
 def _context(recipe: Recipe, files: Mapping[str, bytes]) -> io.BytesIO:
     """Return the build context as a tar file. File times are zero, so that Docker's build cache finds equal files."""
     buffer = io.BytesIO()
+    members = {"Dockerfile": recipe.text.encode()} | {f"files/{digest}": files[digest] for digest in recipe.files}
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in _members(recipe, files):
+        for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
             archive.addfile(info, io.BytesIO(data))
     buffer.seek(0)
     return buffer
-
-
-def _members(recipe: Recipe, files: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
-    yield "Dockerfile", recipe.text.encode()
-    for digest in recipe.files:
-        yield f"files/{digest}", files[digest]

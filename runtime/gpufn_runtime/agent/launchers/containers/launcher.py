@@ -30,7 +30,7 @@ from gpufn_runtime.agent.launchers.containers.container import Container, Contai
 from gpufn_runtime.agent.launchers.containers.orphaned_containers import OrphanedContainers
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.workers import processes
-from gpufn_runtime.agent.workers.environment import import_environment
+from gpufn_runtime.agent.workers.environment import container_limits
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +157,9 @@ class ContainerLauncher:
             for task in self._prepared.values():
                 task.cancel()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_END_TIMEOUT_S):
-                    await self._clear()
-
-    async def _clear(self) -> None:
-        """Remove all containers without a worker. The next agent removes those that cannot be removed now."""
-        removing = [self._discard(standby) for standby in list(self._standbys)]
-        await asyncio.gather(*removing, self._orphans.remove_ended(), return_exceptions=True)
+                async with asyncio.timeout(_END_TIMEOUT_S):  # the next agent removes the rest
+                    removing = [self._discard(standby) for standby in list(self._standbys)]
+                    await asyncio.gather(*removing, self._orphans.remove_ended(), return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
         """Launch the worker in a standby or a new container. Raises BuildFailed, PlatformError."""
@@ -191,8 +187,6 @@ class ContainerLauncher:
             raise
         finally:
             asyncio.get_running_loop().call_later(_AFTER_LAUNCH_S, self._launched)
-
-    # --- launching ----------------------------------------------------------------------------------------------------
 
     def _take_standby(self, kind: Kind, modules: ModuleSet) -> Container | None:
         """Take the standby with the closest module set. The memory of other modules would count as the worker's."""
@@ -237,8 +231,6 @@ class ContainerLauncher:
         finally:
             self._in_progress.discard(container.name)
             self._review()
-
-    # --- review -------------------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
         for standby in list(self._standbys):
@@ -359,8 +351,6 @@ class _BuildLog:
 
 
 def limits_of(order: LaunchOrder) -> Limits:
-    memory = order.worker_config.memory_limit_bytes
-    assert memory is not None, "a container limits its worker's memory"
-    spec = order.worker_config.spec
-    env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
-    return Limits(memory, spec.resources.cpu, spec.egress, order.gpus, order.mps, env)
+    memory_bytes = order.worker_config.memory_limit_bytes
+    assert memory_bytes is not None, "a container limits its worker's memory"
+    return container_limits(order.worker_config.spec, memory_bytes, order.gpus, order.mps)

@@ -80,7 +80,7 @@ def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: p
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_after_the_runner)
-    with pytest.raises(PlatformError, match="another process keeps writing to it"):
+    with pytest.raises(PlatformError, match="keeps writing"):
         container_folder.replace_worker_folder(mounted, worker, UID)
 
 
@@ -102,5 +102,5 @@ def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) ->
 
 def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
     container_folder.make(tmp_path / "c-1", UID)
-    with pytest.raises(PlatformError, match="Cannot add the files of c-1"):
+    with pytest.raises(PlatformError, match="files of c-1"):
         container_folder.add_files(tmp_path / "c-1", UID, "", {"net": (os.fspath(tmp_path / "k1" / "x"),)})

@@ -36,7 +36,7 @@ class ShareDriver(Protocol):
     def can_allocate(self, size: int) -> bool: ...
 
 
-def prove(limits: MpsLimits, driver: ShareDriver, sleep: Callable[[float], None] = time.sleep) -> None:
+def verify(limits: MpsLimits, driver: ShareDriver, sleep: Callable[[float], None] = time.sleep) -> None:
     """Raises DeviceFailed, which names the limit that is not enforced."""
     try:
         _open(driver, sleep)

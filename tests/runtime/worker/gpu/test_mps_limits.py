@@ -9,7 +9,7 @@ import pytest
 from gpufn_core.errors import DeviceFailed
 from gpufn_core.protocol.launch import MpsLimits
 from gpufn_runtime.worker.gpu.cuda_driver import Driver
-from gpufn_runtime.worker.gpu.mps_proof import prove
+from gpufn_runtime.worker.gpu.mps_limits import verify
 from tests.runtime.worker.fake_cuda import FakeCuda
 
 LIMITS = MpsLimits(vram_bytes=6 << 30, sm_percent=25, multiprocessors=108)
@@ -23,14 +23,14 @@ CLIENT = {
 
 def _told(cuda: FakeCuda, limits: MpsLimits = LIMITS) -> str:
     with pytest.raises(DeviceFailed) as caught:
-        prove(limits, Driver(cuda), sleep=lambda seconds: None)
+        verify(limits, Driver(cuda), sleep=lambda seconds: None)
     return caught.value.message
 
 
 @pytest.mark.parametrize("percent", [1, 25, 50, 99, 100])
 def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
     cuda = FakeCuda(CLIENT | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)})
-    prove(MpsLimits(6 << 30, percent, 108), Driver(cuda))
+    verify(MpsLimits(6 << 30, percent, 108), Driver(cuda))
     assert cuda.allocated == 0
 
 
@@ -41,7 +41,7 @@ def test_one_that_does_not_reach_its_daemon_is_not() -> None:
 
 
 def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
-    prove(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
+    verify(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
     assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False)) == (
         "it sees 108 of the GPU's 108 multiprocessors, but its share has 27"
     )
@@ -68,7 +68,7 @@ def test_a_limit_that_is_only_shown_is_noticed() -> None:
 
 def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
     pauses: list[float] = []
-    prove(LIMITS, Driver(FakeCuda(CLIENT, not_ready=3)), sleep=pauses.append)
+    verify(LIMITS, Driver(FakeCuda(CLIENT, not_ready=3)), sleep=pauses.append)
     assert pauses == [0.05, 0.1, 0.2]
     assert "cuInit: CUDA error 807" in _told(FakeCuda(CLIENT, not_ready=99))
 
