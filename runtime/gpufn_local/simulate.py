@@ -48,10 +48,7 @@ class _Comparison(msgspec.Struct):
 @click.option("--park", type=FloatRange(min=0), default=0.0, help="GiB of host memory for parked workers.")
 @click.option("--turns", type=IntRange(1, 48), default=1, help="Calls that run on the GPU at a time.")
 @click.option(
-    "--overrun",
-    type=FloatRange(min=0),
-    default=10.0,
-    help="Seconds that fair queueing lets a function get ahead.",
+    "--overrun", type=FloatRange(min=0), default=10.0, help="Seconds that fair queueing lets a function get ahead."
 )
 @click.option("--seed", type=int, default=1, help="Seed of the calls.")
 @click.option("--plot", type=PATH, help="Write an HTML page with plots to this file.")

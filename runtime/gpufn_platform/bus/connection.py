@@ -153,12 +153,7 @@ class Bus:
         return subscription
 
     async def request(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = 5.0,
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Message:
         """Publish a request and await one response.
 

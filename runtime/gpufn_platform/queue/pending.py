@@ -44,11 +44,7 @@ class PendingCall:
     )  # fmt: skip
 
     def __init__(
-        self,
-        caller: Owner,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        clock: Clock,
+        self, caller: Owner, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]], clock: Clock
     ) -> None:
         self._caller = caller
         self._clock = clock
@@ -103,11 +99,7 @@ class PendingStream(PendingCall):
     __slots__ = ("_credit_to", "_credited", "_items", "_last_item_at", "_taken")
 
     def __init__(
-        self,
-        caller: Owner,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        clock: Clock,
+        self, caller: Owner, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]], clock: Clock
     ) -> None:
         super().__init__(caller, message, future, clock)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
