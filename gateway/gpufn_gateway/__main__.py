@@ -79,9 +79,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.server_check import check_server
 from gpufn_platform.process import fd_limit, grace_period
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.settings import InvalidSetting
+from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.queue.caller import Caller
 

@@ -13,7 +13,7 @@ import pytest
 from gpufn_core.home import Home
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 MODULES = {"runner": "gpufn_runtime.runner", "builder": "gpufn_builder"}
 
