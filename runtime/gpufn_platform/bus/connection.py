@@ -19,7 +19,7 @@ import itertools
 import logging
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -210,6 +210,17 @@ class Bus:
         response = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
         return jetstream.read_response(response.payload, verb)
 
+    async def js_or_none(
+        self, verb: str, body: dict[str, Any] | None = None, *, codes: Container[int] = jetstream.NOT_FOUND
+    ) -> dict[str, Any] | None:
+        """Like `js`, but returns None if the request is refused with one of these NATS error codes."""
+        try:
+            return await self.js(verb, body)
+        except JetStreamError as error:
+            if error.err_code in codes:
+                return None
+            raise
+
     async def publish_stored(
         self,
         subject: str,
@@ -256,7 +267,8 @@ class Bus:
         for position, (subject, payload) in enumerate(messages, 1):
             if position < count:
                 self.publish(subject, payload, headers=jetstream.batch_headers(batch, position))
-        headers = jetstream.batch_headers(batch, count) | jetstream.commit_headers(expected_last)
+        commit = {"Nats-Batch-Commit": "1", **jetstream.store_headers(expected_last=expected_last)}
+        headers = jetstream.batch_headers(batch, count) | commit
         return await self._store(subject, payload, headers, timeout_s)
 
     # internal
@@ -327,9 +339,8 @@ class Bus:
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(
-                    BusUnavailable(f"The connection to the message bus was lost: {self._disconnect_reason}.")
-                )
+                reason = f"The connection to the message bus was lost: {self._disconnect_reason}."
+                future.set_exception(BusUnavailable(reason))
 
     async def _reconnect(self) -> None:
         delay_s = _FIRST_RECONNECT_S

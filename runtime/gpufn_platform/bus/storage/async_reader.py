@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from gpufn_core.errors import PlatformError
@@ -87,8 +86,6 @@ class Follower:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._feed is not None:
             self._feed.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from types import TracebackType
 from typing import Final, Self
 
 from gpufn_platform.bus.connection import Bus, Message
@@ -44,7 +43,5 @@ class ChangeSignal:
             self._stack.callback(self._bus.subscribe(subject, self._on_message).unsubscribe)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stack.close()

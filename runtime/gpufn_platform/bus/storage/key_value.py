@@ -59,7 +59,7 @@ class KeyValue:
         self.stream = stream_of(bucket)
         self._prefix = f"$KV.{bucket}."
         self._config = config
-        self._watches: set[Watch] = set()
+        self.watches: set[Watch] = set()  # local reads and writes are reported to them at once
 
     @classmethod
     async def open(
@@ -108,32 +108,26 @@ class KeyValue:
 
     async def put(self, key: str, value: bytes) -> int:
         """Store the record unconditionally; returns the new revision."""
-        stored = await self.bus.publish_stored(self.subject(key), value, headers=_REPLACE)
-        self._notify(key, Entry(key, value, stored.seq), stored.seq)
-        return stored.seq
+        return await self.update(key, value, None)
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
         """Create the record; returns its revision. Raises Conflict if the key exists. A deleted key may be reused."""
         try:
             return await self.update(key, value, 0, ttl_s=ttl_s, timeout_s=timeout_s)
-        except Conflict:
-            last = await streams.last_message(self.bus, self.stream, self.subject(key))
-            if last is not None and self.entry_of(last) is not None:
-                raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.") from None
-        # The key has a deletion marker, or has just expired.
-        return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
+        except Conflict:  # the key may have a deletion marker, or has just expired
+            return await self.update(key, value, await self.deleted_at(key), ttl_s=ttl_s, timeout_s=timeout_s)
 
     async def deleted_at(self, key: str) -> int:
         """Return the revision of a deletion marker, 0 if there is none. Raises Conflict if the key exists."""
         last = await streams.last_message(self.bus, self.stream, self.subject(key))
-        if self.entry_of(last) is not None:
-            raise Conflict(f"{self.bucket}/{key} exists.")
+        if last is not None and self.entry_of(last) is not None:
+            raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.")
         return 0 if last is None else last.seq
 
     async def update(
-        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None, timeout_s: float = 5.0
+        self, key: str, value: bytes, revision: int | None, *, ttl_s: float | None = None, timeout_s: float = 5.0
     ) -> int:
-        """Replace the record; returns the new revision. Raises Conflict unless the key is at `revision`."""
+        """Replace the record; returns the new revision. Raises Conflict unless the key is at `revision`, if given."""
         stored = await self.bus.publish_stored(
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s, headers=_REPLACE
         )
@@ -195,15 +189,8 @@ class KeyValue:
         await watch.start()
         return watch
 
-    def add_watch(self, watch: Watch) -> None:
-        """Report local reads and writes to `watch` at once, before its Feed delivers them."""
-        self._watches.add(watch)
-
-    def remove_watch(self, watch: Watch) -> None:
-        self._watches.discard(watch)
-
     def _notify(self, key: str, entry: Entry | None, revision: int) -> None:
-        for watch in list(self._watches):
+        for watch in list(self.watches):
             watch.notify(key, entry, revision)
 
     def subjects(self, prefix: str) -> str:
@@ -243,7 +230,7 @@ class Watch:
         self._complete = asyncio.Event()
 
     def stop(self) -> None:
-        self._kv.remove_watch(self)
+        self._kv.watches.discard(self)
         if self._task is not None:
             self._task.cancel()
         for task in (self._missing_task, self._damage_task):
@@ -265,7 +252,7 @@ class Watch:
     async def start(self) -> None:
         """Open the first Feed and wait for its snapshot. Call once. Raises PlatformError."""
         await self._open()
-        self._kv.add_watch(self)
+        self._kv.watches.add(self)
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
             await self._first_snapshot()

@@ -59,7 +59,7 @@ async def test_a_change_is_made_on_what_others_have_made_meanwhile(connect: Any,
 
 async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any, nats: Any) -> None:
     class Beaten(KeyValue):
-        async def update(self, key: str, value: bytes, revision: int, **_: Any) -> int:
+        async def update(self, key: str, value: bytes, revision: int | None, **_: Any) -> int:
             raise Conflict("somebody else was quicker")
 
     bus = await connect(nats)
