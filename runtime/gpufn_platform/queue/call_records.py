@@ -75,10 +75,7 @@ async def submit(
     digest = request_digest(revision.function, request.method, body, request.reference)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
         return _check_digest(known[0], digest)
-    if webhook is None and revision.spec.webhook:
-        webhook = Webhook(revision.spec.webhook)
-    keep_s = revision.spec.retention_s
-    message = request.message(invocation or new_stem(), now, reply="", digest=digest, webhook=webhook, keep_s=keep_s)
+    message = request.submission(invocation or new_stem(), now, webhook=webhook, digest=digest)
     if invocation is None:
         stored = await _store_new(bus, message, body)
     else:
@@ -294,12 +291,10 @@ async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S
     """Return which worker runs an invocation now. None if no runner responds in time: a runner may be busy."""
     try:
         response = await bus.request(subjects.WHEREABOUTS, encode(LocateCall(invocation)), timeout_s=within_s)
-    except NoResponders:
-        return None
-    except BusUnavailable:
-        if not bus.connected:
-            raise
-        return None
+    except BusUnavailable as error:
+        if bus.connected or isinstance(error, NoResponders):
+            return None
+        raise
     return _held_by.decode(response.payload)
 
 

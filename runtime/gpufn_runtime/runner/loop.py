@@ -88,7 +88,7 @@ class Runner:
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
-        self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
+        self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
