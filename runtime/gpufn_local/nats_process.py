@@ -24,7 +24,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpufn_core.errors import BusUnavailable
@@ -121,7 +120,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -131,10 +130,8 @@ def address_in(directory: Path) -> str:
     Raises BusUnavailable if no server ever ran there.
     """
     try:
-        port, passwords = (
-            int((directory / "port").read_text()),
-            json.loads((directory / "credentials.json").read_bytes()),
-        )
+        port = int((directory / "port").read_text())
+        passwords = json.loads((directory / "credentials.json").read_bytes())
         return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
     except (OSError, ValueError, KeyError):
         message = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
