@@ -48,7 +48,7 @@ async def test_the_same_bytes_are_stored_once_also_by_two_at_a_time(connect: Any
 async def test_an_absent_blob_says_so(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "blobs")
-    with pytest.raises(ArtifactUnavailable, match="blobs has no abc"):
+    with pytest.raises(ArtifactUnavailable, match=r"blobs .* abc"):
         await object_store.get(bus, "blobs", "abc")
 
 
@@ -113,7 +113,7 @@ async def test_a_bucket_that_nobody_answers_for_has_lost_nothing(
     await object_store.ensure_bucket(bus, "away")
     digest = await object_store.put(bus, "away", b"there")
     lead_astray(bus, monkeypatch, "nobody.listens.here")
-    with pytest.raises(BusUnavailable, match="no server node answers"):
+    with pytest.raises(BusUnavailable, match=r"^away "):
         await object_store.get(bus, "away", digest)
 
 
@@ -126,7 +126,7 @@ async def test_a_file_that_could_not_be_fetched_whole_is_not_there(connect: Any,
     await streams.delete_message(bus, "OBJ_lacking", chunk.seq + 9)
     with pytest.raises(ArtifactUnavailable, match="lacks chunks"):
         await object_store.get_file(bus, "lacking", digest, tmp_path / "back")
-    with pytest.raises(ArtifactUnavailable, match="cannot be written to"):
+    with pytest.raises(ArtifactUnavailable, match="no folder/back"):
         await object_store.get_file(bus, "lacking", digest, tmp_path / "no folder" / "back")
     assert os.listdir(tmp_path) == []
 
@@ -281,7 +281,7 @@ async def test_a_blob_that_lost_a_chunk_is_absent_and_whole_again_once_it_is_put
     await streams.delete_message(bus, f"OBJ_{bucket}", chunk.seq)
     assert not await object_store.touch(bus, bucket, digest)
     assert not await object_store.touch(bus, bucket, digest)
-    with pytest.raises(ArtifactUnavailable, match="lacks chunks: put it again"):
+    with pytest.raises(ArtifactUnavailable, match="lacks chunks"):
         await object_store.get(bus, bucket, digest)
     assert (
         (await object_store.put_file(bus, bucket, path))[0] if put_file else await object_store.put(bus, bucket, data)
@@ -314,9 +314,7 @@ async def test_a_description_that_cannot_be_read_is_told_and_replaced(
     other = await object_store.put(bus, bucket, b"other bytes")
     assert [blob.digest for blob in await object_store.blobs(bus, bucket)] == [other]
     assert not await blobs.exists(bus, bucket, digest)
-    with pytest.raises(
-        ArtifactUnavailable, match=f"description of {digest[:12]} in {bucket} cannot be read: put it again"
-    ):
+    with pytest.raises(ArtifactUnavailable, match=f"description of {digest[:12]} in {bucket}"):
         await object_store.get(bus, bucket, digest)
     assert await object_store.put(bus, bucket, b"bytes") == digest
     assert await object_store.get(bus, bucket, digest) == b"bytes"
