@@ -63,8 +63,8 @@ class _Picture:
                     x, y = middle - bar * (len(plot.series) / 2 - place), scale.y(value)
                     height = max(_HEIGHT - _BOTTOM - y, 1)
                     tooltip = f"{name}, {label}: {_number(value)} {plot.unit}"
-                    size = (round(each, 1) for each in (x, y, bar * 0.9, height))
-                    self.bars.append(_Bar(_colour(place), *size, tooltip))
+                    width = round(bar * 0.9, 1)
+                    self.bars.append(_Bar(_colour(place), round(x, 1), round(y, 1), width, round(height, 1), tooltip))
 
 
 class _Scale:
