@@ -64,7 +64,7 @@ def main() -> None:
         try:
             taken = asyncio.run(_measured(home, options.rounds))
         finally:
-            home.forget_running()
+            home.remove_runtime_folders()
     result = {phase: _summary(taken[phase]) for phase in _PHASES}
     rows = [
         [_PHASES[phase], each["median_ms"], f"{each['min_ms']} to {each['max_ms']}"] for phase, each in result.items()

@@ -32,7 +32,7 @@ from gpufn_platform.bus.roles import ROLES, users_config
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
 
-_SYNC_INTERVAL_S = 120.0  # nats-server's default
+_SYNC_S = 120.0  # nats-server's default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop takes about 10 ms per stream and consumer on disk
 _KILL_TIMEOUT_S = 10.0
@@ -54,12 +54,7 @@ class EmbeddedServer:
 
     @classmethod
     def start(
-        cls,
-        directory: Path,
-        *,
-        port: int = 0,
-        sync_interval_s: float = _SYNC_INTERVAL_S,
-        ends_with_parent: bool = False,
+        cls, directory: Path, *, port: int = 0, sync_interval_s: float = _SYNC_S, ends_with_parent: bool = False
     ) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 

@@ -258,11 +258,7 @@ class FunctionStartFailed(GpufnError, code="function_start_failed"):
 class BuildFailed(GpufnError, code="build_failed"):
     """No engine could be built from the model."""
 
-    _details: ClassVar = {
-        "stage": "stage",
-        "node": "node",
-        "log": "traceback",
-    }  # `log` is the last output of the compiler
+    _details: ClassVar = {"stage": "stage", "node": "node", "log": "traceback"}  # `log`: the compiler's last output
 
     def __init__(self, message: str | None = None, *, stage: str = "", node: str = "", log: str = "") -> None:
         super().__init__(message)

@@ -89,7 +89,7 @@ class Home:
             raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
         return self.shared_bodies
 
-    def forget_running(self) -> None:
+    def remove_runtime_folders(self) -> None:
         """Remove the runtime folders outside of `root`. Call this only when no process of this home runs."""
         remove_tree(self.shared_bodies)
         shutil.rmtree(self.shared_mps, ignore_errors=True)

@@ -77,16 +77,16 @@ class Bus:
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, patience_s: float = 0.0
+        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, retry_for_s: float = 0.0
     ) -> Bus:
         """Connect to `url`: one server or several, separated by commas, each with its credentials.
 
-        Raises BusUnavailable if no server accepts the connection within `patience_s`. Later disconnects are repaired
+        Raises BusUnavailable if no server accepts the connection within `retry_for_s`. Later disconnects are repaired
         in the background.
         """
         bus = cls(url, name, ping_interval_s)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + patience_s
+        deadline = loop.time() + retry_for_s
         last_reason = ""
         while True:
             try:

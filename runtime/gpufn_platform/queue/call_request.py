@@ -50,9 +50,7 @@ class CallRequest(NamedTuple):
             **fields,
         )
 
-    def submission(
-        self, invocation: str, now: float, *, webhook: Webhook | None, digest: str = ""
-    ) -> InvocationMessage:
+    def submission(self, invocation: str, now: float, webhook: Webhook | None, digest: str = "") -> InvocationMessage:
         """Return the message of a submitted call. Its end is reported to `webhook`, default: the function's."""
         spec = self.revision.spec
         if webhook is None and spec.webhook:

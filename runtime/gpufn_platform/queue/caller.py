@@ -51,7 +51,7 @@ C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
 _STORE_TIMEOUT_S = 10.0  # an election takes about five seconds
-_waited_for = msgspec.msgpack.Decoder(WaitCheck)
+_wait_check = msgspec.msgpack.Decoder(WaitCheck)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
@@ -73,7 +73,7 @@ class Caller:
         self._name = name
         self._clock = clock
         self._direct_path: DirectPath | None = None
-        self._shared_bodies = ""
+        self._shared_folder = ""
         self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → expiry, of calls abandoned before their PubAck arrived
@@ -84,15 +84,15 @@ class Caller:
         self,
         direct_path: DirectPath | None = None,
         *,
-        shared_bodies: str = "",
+        shared_folder: str = "",
         drop: Callable[[str], None] | None = None,
     ) -> None:
         """Start receiving replies.
 
-        `shared_bodies`: our folder in Home.shared_bodies, if results may be shared bodies. `drop`: removes a shared
+        `shared_folder`: our folder in Home.shared_bodies, if results may be shared bodies. `drop`: removes a shared
         body that arrived for a call that had ended."""
         self._direct_path = direct_path
-        self._shared_bodies = shared_bodies
+        self._shared_folder = shared_folder
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
         self._bus.on_reconnect(self._on_reconnect)
@@ -231,7 +231,7 @@ class Caller:
             self._clock.time(),
             reply=subjects.reply(request.revision.function, self._name, invocation),
             stream=stream,
-            shared_bodies="" if stream else self._shared_bodies,
+            shared_folder="" if stream else self._shared_folder,
             shared_body=request.shared_body,
         )
 
@@ -264,11 +264,11 @@ class Caller:
         call = self._pending.get(name)
         if call is None:  # it has already ended: the first end wins
             if name == subjects.WAIT_CHECK_PART:
-                self._answer_waited_for(message)
+                self._answer_wait_check(message)
             elif self._abandoned.pop(name, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
-            elif self._shared_bodies and payload and payload[0] != _BRACE:
+            elif self._shared_folder and payload and payload[0] != _BRACE:
                 with contextlib.suppress(ProtocolMismatch):
                     self._drop_shared_body(unpack_reply(payload)[0])
             return
@@ -292,9 +292,9 @@ class Caller:
         except GpufnError as error:
             call.fail(error)
 
-    def _answer_waited_for(self, message: Message) -> None:
+    def _answer_wait_check(self, message: Message) -> None:
         if message.payload and is_inbox(message.reply):  # an older runner only asks which callers exist
-            query = _waited_for.decode(message.payload)
+            query = _wait_check.decode(message.payload)
             if query.anew:
                 for call in [call for name in query.invocations if (call := self._pending.get(name)) is not None]:
                     call.on_restart()

@@ -99,7 +99,7 @@ async def append(
             revision, method, items.content_type, b"", items.accept, items.deadline,
             trace=items.trace, priority=priority, owner=items.owner, reference=reference,
         )  # fmt: skip
-        message = request.submission(item_id(map_id, entry.first + position), now, webhook=items.webhook)
+        message = request.submission(item_id(map_id, entry.first + position), now, items.webhook)
         batch.append((queue, pack(message, body if reference is None else b"")))
     log = subjects.map_log(revision.function, map_id)
     batch.append((log, encode(entry)))

@@ -124,7 +124,7 @@ class Runner:
 
     async def run(self) -> None:
         """Run until cancelled; then wait until finished calls are stored."""
-        self._caller.start(shared_bodies=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
+        self._caller.start(shared_folder=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
         self._agent_events.start()
         self._circuits.start()
         self._reconnect_check.start()

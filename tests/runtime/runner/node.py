@@ -272,7 +272,7 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
                 await worker.close()
     finally:
         await bus.close()
-        home.forget_running()
+        home.remove_runtime_folders()
 
 
 async def read(bus: Bus, bucket: str, reference: BodyReference) -> bytes:

@@ -473,7 +473,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
         assert (record.state, record.size, record.error) == (InvocationState.SUCCEEDED, size, None)
         if size > RECORD_BYTES:
             assert (record.blob, kept) == (digest_of(body[:size]), b"")
-            kept = await call_records.blob(node.bus, record)
+            kept = b"".join([part async for part in call_records.blob_parts(node.bus, record)])
             described = await streams.last_message(node.bus, f"OBJ_{subjects.RESULT_FILES}", "$O.gpufn_results.M.>")
             assert described is not None
             assert described.headers["Nats-TTL"] == "700s"

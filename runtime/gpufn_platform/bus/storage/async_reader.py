@@ -33,10 +33,10 @@ class Follower:
         return not self._ready and newest_seq < self._next_seq  # check `_ready` last: messages may arrive meanwhile
 
     def wake(self) -> None:
-        """Make `some` return."""
+        """Make `next_batch` return."""
         self._wake.set()
 
-    async def some(self, timeout_s: float) -> list[StoredMessage]:
+    async def next_batch(self, timeout_s: float) -> list[StoredMessage]:
         """Return the messages that have arrived. Empty after `timeout_s`, after `wake()`, or if reading failed."""
         if self._feed is None:  # not under the timeout, which would restart a slow open again and again
             await self._open()

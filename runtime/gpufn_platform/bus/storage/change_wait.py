@@ -18,7 +18,7 @@ _LONGEST_TIMEOUT_S: Final = 5.0
 
 
 class ChangeSignal:
-    """`async with ChangeSignal(bus, subject) as signs`, then repeatedly: check, and `await signs.next()`."""
+    """`async with ChangeSignal(bus, subject) as changes`, then repeatedly: check, and `await changes.next()`."""
 
     def __init__(self, bus: Bus, *subjects: str) -> None:
         self._bus = bus

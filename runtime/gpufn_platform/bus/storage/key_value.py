@@ -62,11 +62,9 @@ class KeyValue:
         self.watches: set[Watch] = set()  # local reads and writes are reported to them at once
 
     @classmethod
-    async def open(
-        cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
-    ) -> Self:
-        """Open the bucket, creating it if absent. `ttl_s`: record lifetime; watches do not see expiries."""
-        ttl = int((ttl_s or 0) * _NANO)
+    async def open(cls, bus: Bus, bucket: str, *, ttl_s: float = 0, history: int = 1, memory: bool = False) -> Self:
+        """Open the bucket, creating it if absent. `ttl_s`: record lifetime, 0 for none; watches do not see expiries."""
+        ttl = int(ttl_s * _NANO)
         window = 120 * _NANO
         kv = cls(
             bus,
@@ -152,12 +150,10 @@ class KeyValue:
                 continue
         raise Conflict(f"{self.bucket}/{key} is being changed by too many writers at once; try again.")
 
-    async def delete(self, key: str, revision: int | None = None, *, marked_s: float | None = None) -> None:
+    async def delete(self, key: str, revision: int | None = None, *, marked_s: float = _MARKED_S) -> None:
         """Delete a record. Raises Conflict unless the key is at `revision`. `marked_s`: lifetime of the marker."""
-        ttl_s = _MARKED_S if marked_s is None else marked_s
-        stored = await self.bus.publish_stored(
-            self.subject(key), b"", expected_last=revision, ttl_s=ttl_s, headers=_DELETE
-        )
+        subject = self.subject(key)
+        stored = await self.bus.publish_stored(subject, b"", expected_last=revision, ttl_s=marked_s, headers=_DELETE)
         self._notify(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
@@ -244,10 +240,7 @@ class Watch:
         if not key.startswith(self._prefix) or revision <= max(self._seq, self._reported_revisions.get(key, 0)):
             return
         self._reported_revisions[key] = revision
-        if self._snapshot_keys is not None and entry is not None:
-            self._snapshot_keys.add(key)
-        if entry is not None or key in self._known:
-            self._report(key, entry)
+        self._report(key, entry)
 
     async def start(self) -> None:
         """Open the first Feed and wait for its snapshot. Call once. Raises PlatformError."""
@@ -310,11 +303,7 @@ class Watch:
         if message.seq >= reported:
             self._reported_revisions.pop(key, None)
         if key.startswith(self._prefix) and message.seq > reported:
-            entry = self._kv.entry_of(message)
-            if self._snapshot_keys is not None and entry is not None:
-                self._snapshot_keys.add(key)
-            if entry is not None or key in self._known:
-                self._report(key, entry)
+            self._report(key, self._kv.entry_of(message))
         if not pending and self._snapshot_keys is not None and self._feed.is_open:
             self._snapshot_done()
 
@@ -352,11 +341,15 @@ class Watch:
                     self._report(key, None)
 
     def _report(self, key: str, entry: Entry | None) -> None:
+        if entry is None and key not in self._known:
+            return
         self._missing.discard(key)
         if entry is None:
             self._known.discard(key)
         else:
             self._known.add(key)
+            if self._snapshot_keys is not None:
+                self._snapshot_keys.add(key)
         try:
             self._on_change(key, entry)
         except Exception:

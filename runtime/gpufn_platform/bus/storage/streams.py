@@ -327,9 +327,8 @@ async def ensure_consumer(
         "max_ack_pending": max_ack_pending,
         "inactive_threshold": 60 * _MINUTE,
     }
-    await bus.js(
-        f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", {"stream_name": stream, "config": config, "action": ""}
-    )
+    request = {"stream_name": stream, "config": config, "action": ""}
+    await bus.js(f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", request)
 
 
 async def delete_consumer(bus: Bus, stream: str, name: str) -> None:

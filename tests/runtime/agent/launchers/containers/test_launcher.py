@@ -154,7 +154,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             finally:
                 running.cancel()
                 await asyncio.wait([running])
-                Home(tmp_path).forget_running()
+                Home(tmp_path).remove_runtime_folders()
                 assert not daemon.processes
 
         (tmp_path / "run").mkdir()
