@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 
 @pytest.mark.parametrize("module", ["gpufn_runtime.runner", "gpufn_builder"])

@@ -88,7 +88,7 @@ class Runner:
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
-        self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
+        self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
@@ -124,7 +124,7 @@ class Runner:
 
     async def run(self) -> None:
         """Run until cancelled; then wait until finished calls are stored."""
-        self._caller.start(shared_bodies=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
+        self._caller.start(shared_folder=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
         self._agent_events.start()
         self._circuits.start()
         self._reconnect_check.start()

@@ -222,7 +222,7 @@ def test_progress_is_told_to_who_listens_and_to_who_asks(
         await node.bus.flush()
         worker.send(frames.Progress(run.attempt, *said))
         assert msgspec.msgpack.decode(await heard.get(), type=Progress) == told
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.progress == told
 

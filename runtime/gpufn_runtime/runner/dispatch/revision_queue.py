@@ -274,7 +274,7 @@ class RevisionQueue:
         try:
             record = await call_records.record_of(self._bus, invocation)
             if is_repeated:
-                is_elsewhere = await call_records.where(self._bus, invocation) is not None
+                is_elsewhere = await call_records.locate(self._bus, invocation) is not None
                 note = await self._start_log.read(invocation, attempt.delivery.seq)
         except GpufnError as error:
             log.warning("cannot look up %s: %s", invocation, error)
@@ -301,7 +301,7 @@ class RevisionQueue:
 
     async def _is_elsewhere(self, invocation: str) -> bool:
         try:
-            return await call_records.where(self._bus, invocation) is not None
+            return await call_records.locate(self._bus, invocation) is not None
         except GpufnError as error:
             log.warning("cannot look up which runner has %s: %s", invocation, error)
             return False

@@ -29,7 +29,7 @@ _GONE_AFTER_S = 5.0
 _FORGET_AFTER_S = 60.0  # a caller's absence that began longer ago may have ended
 _ANSWER_TIMEOUT_S = 0.5  # "no responders" comes within a millisecond
 
-_waited_for = msgspec.msgpack.Decoder(WaitCheck)
+_wait_check = msgspec.msgpack.Decoder(WaitCheck)
 
 
 class AbandonedCalls:
@@ -91,4 +91,4 @@ class AbandonedCalls:
         except BusUnavailable:  # the caller is busy, or this runner is cut off
             return invocations
         self._away_since.pop(caller, None)
-        return _waited_for.decode(answer.payload).invocations
+        return _wait_check.decode(answer.payload).invocations

@@ -91,7 +91,7 @@ class Adoption:
         message, _ = queued_calls.unpack(stored.payload, seq)
         if (message.id, message.queue) != (unfinished.invocation, kind):
             return None
-        if await call_records.where(self._bus, message.id) is not None:
+        if await call_records.locate(self._bus, message.id) is not None:
             return None
         message_copy = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
         note = None if message.reply else await self._start_log.read(message.id, seq)

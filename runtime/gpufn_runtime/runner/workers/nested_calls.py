@@ -383,7 +383,7 @@ class NestedCalls:
         return _Answer(OutcomeKind.SUCCEEDED, None, stored.checkpoint.content_type, stored.body)
 
     async def _state(self, record: CallRecord) -> str:
-        if record.state.ended or await call_records.where(self._bus, record.id) is None:
+        if record.state.ended or await call_records.locate(self._bus, record.id) is None:
             return record.state.value
         return InvocationState.RUNNING.value
 

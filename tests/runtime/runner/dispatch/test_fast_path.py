@@ -236,7 +236,7 @@ def test_a_call_that_was_queued_while_its_first_attempt_is_cancelled_is_still_kn
         third = node.invoke(revision)  # it gets the slot of the first call
         worker.answer((await worker.run())[0])
         await third.future
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.worker == "w-1"
         worker.answer(second)

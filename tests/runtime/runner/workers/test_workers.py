@@ -77,7 +77,7 @@ def test_a_call_is_still_had_here_until_the_agent_has_told_how_its_worker_ended(
         worker.die()
         await node.report_of("w-1", WorkerState.FAILED)
         node.clock.skipped_s = 5.0
-        held = await call_records.where(node.bus, run.invocation)
+        held = await call_records.locate(node.bus, run.invocation)
         assert held is not None
         assert held.worker == "w-1"
         await node.reap("contained", Exit(signal=15))
@@ -96,7 +96,7 @@ def test_a_call_whose_worker_is_gone_ends_when_its_caller_cancels_it(url: str, t
         worker.die()
         await node.kills.get()
         call.cancel()
-        while await call_records.where(node.bus, run.invocation) is not None:
+        while await call_records.locate(node.bus, run.invocation) is not None:
             pass
 
     on_node(url, tmp_path, test)
@@ -150,7 +150,7 @@ def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
             await node.report_of("w-1", WorkerState.FAILED)
             await node.unassign("w-1")
             await node.report_without("w-1")
-        assert await call_records.where(node.bus, run.invocation) is not None
+        assert await call_records.locate(node.bus, run.invocation) is not None
         node.skip(11.0)
         reply, _ = await call.future
         assert "closed its connection" in reply.error.message
@@ -173,7 +173,7 @@ def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(u
         await node.report_of("w-2", WorkerState.READY)
         for passed_s in (0.0, 20.0):
             node.skip(passed_s)
-            held = await call_records.where(node.bus, run.invocation)
+            held = await call_records.locate(node.bus, run.invocation)
             assert held is not None
             assert (held.worker, held.attempt) == ("w-1", 1)
         assert await node.reap("given-up", Exit(signal=15)) == "w-1"
@@ -199,7 +199,7 @@ def test_a_call_whose_assignment_goes_ends_when_its_worker_must_have_ended_itsel
         await node.unassign("w-1")
         await node.report_without("w-1")
         node.skip(RECONNECT_S + LAST_CALL_S)
-        assert await call_records.where(node.bus, run.invocation) is not None
+        assert await call_records.locate(node.bus, run.invocation) is not None
         node.skip(10.0)
         record, _ = await call_records.wait(node.bus, call.id, 30.0)
         assert [each.outcome for each in record.attempts] == [OutcomeKind.LOST]
@@ -242,7 +242,7 @@ def test_a_call_of_a_worker_that_the_runner_hung_up_on_waits_for_the_death_of_it
         worker.send_raw(UNKNOWN_FRAME)
         order = await node.kills.get()
         node.skip(20.0)
-        held = await call_records.where(node.bus, run.invocation)
+        held = await call_records.locate(node.bus, run.invocation)
         assert held is not None
         assert (held.worker, held.attempt) == ("w-1", 1)
         node.kills.put_nowait(order)
