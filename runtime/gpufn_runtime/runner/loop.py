@@ -67,10 +67,6 @@ class Runner:
         self,
         bus: Bus,
         *,
-        assignments: KeyValue,
-        functions: KeyValue,
-        revisions: KeyValue,
-        usage: KeyValue,
         name: str,
         node: str,
         home: Home,
@@ -78,7 +74,7 @@ class Runner:
         turns: NodeTurns,
     ) -> None:
         self._bus = bus
-        self._assignments = assignments
+        self._assignments = KeyValue(bus, subjects.ASSIGNMENTS)
         self._name = name
         self._node = node
         self._home = home
@@ -87,13 +83,13 @@ class Runner:
         self._attempts = Attempts()
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
-        self._directory = Directory(functions, revisions)
+        self._directory = Directory(KeyValue(bus, subjects.FUNCTIONS), KeyValue(bus, subjects.REVISIONS))
         self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
         self._removals = Tasks("removal of shared bodies")
-        self._meter = Meter(usage, node, clock)
+        self._meter = Meter(KeyValue(bus, subjects.USAGE), node, clock)
         self._start_log = StartLog(bus, node, clock)
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
@@ -182,7 +178,7 @@ class Runner:
         sent_at, now = self._clock.time(), self._clock.monotonic()
         workers = tuple(
             WorkerReport(
-                worker=link.worker,
+                worker=link.id,
                 function=link.revision.function,
                 revision=link.revision.number,
                 state=link.state,
@@ -246,9 +242,8 @@ class Runner:
                 assignment.worker,
                 revision,
                 self._home.worker_socket(assignment.worker),
-                queue=queue,
                 owner=queue.workers,
-                relay=self._relay,
+                relay=self._relay.handle,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
@@ -285,7 +280,6 @@ class Runner:
             on_start=self._call_lookup.announce_start,
         )
         self._queues.add(queue)
-        queue.open()
         return queue
 
     def _detach(self, worker: str) -> None:
@@ -310,7 +304,7 @@ class Runner:
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
         if attempt is not None and attempt.begun is not None and (items := attempt.begun.grant(credit.taken)):
-            cast("WorkerLink", attempt.link).send(frames.Credit(attempt.number, items))
+            cast("WorkerLink", attempt.worker).send(frames.Credit(attempt.number, items))
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.spec.priority import QueueKind
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
 from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
@@ -45,12 +46,12 @@ class Queues:
         """Cancel a fast-path call: its gateway is gone, or has queued it."""
         queue = self._queues.get((delivery.message.function, delivery.message.revision))
         if queue is not None:
-            queue.withdraw(delivery)
+            queue.dispatch(events.Withdrawn(delivery))
 
     def cancel(self, attempt: Attempt) -> None:
         """Cancel an attempt that has no caller left."""
-        if (queue := self._queues.get(attempt.link.revision.key)) is not None:
-            queue.cancel(attempt)
+        if (queue := self._queues.get(attempt.worker.revision.key)) is not None:
+            queue.dispatch(events.Cancelled(attempt))
 
     def cancel_call(self, invocation: str) -> None:
         """Cancel the invocation if it is here."""
@@ -67,4 +68,4 @@ class Queues:
         """Handle a wakeup: a call was queued."""
         for queue in self._queues.values():
             if queue.revision.function == function:
-                queue.on_wakeup(kind)
+                queue.credits.on_wakeup(kind)

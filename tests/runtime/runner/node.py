@@ -154,10 +154,6 @@ class Node:
     def runner(self, name: str = "r1", bus: Bus | None = None) -> Runner:
         return Runner(
             bus or self.bus,
-            assignments=self.assignments,
-            functions=self.functions,
-            revisions=self.revisions,
-            usage=self.usage,
             name=name,
             node=NODE,
             home=self.home,

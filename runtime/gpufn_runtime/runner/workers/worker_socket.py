@@ -21,7 +21,7 @@ _MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from 
 class SocketOwner(Protocol):
     """The worker at the other end, which decides about connections and handles frames."""
 
-    worker: str
+    id: str
     path: Path
 
     def accept(self, peer: WorkerSocket) -> bool: ...
@@ -46,7 +46,7 @@ class WorkerSocket(asyncio.Protocol):
         self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != _owner_of(self._link.path) or not self._link.accept(self):
-            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
+            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.id)
             self.transport.abort()
 
     def write(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class WorkerSocket(asyncio.Protocol):
 
     def _abort(self, reason: str) -> None:
         self._reason, self._has_aborted = reason, True
-        log.warning("worker %s: %s", self._link.worker, reason)
+        log.warning("worker %s: %s", self._link.id, reason)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

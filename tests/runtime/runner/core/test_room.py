@@ -37,7 +37,7 @@ def test_less_room_withdraws_credits_and_returns_the_backlog(bench: Bench) -> No
     bench.make_calls_short()
     bench.start()
     bench.arrive()
-    bench.capacity.links["w-1"].state = WorkerState.DRAINING
+    bench.capacity.workers["w-1"].state = WorkerState.DRAINING
     bench.handle(events.CapacityDecreased())
     assert bench.kinds == [actions.ShrinkCredits, actions.ReportRoom, actions.Nak, actions.CountReturned]
     assert not bench.capacity.backlog
@@ -136,7 +136,7 @@ def test_a_closed_machine_returns_its_backlog_and_awaits_no_exits() -> None:
     lost_attempt = bench.start()
     bench.start()
     waits = [bench.arrive(), bench.arrive()]
-    bench.lose(bench.capacity.links["w-1"])
+    bench.lose(bench.capacity.workers["w-1"])
     bench.handle(events.Closed())
     one_call = [actions.Nak, actions.CountReturned]
     assert bench.kinds == [actions.StopAwaiting, *one_call, *one_call, actions.ReportRoom]
@@ -148,7 +148,7 @@ def test_a_closed_machine_returns_its_backlog_and_awaits_no_exits() -> None:
 
 def test_a_lookup_that_is_answered_after_the_close_returns_the_call(bench: Bench) -> None:
     attempt = checking_caller(bench)
-    bench.capacity.links["w-1"].state = WorkerState.STOPPED
+    bench.capacity.workers["w-1"].state = WorkerState.STOPPED
     bench.handle(events.Closed())
     bench.handle(events.CallerChecked(attempt, is_waited_for=True))
     assert bench.kinds == [actions.Release, actions.Nak]

@@ -27,7 +27,7 @@ ITEM = bytes(4 << 20)  # more than fits in a socket buffer
 
 
 def new_link(folder: Path, owner: Mock | None = None) -> WorkerLink:
-    return WorkerLink("w-1", REVISION, folder / "s", queue=Mock(), owner=owner or Mock(), relay=Mock(), created_at=1.0)
+    return WorkerLink("w-1", REVISION, folder / "s", owner=owner or Mock(), relay=Mock(), created_at=1.0)
 
 
 async def ended_for(link: WorkerLink, owner: Mock, said: bytes) -> str:
