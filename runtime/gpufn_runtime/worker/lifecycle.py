@@ -125,7 +125,7 @@ class Worker:
         calls = NestedCalls(self._link, self._requests, may_pickle=self._config.spec.pickle)
         transport.install(calls)
         context.install(calls.context)
-        self._link.peer_back()
+        self._link.has_peer.set()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if confine_error is not None:
             return self._start_failed("load", confine_error)
@@ -150,23 +150,18 @@ class Worker:
 
     def _start(self) -> Loaded | None:
         started = time.perf_counter()
+        phase = "join"
         try:
             self._prove_share()
-        except Exception as error:
-            self._start_failed("join", error)
-            return None
-        try:
+            phase = "load"
             loaded = loader.load(self._config)
-        except BaseException as error:
-            self._start_failed("load", error)
-            return None
-        loaded_at = time.perf_counter()
-        try:
+            loaded_at = time.perf_counter()
+            phase = "enter"
             loaded.make()
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
         except BaseException as error:
-            self._start_failed("enter", error)
+            self._start_failed(phase, error)
             return None
         self._link.exit_if_forked()  # in a child, if a module or a constructor forked
         warm_at = time.perf_counter()
@@ -215,7 +210,7 @@ class Worker:
                     while self._link.frames:
                         self._handle_frame(*self._link.frames.popleft())
                     self._executor.lend_socket()
-                self._link.peer_lost()
+                self._link.has_peer.clear()
                 self._may_end = True
                 self._abandon()
                 self._attempts.check_idle()
@@ -223,7 +218,7 @@ class Worker:
                     break
                 for result in self._attempts.resume(self._link.number):
                     self._link.send_packed(result)
-                self._link.peer_back()
+                self._link.has_peer.set()
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())

@@ -141,7 +141,8 @@ def test_hooks_that_take_more_of_the_host_than_there_is_are_told_so_when_they_ha
 class FakeSession:
     def __init__(self, told: list[str], *, on_gpu: bool = True, parked_bytes: int = 1000) -> None:
         self.told = told
-        self.on_gpu = on_gpu
+        self.engine = self
+        self.manifest = SimpleNamespace(backend=SimpleNamespace(on_gpu=on_gpu))
         self.parked_bytes = parked_bytes
 
     def park(self) -> None:
