@@ -94,14 +94,9 @@ class Runner:
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
-            bus,
-            self._caller,
-            self._directory,
-            self._circuits,
-            clock,
-            shared_bodies=self._shared_bodies,
-            bodies=self._bodies,
-        )
+            bus, self._caller, self._directory, self._circuits, clock,
+            shared_bodies=self._shared_bodies, bodies=self._bodies,
+        )  # fmt: skip
         self._output = Output(bus, clock)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
@@ -148,7 +143,7 @@ class Runner:
             with contextlib.suppress(GpufnError):
                 await self._bus.flush()  # receives worker events that the agent has already sent
             self._fast_path.close()
-            for queue in self._queues:
+            for queue in self._queues.values():
                 queue.close()
             await self._settler.finish()
             self._shared_bodies.close()
@@ -167,9 +162,9 @@ class Runner:
         if self._beats.next(now) is not None:
             self._caller.tick(now)
             self._abandoned_calls.tick(now)
-            for queue in self._queues:
+            for queue in self._queues.values():
                 queue.tick(now)
-        for queue in self._queues:
+        for queue in list(self._queues.values()):
             self._close_if_empty(queue)
         self._fast_path.beat()
         self.report()
@@ -193,10 +188,10 @@ class Runner:
                 waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
             )
-            for queue in self._queues
+            for queue in self._queues.values()
             for link in queue.workers.links.values()
         )
-        traffic = tuple(queue.traffic() for queue in self._queues)
+        traffic = tuple(queue.traffic() for queue in self._queues.values())
         report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
@@ -262,28 +257,17 @@ class Runner:
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
-            self._bus,
-            revision,
-            clock=self._clock,
-            settler=self._settler,
-            start_log=self._start_log,
-            agent_events=self._agent_events,
-            nested=self._nested,
-            abandoned_calls=self._abandoned_calls,
-            output=self._output,
-            attempts=self._attempts,
-            shared_bodies=self._shared_bodies,
-            bodies=self._bodies,
-            meter=self._meter,
-            on_change=self.report,
-            on_room=self._fast_path.room,
+            self._bus, revision, clock=self._clock, settler=self._settler, start_log=self._start_log,
+            agent_events=self._agent_events, nested=self._nested, abandoned_calls=self._abandoned_calls,
+            output=self._output, attempts=self._attempts, shared_bodies=self._shared_bodies, bodies=self._bodies,
+            meter=self._meter, on_change=self.report, on_room=self._fast_path.room,
             on_start=self._call_lookup.announce_start,
-        )
-        self._queues.add(queue)
+        )  # fmt: skip
+        self._queues[revision.key] = queue
         return queue
 
     def _detach(self, worker: str) -> None:
-        for queue in self._queues:
+        for queue in list(self._queues.values()):
             if worker in queue.workers.links:
                 queue.workers.remove(worker)
                 self._close_if_empty(queue)
@@ -296,7 +280,7 @@ class Runner:
         if queue.is_empty:
             self.report()  # for the last time with this queue's counters
             queue.close()
-            self._queues.remove(queue)
+            del self._queues[queue.revision.key]
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

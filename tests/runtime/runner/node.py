@@ -225,7 +225,7 @@ class Node:
     def skip(self, passed_s: float) -> None:
         """Advance the clock, and wait until the runner has checked its attempts."""
         self.clock.skipped_s += passed_s
-        for queue in self.serving._queues:
+        for queue in self.serving._queues.values():
             for _ in range(2):  # the first look is at those of the time before
                 queue._on_timer()
 

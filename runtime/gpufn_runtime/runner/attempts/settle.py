@@ -265,11 +265,8 @@ class Settler:
             except (PayloadTooLarge, InvalidInput, OSError) as error:  # the worker may have tampered with the file
                 info = ResultNotEncodable(f"the result cannot be stored: {error}").info()
                 state = state_after(OutcomeKind.RAISED)
-                record, body, unstored = (
-                    msgspec.structs.replace(record, state=state, error=info, content_type=""),
-                    b"",
-                    "",
-                )
+                record = msgspec.structs.replace(record, state=state, error=info, content_type="")
+                body, unstored = b"", ""
             except GpufnError as error:
                 log.warning("cannot store the end of %s yet: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
@@ -278,7 +275,7 @@ class Settler:
             self._shared_bodies.kept_path(runner_file).unlink(missing_ok=True)
         await self._store_dead_letter_and_ack(delivery, record)
         if not record.state.leaves_dead_letter:
-            self._bodies.remove_arguments(arguments)
+            self._bodies.remove(subjects.ARGUMENT_FILES, arguments)
 
     async def _store_large_result(self, record: CallRecord, runner_file: str) -> tuple[CallRecord, bytes]:
         """Store a large result. Returns the record that refers to it, or the result itself if it fits in the record."""

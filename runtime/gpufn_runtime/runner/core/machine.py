@@ -209,9 +209,6 @@ class RevisionMachine(Generic[W]):
         if event.attempt.state is AttemptState.WAITING:  # it may have ended since the turn was granted
             self._check_or_run(event.attempt)
 
-    def _on_turns_revoked(self, event: events.TurnsRevoked) -> None:
-        self._return_waiting_for_turn(event.attempts)
-
     def _return_waiting_for_turn(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
             if attempt.state is AttemptState.WAITING:
@@ -382,9 +379,6 @@ class RevisionMachine(Generic[W]):
         self._emit(actions.Adopt(attempt))
         self._record_start(attempt)
 
-    def _on_cancelled(self, event: events.Cancelled) -> None:
-        self._cancel(event.attempt)
-
     def _cancel(self, attempt: Attempt) -> None:
         match attempt.state:
             case AttemptState.PREPARING | AttemptState.CHECKING:
@@ -519,9 +513,6 @@ class RevisionMachine(Generic[W]):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _on_worker_ready(self, event: events.WorkerReady) -> None:
-        self.capacity.became_ready(event.worker, event.since)
-
     def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
         self._emit(actions.ReportRoom())
         self._emit(actions.OfferCredits())
@@ -544,9 +535,6 @@ class RevisionMachine(Generic[W]):
             self._stop_counting(attempt)
         self._losses[worker.id] = _Loss(worker, lost, now + event.explained_within_s)
         self._emit(actions.AwaitExit(worker.id))
-
-    def _on_worker_exited(self, event: events.WorkerExited) -> None:
-        self._end_loss(event.worker_id, event.exit)
 
     def _end_loss(self, worker_id: str, exit_: Exit | None) -> None:
         if (loss := self._losses.pop(worker_id, None)) is not None:
@@ -635,20 +623,20 @@ class RevisionMachine(Generic[W]):
         events.ArgumentsReady: _on_arguments_ready,
         events.ArgumentsFailed: _on_arguments_failed,
         events.TurnGranted: _on_turn_granted,
-        events.TurnsRevoked: _on_turns_revoked,
+        events.TurnsRevoked: lambda self, event: self._return_waiting_for_turn(event.attempts),
         events.RecordChecked: _on_record_checked,
         events.CallerChecked: _on_caller_checked,
         events.ResultReceived: _on_result_received,
         events.ResultCollected: _on_result_collected,
         events.SlotFreed: _on_slot_freed,
         events.UnfinishedFound: _on_unfinished_found,
-        events.Cancelled: _on_cancelled,
+        events.Cancelled: lambda self, event: self._cancel(event.attempt),
         events.Withdrawn: _on_withdrawn,
-        events.WorkerReady: _on_worker_ready,
+        events.WorkerReady: lambda self, event: self.capacity.became_ready(event.worker, event.since),
         events.CapacityIncreased: _on_capacity_increased,
         events.CapacityDecreased: _on_capacity_decreased,
         events.WorkerLost: _on_worker_lost,
-        events.WorkerExited: _on_worker_exited,
+        events.WorkerExited: lambda self, event: self._end_loss(event.worker_id, event.exit),
         events.Ticked: _on_ticked,
         events.Closed: _on_closed,
     }

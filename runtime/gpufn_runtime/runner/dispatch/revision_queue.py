@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, cast
 
@@ -25,7 +25,7 @@ from gpufn_core.errors import (
     ProtocolMismatch,
     ResultNotEncodable,
 )
-from gpufn_core.protocol import frames
+from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.reports import RevisionTraffic
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
@@ -197,15 +197,19 @@ class RevisionQueue:
             self.dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
             return
         if message.reference is not None and not shared_body:
-            self.attempts.add(attempt)
-            self._tasks.start(self._fetch_arguments(attempt))
+            self._look_up(attempt, self._fetch_arguments)
         else:
             self.dispatch(events.ArgumentsReady(attempt, shared_body))
 
+    def _look_up(self, attempt: Attempt, lookup: Callable[[Attempt], Coroutine[Any, Any, None]]) -> None:
+        self.attempts.add(attempt)
+        self._tasks.start(lookup(attempt))
+
     async def _fetch_arguments(self, attempt: Attempt) -> None:
-        assert attempt.message.reference is not None
+        reference = attempt.message.reference
+        assert reference is not None
         try:
-            shared_body = await self.bodies.fetch_arguments(attempt.message.reference, attempt.worker.id)
+            shared_body = await self.bodies.fetch(subjects.ARGUMENT_FILES, reference, attempt.worker.id)
         except ArtifactUnavailable as error:
             self.dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
         except GpufnError as error:
@@ -229,10 +233,6 @@ class RevisionQueue:
         if seat is not None:
             seat.remove_waiting()  # the machine returns their calls itself
 
-    def _check_record(self, action: actions.CheckRecord) -> None:
-        self.attempts.add(action.attempt)
-        self._tasks.start(self._look_up_record(action.attempt))
-
     async def _look_up_record(self, attempt: Attempt) -> None:
         invocation, record, is_elsewhere, note = attempt.message.id, None, False, None
         try:
@@ -247,10 +247,6 @@ class RevisionQueue:
             is_elsewhere = True
         call_record = record[0] if record is not None else None
         self.dispatch(events.RecordChecked(attempt, call_record, is_elsewhere, note))
-
-    def _check_caller(self, action: actions.CheckCaller) -> None:
-        self.attempts.add(action.attempt)
-        self._tasks.start(self._look_up_caller(action.attempt))
 
     async def _look_up_caller(self, attempt: Attempt) -> None:
         is_elsewhere, is_waited_for = False, None
@@ -332,8 +328,8 @@ class RevisionQueue:
         actions.GetArguments: _get_arguments,
         actions.RequestTurn: _request_turn,
         actions.RevokeTurns: _revoke_turns,
-        actions.CheckRecord: _check_record,
-        actions.CheckCaller: _check_caller,
+        actions.CheckRecord: lambda self, action: self._look_up(action.attempt, self._look_up_record),
+        actions.CheckCaller: lambda self, action: self._look_up(action.attempt, self._look_up_caller),
         actions.SendRun: _send_run,
         actions.SendStop: _send_stop,
         actions.Adopt: _adopt,

@@ -78,13 +78,7 @@ class _Answer(NamedTuple):
     shared_body: str = ""
 
 
-class _Arguments(NamedTuple):
-    """Arguments, in memory or in the object store."""
-
-    body: bytes
-    reference: BodyReference | None = None
-
-
+_Arguments = tuple[bytes, BodyReference | None]  # in memory, or in the object store
 _CANCELLED = _Answer(OutcomeKind.CANCELLED)
 
 
@@ -189,13 +183,11 @@ class NestedCalls:
         raise InvalidInput(f"{call.verb!r} is not a request that a function can make")
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(call, parent)
-        arguments = await self._waited_arguments(revision, link, call, body, parent)
-        request = self._request(revision, link, call, arguments, parent)
+        request = await self._waited_request(link, call, body, parent)
 
         async def once() -> tuple[ResultReply, bytes]:
-            self.circuits.check(revision)
-            self._wake_up_runners(revision)
+            self.circuits.check(request.revision)
+            self._wake_up_runners(request.revision)
             pending = self.caller.invoke(request)
             try:
                 reply, result = await pending.future
@@ -208,19 +200,17 @@ class NestedCalls:
             reply, result = await self._retry_while_bus_away(request.deadline, once)
             shared_body = await self._retry_while_bus_away(request.deadline, lambda: self._result_for(link, reply))
         finally:
-            self.bodies.remove_arguments(arguments.reference)
+            self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
         return _Answer(reply.kind, reply.error, reply.content_type, result, shared_body)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(call, parent)
-        arguments = await self._waited_arguments(revision, link, call, body, parent)
-        request = self._request(revision, link, call, arguments, parent)
+        request = await self._waited_request(link, call, body, parent)
         items = 0
 
         async def once() -> _Answer:
             nonlocal items
-            self.circuits.check(revision)
-            self._wake_up_runners(revision)
+            self.circuits.check(request.revision)
+            self._wake_up_runners(request.revision)
             pending = self.caller.open_stream(request)
             window = self._windows[link.id, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
             try:
@@ -238,7 +228,7 @@ class NestedCalls:
         try:
             return await self._retry_while_bus_away(request.deadline, once, may_repeat=lambda: not items)
         finally:
-            self.bodies.remove_arguments(arguments.reference)
+            self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
@@ -252,26 +242,29 @@ class NestedCalls:
             link, call, body, max_bytes=RECORD_BYTES, owner=invocation or "", deadline=useful_until
         )
         request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
-        if arguments.reference is None:
+        if request.reference is None:
             invocation = None  # the id is completed by the position in the queue
         record = await call_records.submit(self.bus, request, now=now, invocation=invocation)
         return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode())
 
-    async def _waited_arguments(
-        self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> _Arguments:
-        """Return the arguments of a call that the function waits for."""
-        remaining_s = self._deadline(revision, call, parent) - self.clock.time()
-        ttl_s = max(0.0, remaining_s) + bodies.EXPIRES_LATER_S
-        return await self._arguments(
-            link,
-            call,
-            body,
-            max_bytes=MESSAGE_BYTES,
-            owner=bodies.expiring_owner(),
-            deadline=self.clock.time() + remaining_s,
-            ttl_s=ttl_s,
+    async def _waited_request(
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
+    ) -> CallRequest:
+        """Return the request of a call that the function waits for."""
+        revision = await self._serving(call, parent)
+        deadline = self._deadline(revision, call, parent)
+        ttl_s = max(0.0, deadline - self.clock.time()) + bodies.EXPIRES_LATER_S
+        owner = bodies.expiring_owner()
+        arguments = await self._arguments(
+            link, call, body, max_bytes=MESSAGE_BYTES, owner=owner, deadline=deadline, ttl_s=ttl_s
         )
+        priority = _requested_priority(revision, link, call, parent)
+        if priority is None:  # a call that waits for this one must not wait among calls of a lower class
+            priority = revision.spec.priority
+            if parent is not None and parent.message.priority.is_above(priority):
+                priority = parent.message.priority
+        deadline = self._deadline(revision, call, parent)  # storing the arguments took time
+        return _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
 
     async def _arguments(
         self,
@@ -287,15 +280,15 @@ class NestedCalls:
         """Return the arguments, or store them for `owner` if they exceed `max_bytes`. Raises InvalidInput,
         CapacityError, BusUnavailable."""
         if not call.shared_body:
-            return _Arguments(body)
+            return body, None
         path = self.shared_bodies.kept_path(self.shared_bodies.accept(link.id, call.shared_body))
         try:
             if path.stat().st_size <= min(max_bytes, inline_bytes(int(self.bus.server_info["max_payload"]))):
-                return _Arguments(path.read_bytes())
+                return path.read_bytes(), None
             stored = await self._retry_while_bus_away(
                 deadline, lambda: self.bodies.store_arguments(path, owner=owner, ttl_s=ttl_s)
             )
-            return _Arguments(b"", stored)
+            return b"", stored
         except OSError as error:
             raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
         finally:
@@ -308,8 +301,8 @@ class NestedCalls:
             return self.shared_bodies.hand_over_result(reply.shared_body, link.id)
         if reply.reference is None:
             return ""
-        shared_body = await self.bodies.fetch_result(reply.reference, link.id)
-        self.bodies.remove_result(reply.reference)
+        shared_body = await self.bodies.fetch(subjects.RESULT_FILES, reply.reference, link.id)
+        self.bodies.remove(subjects.RESULT_FILES, reply.reference)
         return shared_body
 
     async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
@@ -322,7 +315,7 @@ class NestedCalls:
             shared_body = ""
             if record.blob:
                 reference = BodyReference(record.id, record.blob, record.size)
-                shared_body = await self.bodies.fetch_result(reference, link.id)
+                shared_body = await self.bodies.fetch(subjects.RESULT_FILES, reference, link.id)
             return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, shared_body)
         stored = await call_records.read(self.bus, call.target)
         if stored is None:
@@ -380,17 +373,6 @@ class NestedCalls:
         if record.state.ended or await call_records.where(self.bus, record.id) is None:
             return record.state.value
         return InvocationState.RUNNING.value
-
-    def _request(
-        self, revision: Revision, link: WorkerLink, call: frames.Call, arguments: _Arguments, parent: Attempt | None
-    ) -> CallRequest:
-        priority = _requested_priority(revision, link, call, parent)
-        if priority is None:  # a call that waits for this one must not wait among calls of a lower class
-            priority = revision.spec.priority
-            if parent is not None and parent.message.priority.is_above(priority):
-                priority = parent.message.priority
-        deadline = self._deadline(revision, call, parent)
-        return _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
@@ -451,8 +433,8 @@ def _request(
     if call.content_type == media.PICKLED and not revision.spec.pickle:
         raise UnsupportedMediaType(pickles_refused(revision.function))
     request = CallRequest(
-        revision, call.method, call.content_type, arguments.body, call.accept, deadline,
-        priority=priority, reference=arguments.reference,
+        revision, call.method, call.content_type, arguments[0], call.accept, deadline,
+        priority=priority, reference=arguments[1],
     )  # fmt: skip
     if parent is None:
         return request
