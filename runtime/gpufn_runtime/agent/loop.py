@@ -366,7 +366,7 @@ class Agent:
         self._devices.pause_placements("its node stops")
         self._reports.send()  # from now on the controller places no workers here
         for record in self._fleet.records.values():
-            if record.phase is not Phase.GONE:
+            if record.phase is not Phase.ENDED:
                 record.stopping = True
                 self._supervisor.end(record, signal.SIGTERM, "the agent stops")
         await self._wait_for_calls(grace_s, force_stop)

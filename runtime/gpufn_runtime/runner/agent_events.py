@@ -38,7 +38,7 @@ class AgentEvents:
         self._clock = clock
         self._launches: dict[str, ColdStart] = {}
         self.exits: dict[str, Exit] = {}
-        self._when_ended: dict[str, Callable[[Exit], None]] = {}
+        self._exit_callbacks: dict[str, Callable[[Exit], None]] = {}
 
     def start(self) -> None:
         self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
@@ -81,11 +81,11 @@ class AgentEvents:
         if (report := self.exits.get(worker)) is not None:
             callback(report)
         else:
-            self._when_ended[worker] = callback
+            self._exit_callbacks[worker] = callback
 
     def forget(self, worker: str) -> None:
         """Drop the callback for the worker's end."""
-        self._when_ended.pop(worker, None)
+        self._exit_callbacks.pop(worker, None)
 
     def _on_event(self, message: Message) -> None:
         event = _event.decode(message.payload)
@@ -95,7 +95,7 @@ class AgentEvents:
             _store(self._launches, event.worker, event.cold_start)
         elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
             _store(self.exits, event.worker, event.exit)
-            if (callback := self._when_ended.pop(event.worker, None)) is not None:
+            if (callback := self._exit_callbacks.pop(event.worker, None)) is not None:
                 callback(event.exit)
 
     def _publish(self, subject: str, payload: bytes) -> None:

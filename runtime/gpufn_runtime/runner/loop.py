@@ -106,7 +106,7 @@ class Runner:
         self._call_lookup = CallLookup(
             bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.repeat_reply
         )
-        self._beats = PauseDetector(clock.monotonic())
+        self._pauses = PauseDetector(clock.monotonic())
         self._is_starting = True  # until the initial assignments are received
         self._initial_workers: set[str] = set()  # workers that were assigned before this runner started
         self._desired: dict[str, Assignment] = {}
@@ -159,14 +159,14 @@ class Runner:
                 self._detach(worker)  # it was unassigned before it was attached
         self._reconnect_check.tick()
         self._settler.tick(now)
-        if self._beats.next(now) is not None:
+        if self._pauses.next(now) is not None:
             self._caller.tick(now)
             self._abandoned_calls.tick(now)
             for queue in self._queues.values():
                 queue.tick(now)
         for queue in list(self._queues.values()):
             self._close_if_empty(queue)
-        self._fast_path.beat()
+        self._fast_path.send_heartbeat()
         self.report()
 
     def report(self) -> None:
@@ -260,7 +260,7 @@ class Runner:
             self._bus, revision, clock=self._clock, settler=self._settler, start_log=self._start_log,
             agent_events=self._agent_events, nested=self._nested, abandoned_calls=self._abandoned_calls,
             output=self._output, attempts=self._attempts, shared_bodies=self._shared_bodies, bodies=self._bodies,
-            meter=self._meter, on_change=self.report, on_room=self._fast_path.room,
+            meter=self._meter, on_change=self.report, on_limit=self._fast_path.set_limit,
             on_start=self._call_lookup.announce_start,
         )  # fmt: skip
         self._queues[revision.key] = queue

@@ -80,7 +80,7 @@ def run_worker(config_path: str) -> NoReturn:
     except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)
         code = 1
-    process.leave(code)
+    process.exit_now(code)
 
 
 class Worker:
@@ -157,7 +157,7 @@ class Worker:
             loaded = loader.load(self._config)
             loaded_at = time.perf_counter()
             phase = "enter"
-            loaded.make()
+            loaded.instantiate()
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
         except BaseException as error:
@@ -170,7 +170,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is handled by its supervisor
         self._parking = Parking(loaded, self._executor.call_hook, self._config.memory_bytes)
-        self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look())
+        self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.newly_loaded())
         self._link.announce(self._ready)
         return loaded
 
@@ -233,7 +233,7 @@ class Worker:
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()
         time.sleep(LAST_CALL_S)
-        process.leave(self._exit_code)
+        process.exit_now(self._exit_code)
 
     def _abandon(self) -> None:
         unanswered = self._requests.unanswered()
@@ -279,7 +279,7 @@ class Worker:
         try:
             self._parking.resume()
         except BaseException as error:
-            process.leave(self._start_failed("resume", error))
+            process.exit_now(self._start_failed("resume", error))
         self._link.announce(self._ready)
 
     # --- ending -------------------------------------------------------------------------------------------------------

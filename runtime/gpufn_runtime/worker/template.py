@@ -47,7 +47,7 @@ def serve(modules: list[str]) -> int:
     os.dup2(2, 1)
     missing = import_all(modules)
     prepare_decoders()
-    loaded = {*modules, *loader.third_party.look()}.difference(missing)
+    loaded = {*modules, *loader.third_party.newly_loaded()}.difference(missing)
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
     reason = _reason_not_to_fork()
@@ -213,7 +213,7 @@ def _fork_again(run_child: Callable[[], None], from_child: int, to_parent: int) 
         run_child()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
-    process.leave(EXIT_START_FAILED)
+    process.exit_now(EXIT_START_FAILED)
 
 
 def _detach() -> None:

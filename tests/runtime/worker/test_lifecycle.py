@@ -304,6 +304,6 @@ def test_atexit_hooks_that_never_return_do_not_keep_the_process() -> None:
     """Regression: a worker that had sent StartFailed held its share for as long as its atexit hooks ran."""
     script = (
         "import atexit, time; from gpufn_runtime.worker import process; process.ATEXIT_S = 0.2; "
-        "atexit.register(time.sleep, 60); process.leave(3)"
+        "atexit.register(time.sleep, 60); process.exit_now(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=20, check=False).returncode == 3

@@ -1,6 +1,6 @@
 """State of this node's workers: what runs, and which Assignments exist. `reconcile` decides on actions.
 
-LAUNCHING → RUNNING → GONE;  LAUNCHING → GONE
+LAUNCHING → RUNNING → ENDED;  LAUNCHING → ENDED
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_ENDED = 4096  # ids of ended workers, kept so that a late message does not 
 class Phase(enum.StrEnum):
     LAUNCHING = "launching"
     RUNNING = "running"
-    GONE = "gone"  # the process has ended; folder and Assignment are being removed
+    ENDED = "ended"  # the process has ended; folder and Assignment are being removed
 
 
 @dataclass

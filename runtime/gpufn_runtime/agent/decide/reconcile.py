@@ -1,6 +1,6 @@
 """Reconciliation: which actions bring the running workers in line with the Assignments. Pure.
 
-| assignment | no record | LAUNCHING, RUNNING | GONE |
+| assignment | no record | LAUNCHING, RUNNING | ENDED |
 |---|---|---|---|
 | run | Launch, once per worker id | nothing | nothing |
 | park | DeleteAssignment | nothing: the runner parks it, and `parking_proof` checks it | nothing |
@@ -71,7 +71,7 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
 ) -> Action | None:
     """Return the action for a change of one Assignment. `record` is the worker's state before the change."""
     if assignment is None:
-        if record is None or record.phase is Phase.GONE:
+        if record is None or record.phase is Phase.ENDED:
             return None
         return Stop(record.worker, "its assignment was deleted")
     if record is None:
@@ -82,7 +82,7 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
         if assignment.desired is not Desired.RUN:
             return DeleteAssignment(assignment, f"desired state is {assignment.desired.value}, but it does not run")
         return Launch(assignment)
-    if record.phase is Phase.GONE or record.assignment == assignment:
+    if record.phase is Phase.ENDED or record.assignment == assignment:
         return None
     if assignment.epoch < newest_epoch:
         return Refuse(assignment, newest_epoch)

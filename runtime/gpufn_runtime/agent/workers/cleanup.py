@@ -56,7 +56,7 @@ class Cleanup:
 
     def clean_up(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         """Clean up after a worker that has no process, or whose process has ended."""
-        record.phase = Phase.GONE
+        record.phase = Phase.ENDED
         self._tasks.start(self._clean_up(record, folder, group), f"bury-{record.worker}")
 
     def delete(self, worker: str) -> None:

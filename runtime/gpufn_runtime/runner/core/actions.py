@@ -193,5 +193,5 @@ class ShrinkCredits(Action):
     """Withdraw requests for slots that are gone."""
 
 
-class ReportRoom(Action):
+class ReportLimit(Action):
     """Tell the gateways of this host how many calls the fast path may bring."""

@@ -82,7 +82,7 @@ class Capacity(Generic[W]):
         """Return whether a call may arrive now."""
         return self.free > len(self.backlog) or self.room() > 0
 
-    def fast_path_room(self) -> int:
+    def fast_path_limit(self) -> int:
         """Return the number of calls that gateways may bring by the fast path at once."""
         return self.total() if self.backlog.is_short and not self.must_take_turns else 0
 

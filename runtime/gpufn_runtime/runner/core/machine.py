@@ -514,12 +514,12 @@ class RevisionMachine(Generic[W]):
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
         self._emit(actions.OfferCredits())
 
     def _on_capacity_decreased(self, _: events.CapacityDecreased) -> None:
         self._emit(actions.ShrinkCredits())
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
         self._serve_backlog()
 
     def _on_worker_lost(self, event: events.WorkerLost) -> None:
@@ -552,7 +552,7 @@ class RevisionMachine(Generic[W]):
             self._emit(actions.StopAwaiting(worker_id))
         self._losses.clear()
         self._return_backlog()
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
 
     # --- the time -----------------------------------------------------------------------------------------------------
 
@@ -613,7 +613,7 @@ class RevisionMachine(Generic[W]):
         backlog = self.capacity.backlog
         if is_long_running is not backlog.is_closed:
             backlog.is_closed = is_long_running
-            self._emit(actions.ReportRoom())
+            self._emit(actions.ReportLimit())
         if is_long_running:
             self._return_backlog()
             self._emit(actions.ShrinkCredits())

@@ -58,8 +58,8 @@ _TICK_S = 0.1
 
 @dataclass(eq=False, repr=False)
 class RevisionQueue:
-    """`on_room(revision, calls)` receives the number of calls that the fast path may bring at once. `on_start(attempt)`
-    is called for a start that must be announced, `on_change()` when the state of a worker changes."""
+    """`on_limit(revision, calls)` receives the limit of the fast path. `on_start(attempt)` is called for a start that must
+    be announced, `on_change()` when the state of a worker changes."""
 
     bus: Bus
     revision: Revision
@@ -76,7 +76,7 @@ class RevisionQueue:
     bodies: NodeBodies
     meter: Meter
     on_change: Callable[[], None]
-    on_room: Callable[[Revision, int], None]
+    on_limit: Callable[[Revision, int], None]
     on_start: Callable[[Attempt], None]
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class RevisionQueue:
     def tick(self, now: float) -> None:
         """Check the queues, and workers that are late. Called each second."""
         self.credits.tick(now)
-        self._report_room()
+        self._report_limit()
         self.workers.tick(now)
 
     def offer(self, delivery: DirectDelivery) -> None:
@@ -317,8 +317,8 @@ class RevisionQueue:
         worker = action.worker_id
         self.agent_events.on_exit(worker, lambda exit_: self.dispatch(events.WorkerExited(worker, exit_)))
 
-    def _report_room(self) -> None:
-        self.on_room(self.revision, self._capacity.fast_path_room())
+    def _report_limit(self) -> None:
+        self.on_limit(self.revision, self._capacity.fast_path_limit())
 
     @staticmethod
     def _link(attempt: Attempt) -> WorkerLink:
@@ -355,5 +355,5 @@ class RevisionQueue:
         actions.SlotChanged: lambda self, action: self.workers.slot_freed(action.worker),
         actions.OfferCredits: lambda self, action: self.credits.offer(),
         actions.ShrinkCredits: lambda self, action: self.credits.shrink(),
-        actions.ReportRoom: lambda self, action: self._report_room(),
+        actions.ReportLimit: lambda self, action: self._report_limit(),
     }

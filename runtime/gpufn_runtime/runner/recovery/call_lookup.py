@@ -18,7 +18,7 @@ from gpufn_core.protocol.messages import CallLocation, LocateCall, StartedReply
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 
-_where = msgspec.msgpack.Decoder(LocateCall)
+_locate = msgspec.msgpack.Decoder(LocateCall)
 
 
 @dataclass(eq=False, repr=False)
@@ -33,7 +33,7 @@ class CallLookup:
     repeat_reply: Callable[[str], None]
 
     def start(self) -> None:
-        self.bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+        self.bus.subscribe(subjects.WHEREABOUTS, self._on_locate)
 
     def announce_start(self, attempt: Attempt) -> None:
         """Announce a start to clients that follow the call, and to the gateway, which would otherwise expire it.
@@ -45,8 +45,8 @@ class CallLookup:
             else:
                 self.bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
 
-    def _on_where(self, message: Message) -> None:
-        invocation = _where.decode(message.payload).invocation
+    def _on_locate(self, message: Message) -> None:
+        invocation = _locate.decode(message.payload).invocation
         if not invocation and message.reply:
             for candidate in {**self.unsettled, **self.running}.values():
                 if candidate.is_submitted and _is_held(candidate):

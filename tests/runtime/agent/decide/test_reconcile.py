@@ -43,9 +43,9 @@ PARK = assignment(desired=Desired.PARK)
         (Phase.RUNNING, PARK, False, "NoneType"),
         (Phase.RUNNING, OLD, False, "Refuse"),
         (Phase.RUNNING, None, False, "Stop"),
-        (Phase.GONE, RUN, False, "NoneType"),
-        (Phase.GONE, DRAIN, False, "NoneType"),
-        (Phase.GONE, None, False, "NoneType"),
+        (Phase.ENDED, RUN, False, "NoneType"),
+        (Phase.ENDED, DRAIN, False, "NoneType"),
+        (Phase.ENDED, None, False, "NoneType"),
     ],
 )
 def test_a_change_of_an_assignment(
@@ -65,7 +65,7 @@ def test_a_change_of_an_assignment(
         (Phase.RUNNING, None, 95.0, False, "Kill"),
         (Phase.RUNNING, None, 95.0, True, "NoneType"),
         (Phase.LAUNCHING, 90.0, 90.0, False, "NoneType"),
-        (Phase.GONE, 90.0, 90.0, False, "NoneType"),
+        (Phase.ENDED, 90.0, 90.0, False, "NoneType"),
     ],
 )
 def test_a_worker_that_should_be_gone_by_100(
@@ -85,7 +85,7 @@ def test_a_worker_that_should_be_gone_by_100(
         (Phase.RUNNING, 95.0, 99.0, False, "Kill"),
         (Phase.RUNNING, 95.0, None, True, "NoneType"),
         (Phase.LAUNCHING, 90.0, None, False, "NoneType"),
-        (Phase.GONE, 90.0, None, False, "NoneType"),
+        (Phase.ENDED, 90.0, None, False, "NoneType"),
     ],
 )
 def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
