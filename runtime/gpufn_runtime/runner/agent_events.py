@@ -48,12 +48,7 @@ class AgentEvents:
         self._publish(subjects.kill(self._node), encode(KillOrder(worker, reason)))
 
     def event(
-        self,
-        link: WorkerLink,
-        kind: WorkerEventKind,
-        *,
-        failure: StartFailure | None = None,
-        needs_bytes: int = 0,
+        self, link: WorkerLink, kind: WorkerEventKind, *, failure: StartFailure | None = None, needs_bytes: int = 0
     ) -> None:
         event = WorkerEvent(
             kind, link.id, link.revision.function, link.revision.number, self._node,

@@ -104,7 +104,7 @@ class Runner:
         self._abandoned_calls = AbandonedCalls(bus, self._attempts, self._queues.cancel_call, clock)
         self._reconnect_check = ReconnectCheck(bus, self._attempts, self._queues.cancel_call)
         self._call_lookup = CallLookup(
-            bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.repeat_reply
+            bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.replies.repeat
         )
         self._pauses = PauseDetector(clock.monotonic())
         self._is_starting = True  # until the initial assignments are received

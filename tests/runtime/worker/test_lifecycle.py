@@ -127,7 +127,8 @@ def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: St
 
 def test_a_cgroup_that_cannot_be_joined_is_a_failed_start(make_peer: Start) -> None:
     failed = make_peer("def f(): ...", cgroup_procs=("/nowhere/cgroup.procs",)).launch().start_failure()
-    assert "cannot set the worker's limits" in failed.error.message
+    assert (failed.phase, failed.error.code) == ("load", "function_start_failed")
+    assert "/nowhere/cgroup.procs" in failed.error.message
 
 
 def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Settler:
         self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
-        self._replies = Replies(bus)
+        self.replies = Replies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
         self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call
@@ -186,9 +186,9 @@ class Settler:
             delivery.reply(reply, body)
             return
         try:
-            self._replies.send(message.reply, pack(reply, body))
+            self.replies.send(message.reply, pack(reply, body))
         except PayloadTooLarge as error:
-            self._replies.send(message.reply, pack(too_large(reply, error)))
+            self.replies.send(message.reply, pack(too_large(reply, error)))
 
     def _ack(self, delivery: DeliveryView) -> None:
         try:
@@ -313,16 +313,12 @@ class Settler:
     def tick(self, now: float) -> None:
         """Extend the leases of deliveries that take long to settle. Otherwise they would be redelivered. Called each
         second; `now` is monotonic."""
-        self._replies.tick()
+        self.replies.tick()
         for delivery, touched_at in self._touched_at.items():
             if now - touched_at >= TOUCH_EVERY_S:
                 self._touched_at[delivery] = now
                 with contextlib.suppress(GpufnError):  # the bus is away
                     delivery.touch()
-
-    def repeat_reply(self, invocation: str) -> None:
-        """Repeat the reply of an ended call, because its caller looks for it and has not received it."""
-        self._replies.repeat(invocation)
 
     async def finish(self) -> None:
         """Wait until all ended calls are stored."""

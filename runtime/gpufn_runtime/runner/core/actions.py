@@ -61,7 +61,7 @@ class Adopt(AttemptAction):
 
 
 class StopUnfinished(WorkerAction):
-    """Have the worker stop an attempt of an earlier runner that is not adopted."""
+    """Have the worker stop an attempt of an earlier runner that is not adopted. Its slot is in use until then."""
 
     number: int
 

@@ -205,11 +205,10 @@ class PullCredits:
         if not self._polls and self.room() > 0 and (queue := self._order.to_poll()) is not None:
             self._poll(queue)
 
-    def _poll(self, queue: QueueKind, credits: int = 1) -> None:  # noqa: A002
-        pull = self._polled.get(queue)
-        if pull is not None and credits > 0:
-            self._polls += credits
-            pull.poll(credits)
+    def _poll(self, queue: QueueKind) -> None:
+        if (pull := self._polled.get(queue)) is not None:
+            self._polls += 1
+            pull.poll(1)
 
     def _on_empty(self, queue: QueueKind, unused: int) -> None:
         self._polls -= unused

@@ -58,8 +58,8 @@ _TICK_S = 0.1
 
 @dataclass(eq=False, repr=False)
 class RevisionQueue:
-    """`on_limit(revision, calls)` receives the limit of the fast path. `on_start(attempt)` is called for a start that must
-    be announced, `on_change()` when the state of a worker changes."""
+    """`on_limit(revision, calls)` receives the limit of the fast path. `on_start(attempt)` is called for a start that
+    must be announced, `on_change()` when the state of a worker changes."""
 
     bus: Bus
     revision: Revision
@@ -333,7 +333,7 @@ class RevisionQueue:
         actions.SendRun: _send_run,
         actions.SendStop: _send_stop,
         actions.Adopt: _adopt,
-        actions.StopUnfinished: lambda self, action: action.worker.refuse(action.number),
+        actions.StopUnfinished: lambda self, action: action.worker.send(frames.Cancel(action.number)),
         actions.AnnounceStart: lambda self, action: self.on_start(action.attempt),
         actions.NoteStart: lambda self, action: self.start_log.note(action.attempt),
         actions.Release: _release,

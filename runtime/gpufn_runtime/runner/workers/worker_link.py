@@ -106,7 +106,7 @@ class WorkerLink:
         self._owner = owner
         self._relay = relay
         self._server: asyncio.Server | None = None
-        self._peer: WorkerSocket | None = None
+        self.peer: WorkerSocket | None = None
         self._last_attempt = 0
 
     async def listen(self, now: float) -> None:
@@ -172,19 +172,15 @@ class WorkerLink:
         self._unadopted.remove(attempt.number)
         self.attempts[attempt.number] = attempt
 
-    def refuse(self, number: int) -> None:
-        """Stop an unfinished attempt that is not adopted. Its slot is in use until it has stopped."""
-        self.send(frames.Cancel(number))
-
     def resume_reading(self) -> None:
         """Handle the deferred frames and resume reading, after all unfinished attempts were adopted or refused."""
         deferred, self._deferred = self._deferred or [], None
-        if self._peer is not None:
-            self._peer.resume_reading(deferred)
+        if self.peer is not None:
+            self.peer.resume_reading(deferred)
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
-        if self._peer is not None:
-            self._peer.write(frames.encode(frame, body))
+        if self.peer is not None:
+            self.peer.write(frames.encode(frame, body))
 
     def drain(self) -> None:
         """Accept no new attempts, and send Drain when no slot is in use. Deferred until the worker is READY."""
@@ -228,7 +224,7 @@ class WorkerLink:
         if self._server is not None:
             self._server.close()
             self._server = None
-        peer, self._peer = self._peer, None
+        peer, self.peer = self.peer, None
         if peer is not None:
             peer.transport.abort()
 
@@ -243,16 +239,13 @@ class WorkerLink:
 
     def accept(self, peer: WorkerSocket) -> bool:
         """Accept the connection if it is the first one."""
-        if self._peer is not None or not self.state.live:
+        if self.peer is not None or not self.state.live:
             return False
-        self._peer = peer
+        self.peer = peer
         if self._server is not None:  # accept one connection only: user code could connect endlessly
             self._server.close()
             self._server = None
         return True
-
-    def is_peer(self, peer: WorkerSocket) -> bool:
-        return self._peer is peer
 
     def handle(self, frame: frames.WorkerFrame, body: bytes) -> None:
         """Handle a frame. Raises ProtocolMismatch."""
@@ -285,8 +278,8 @@ class WorkerLink:
         self._last_attempt = max(numbers)
         self._unadopted = numbers
         self._deferred = []
-        if self._peer is not None:
-            self._peer.transport.pause_reading()
+        if self.peer is not None:
+            self.peer.transport.pause_reading()
         self._owner.on_unfinished(self, unfinished)
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
@@ -345,8 +338,8 @@ class WorkerLink:
             raise ProtocolMismatch("a result of an attempt that does not run here")
 
     def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None:
-        if self.is_peer(peer):
-            self._peer = None
+        if self.peer is peer:
+            self.peer = None
             self._owner.on_lost(self, reason, runs_on=runs_on)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {

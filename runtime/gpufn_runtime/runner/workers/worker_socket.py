@@ -23,16 +23,14 @@ class SocketOwner(Protocol):
 
     id: str
     path: Path
+    peer: WorkerSocket | None
 
     def accept(self, peer: WorkerSocket) -> bool: ...
-    def is_peer(self, peer: WorkerSocket) -> bool: ...
     def handle(self, frame: frames.WorkerFrame, body: bytes) -> None: ...
     def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None: ...
 
 
 class WorkerSocket(asyncio.Protocol):
-    """Connection to a worker's socket."""
-
     transport: asyncio.Transport
 
     def __init__(self, link: SocketOwner) -> None:
@@ -56,7 +54,7 @@ class WorkerSocket(asyncio.Protocol):
         self._out.write(data)
 
     def data_received(self, data: bytes) -> None:
-        if self._link.is_peer(self):
+        if self._link.peer is self:
             self._handle(self._reader.feed(data))
 
     def resume_reading(self, deferred: list[tuple[frames.WorkerFrame, bytes]]) -> None:

@@ -143,8 +143,8 @@ def _with_sessions(
 class ThirdPartyModules:
     """Installed modules in memory, without those that every worker has: candidates for a template process to preload.
 
-    `newly_loaded` returns the modules loaded since the previous call. A worker must not report modules that its template had
-    loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.
+    `newly_loaded` returns the modules loaded since the previous call. A worker must not report modules that its
+    template had loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.
     """
 
     def __init__(self) -> None:

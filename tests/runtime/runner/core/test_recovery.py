@@ -37,7 +37,7 @@ def test_the_calls_of_a_lost_worker_are_kept_until_its_exit_is_reported() -> Non
     bench.handle(events.WorkerExited("w-1", KILLED))
     assert bench.one(actions.StopAwaiting).worker_id == "w-1"
     errors = [action.outcome.error for action in bench.all(actions.Settle)]
-    assert [error is not None and "was killed by SIGKILL" in error.message for error in errors] == [True, True]
+    assert [error is not None and "SIGKILL" in error.message for error in errors] == [True, True]
     assert not bench.machine.awaits_exits
 
 
@@ -69,7 +69,8 @@ def test_the_last_output_of_a_lost_worker_is_in_the_error(bench: Bench) -> None:
     bench.handle(events.WorkerExited("w-1", Exit(code=3, tail="Segmentation fault")))
     error = bench.one(actions.Settle).outcome.error
     assert error is not None
-    assert error.message.endswith("exited with code 3 while it ran this call\nSegmentation fault")
+    assert "code 3" in error.message
+    assert error.message.endswith("\nSegmentation fault")
 
 
 def test_a_lost_call_is_charged_until_its_worker_was_lost(bench: Bench) -> None:
