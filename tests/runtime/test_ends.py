@@ -26,4 +26,4 @@ def test_a_bus_that_is_away_at_the_start_is_no_wrong_setting(module: str, tmp_pa
         check=False,
     )
     assert ended.returncode not in (0, EXIT_CONFIGURATION)
-    assert "Cannot connect to the message bus" in ended.stderr.splitlines()[-1]
+    assert f"127.0.0.1:{port}" in ended.stderr.splitlines()[-1]

@@ -12,7 +12,7 @@ from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.bus.storage.key_value import stream_of
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
@@ -39,10 +39,6 @@ async def serve(settings: RunnerSettings) -> None:
         )
         runner = Runner(
             bus,
-            assignments=KeyValue(bus, subjects.ASSIGNMENTS),
-            functions=KeyValue(bus, subjects.FUNCTIONS),
-            revisions=KeyValue(bus, subjects.REVISIONS),
-            usage=KeyValue(bus, subjects.USAGE),
             name=new_ulid()[-16:],
             node=settings.node,
             home=settings.home,

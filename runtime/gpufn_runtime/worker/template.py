@@ -34,12 +34,12 @@ from gpufn_core.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest
 from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
+from gpufn_runtime.worker.gpu.parking import resident_bytes
 
 _COMMON_MODULES = ("gpufn_runtime.worker.execute.event_loop", "cloudpickle", "json", "logging")
 _ONNXRUNTIME_MODULES = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
 _IDLE_MS = 250  # lets a worker that was just forked start first
 _LONGEST_REQUEST = 1 << 16  # capacity of the request pipe
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(modules: list[str]) -> int:
@@ -47,11 +47,11 @@ def serve(modules: list[str]) -> int:
     os.dup2(2, 1)
     missing = import_all(modules)
     prepare_decoders()
-    loaded = {*modules, *loader.third_party.look()}.difference(missing)
+    loaded = {*modules, *loader.third_party.newly_loaded()}.difference(missing)
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
     reason = _reason_not_to_fork()
-    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, _resident_bytes(), reason))
+    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, resident_bytes(), reason))
     if reason:
         return 1
     forks = _Forks(replies)
@@ -213,7 +213,7 @@ def _fork_again(run_child: Callable[[], None], from_child: int, to_parent: int) 
         run_child()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
-    process.leave(EXIT_START_FAILED)
+    process.exit_now(EXIT_START_FAILED)
 
 
 def _detach() -> None:
@@ -256,8 +256,3 @@ def _lines(fd: int, when_idle: Callable[[], None]) -> Iterator[bytes]:
             return
         *lines, pending = (pending + data).split(b"\n")
         yield from lines
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES

@@ -3,8 +3,8 @@
 It uses the same framing as the worker's socket (`frames`). Both ends are ours and run as the same user. The path of the
 socket is `Home.fast_path_socket`.
 
-1. The runner sends Room for each revision when its room changes, and a Beat each second.
-2. The gateway sends an Offer for a call whose caller waits. At most `Room.calls` calls of a revision are in flight.
+1. The runner sends Limit for each revision when it changes, and a Heartbeat each second.
+2. The gateway sends an Offer for a call whose caller waits. At most `Limit.calls` calls of a revision are in flight.
 3. The runner answers with Refused at once, and the gateway queues the call as usual; or with Ended; or with Queued when
    the attempt failed and the runner queued the next one.
 4. If either end disconnects, the gateway queues its in-flight calls and the runner cancels them.
@@ -30,7 +30,7 @@ class Withdraw(Frame, tag=2, frozen=True, array_like=True, gc=False):
     invocation: str
 
 
-class Room(Frame, tag=11, frozen=True, array_like=True, gc=False):
+class Limit(Frame, tag=11, frozen=True, array_like=True, gc=False):
     """The number of calls of a revision that may be in flight. `created_at` is copied from the Revision: a
     gateway of another platform that uses this path by mistake may have other code under the same name and number."""
 
@@ -60,9 +60,9 @@ class Queued(Frame, tag=14, frozen=True, array_like=True, gc=False):
     invocation: str
 
 
-class Beat(Frame, tag=15, frozen=True, array_like=True, gc=False):
+class Heartbeat(Frame, tag=15, frozen=True, array_like=True, gc=False):
     pass
 
 
 GatewayFrame = Offer | Withdraw
-RunnerFrame = Room | Ended | Refused | Queued | Beat
+RunnerFrame = Limit | Ended | Refused | Queued | Heartbeat

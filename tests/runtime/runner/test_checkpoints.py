@@ -171,7 +171,7 @@ def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: 
         for verb in ("checkpoint", "restore"):
             nobodys, _ = await ask(worker, None, verb)
             assert nobodys.error is not None
-            assert nobodys.error.message == "only a running call has a checkpoint"
+            assert nobodys.error.code == "invalid_input"
         assert await stored(node) == 0
 
     on_node(url, tmp_path, test)

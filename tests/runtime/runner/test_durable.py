@@ -417,7 +417,7 @@ def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp
         record = await ended(node, call.id)
         assert record.error is not None
         assert (record.state, record.error.code) == (InvocationState.FAILED, "worker_lost")
-        assert "delivered 101 times without an end" in record.error.message
+        assert "101 times" in record.error.message
         await node.queue_is_empty(revision)
         found = await dead_letters.read(node.bus, "poison", call.id)
         assert found is not None

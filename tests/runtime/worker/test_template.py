@@ -188,7 +188,7 @@ def test_a_template_with_a_thread_is_never_forked_from(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     template = make_template("threaded")
-    assert template.ready.error == "importing its modules started 1 threads, which would be lost in a fork"
+    assert "1 threads" in template.ready.error
     assert template.process.wait(20) == 1
 
 
@@ -277,5 +277,5 @@ def test_a_template_that_has_started_a_thread_since_refuses_and_ends(
     template.process.send_signal(10)
     threads = Path(f"/proc/{template.process.pid}/task")
     until(lambda: len(list(threads.iterdir())) == 2)
-    assert template.fork(make_peer()).error == "its modules started 1 threads, which would be lost in a fork"
+    assert "1 threads" in template.fork(make_peer()).error
     assert template.process.wait(30) == 1

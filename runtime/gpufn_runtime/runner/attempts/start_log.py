@@ -92,7 +92,7 @@ class StartLog:
             attempt=invocation.attempt,
             reason=attempt.reason,
             node=self.node,
-            worker=attempt.link.worker,
+            worker=attempt.worker.id,
             started_at=attempt.run.started_at,
             attempts=invocation.attempts,
             interrupted=interrupted,

@@ -262,7 +262,8 @@ def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
 
     Fields that are excluded from comparisons, such as a cache, may change.
     """
-    uncompared = {field.name for field in dataclasses.fields(kind) if not field.compare} if _is_dataclass(kind) else ()
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    uncompared = {field.name for field in fields if not field.compare}
     for name, before in sent.items():
         after = getattr(instance, name, before)
         if after is before or type(after) is not type(before) or name in uncompared:
@@ -272,10 +273,6 @@ def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
                 f"{name}: the constructor changes the value that was sent; "
                 "send a dict of the constructor's parameters instead"
             )
-
-
-def _is_dataclass(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
 
 
 def _differ(before: Any, after: Any) -> bool:

@@ -212,29 +212,18 @@ class Parameters:
         try:
             holder_value = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
-            if _is_plain(value):
-                return self._convert_value(name, value, self._hints[name], label)
-            if is_trusted or name not in self._of_class:
+            is_plain = _is_plain(value)
+            if not is_plain and (is_trusted or name not in self._of_class):
                 return value  # a value that is not plain may stand for one that is: a float32 for a float
-            return self._fit_classes(name, value, label)
+            convert = _convert_plain if is_plain else self._instances.convert
+            try:
+                return self._with_missing_defaults(name, convert(value, self._hints[name]))
+            except msgspec.ValidationError as error:
+                raise self._refusal(str(error), within=label) from error
         return self._with_missing_defaults(name, getattr(holder_value, name)) if name in self._of_class else value
-
-    def _fit_classes(self, name: str, value: Any, label: str) -> Any:
-        try:
-            return self._with_missing_defaults(name, self._instances.convert(value, self._hints[name]))
-        except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=label) from error
 
     def _with_missing_defaults(self, name: str, value: Any) -> Any:
         return fill_defaults(value) if name in self._with_defaults else value
-
-    def _convert_value(self, name: str, value: Any, hint: Any, label: str) -> Any:
-        try:
-            return self._with_missing_defaults(
-                name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
-            )
-        except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=label) from error
 
     def _check_signature(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
@@ -326,6 +315,10 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
+
+
+def _convert_plain(value: Any, hint: Any) -> Any:
+    return msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
 
 
 def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one branch per kind

@@ -39,19 +39,19 @@ class Gateway:
                     raise EOFError
                 self._seen.extend(self._frames.feed(data))
             frame, body = self._seen.pop(0)
-            if not isinstance(frame, fast_path.Beat):
+            if not isinstance(frame, fast_path.Heartbeat):
                 return frame, body
 
-    async def room(self) -> fast_path.Room:
+    async def room(self) -> fast_path.Limit:
         while True:
             frame, _ = await self.next()
-            if isinstance(frame, fast_path.Room):
+            if isinstance(frame, fast_path.Limit):
                 return frame
 
     async def answer(self) -> tuple[fast_path.Ended | fast_path.Refused | fast_path.Queued, bytes]:
         while True:
             frame, body = await self.next()
-            if not isinstance(frame, (fast_path.Room, fast_path.Beat)):
+            if not isinstance(frame, (fast_path.Limit, fast_path.Heartbeat)):
                 return frame, body
 
     def offer(self, revision: Revision, body: bytes = b"{}") -> str:

@@ -234,10 +234,8 @@ def test_a_class_keeps_its_state_between_calls_and_runs_its_hooks_in_the_same_th
     assert worker.call(method="same_thread") == b"true"
     assert worker.call(method="other") == b"3"
     kind, error = worker.failure(method="missing")
-    assert (kind, error.message) == (
-        "rejected",
-        "there is no method 'missing'; there is look, same_thread, other",
-    )
+    assert (kind, error.field) == ("rejected", "method")
+    assert "look, same_thread, other" in error.message
 
 
 def test_async_hooks_run_on_the_loop_of_the_calls(start: Start) -> None:
