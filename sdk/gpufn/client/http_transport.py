@@ -69,12 +69,7 @@ class HttpTransport:
     ) -> tuple[str, bytes]:
         with self._calling(function):
             answer = self.client.invoke_raw(
-                _path(function, method),
-                body,
-                content_type,
-                accept=media.NATIVE,
-                timeout_s=timeout_s,
-                priority=priority,
+                _path(function, method), body, content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority
             )
         return answer.content_type, answer.body
 

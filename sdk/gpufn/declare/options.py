@@ -27,10 +27,7 @@ from gpufn_core.spec.units import parse_bytes
 
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
-_NOT_YET = {
-    "secrets": "; use env=... for values that are not secret",
-    "volumes": "",
-}
+_NOT_YET = {"secrets": "; use env=... for values that are not secret", "volumes": ""}
 # The names of the options on other platforms.
 _OTHER_NAMES = {
     "allow_concurrent_inputs": "concurrency",

@@ -36,9 +36,7 @@ _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 )
 @click.option("--as-they-come", is_flag=True, help="Print results as they arrive, not in the order of the lines.")
 @click.option(
-    "--window",
-    type=IntRange(min=1),
-    help="Maximum number of lines read ahead of the output. Default: 10,000.",
+    "--window", type=IntRange(min=1), help="Maximum number of lines read ahead of the output. Default: 10,000."
 )
 @click.option("--id", help="Id of a map to continue. Accepted lines are not sent again.")
 @priority_option

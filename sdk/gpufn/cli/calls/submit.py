@@ -81,9 +81,7 @@ def submit(
 @output_option
 @click.option("--wait", is_flag=True, help="Wait until the call ends.")
 @click.option(
-    "--timeout",
-    type=FloatRange(min=0),
-    help="Maximum wait in seconds. Default: no wait, or no limit with --wait.",
+    "--timeout", type=FloatRange(min=0), help="Maximum wait in seconds. Default: no wait, or no limit with --wait."
 )
 @json_option
 def result(

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY.",
 )
 @click.option(
-    "--name",
-    multiple=True,
-    help="Function to deploy (default: all of the file; repeatable), or the name of a model.",
+    "--name", multiple=True, help="Function to deploy (default: all of the file; repeatable), or the name of a model."
 )
 @click.option(
     "--include",
@@ -173,12 +171,7 @@ def _deploy(client: Client, deployables: list[Deployable], options: _DeployOptio
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
                 deployment = _deployment.deploy(
-                    client,
-                    each,
-                    force=options.force,
-                    check=options.check,
-                    replace=options.replace,
-                    on_progress=update,
+                    client, each, force=options.force, check=options.check, replace=options.replace, on_progress=update
                 )
         except Conflict as error:
             failures.append(error)

@@ -129,18 +129,8 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @click.command(cls=Command)
 @function_name
-@click.option(
-    "--min",
-    "min_workers",
-    type=IntRange(min=0),
-    help="Minimum number of workers. Default: as deployed.",
-)
-@click.option(
-    "--max",
-    "max_workers",
-    type=IntRange(min=0),
-    help="Maximum number of workers. Default: as deployed.",
-)
+@click.option("--min", "min_workers", type=IntRange(min=0), help="Minimum number of workers. Default: as deployed.")
+@click.option("--max", "max_workers", type=IntRange(min=0), help="Maximum number of workers. Default: as deployed.")
 @json_option
 def scale(name: str, min_workers: int | None, max_workers: int | None, json: bool) -> None:
     """Set the minimum and maximum number of a function's workers.

@@ -23,16 +23,12 @@ _id_argument = click.argument("id", cls=Argument, help="Id of the key.")
 _limit_options = options_together(
     click.option("--rate", help="Maximum rate of calls, such as 50/s, 600/min or 1000/h."),
     click.option(
-        "--burst",
-        type=IntRange(min=1),
-        help="Maximum number of calls at once. Default: the calls of one second.",
+        "--burst", type=IntRange(min=1), help="Maximum number of calls at once. Default: the calls of one second."
     ),
     click.option("--concurrency", type=IntRange(min=1), help="Maximum number of synchronous calls in flight."),
     click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended."),
     click.option(
-        "--run-seconds",
-        type=FloatRange(_MIN_S, _MAX_S),
-        help="Maximum run time of its calls in seconds per UTC day.",
+        "--run-seconds", type=FloatRange(_MIN_S, _MAX_S), help="Maximum run time of its calls in seconds per UTC day."
     ),
     click.option(
         "--gpu-seconds", type=FloatRange(_MIN_S, _MAX_S), help="Maximum GPU seconds of its calls per UTC day."

@@ -35,8 +35,5 @@ def _callables() -> list[str]:
 
 function_name = click.argument("name", cls=Argument, help="Name of the function.", shell_complete=_function_names)
 callable_name = click.argument(
-    "name",
-    cls=Argument,
-    help="Name of the function, or FUNCTION.METHOD for a class.",
-    shell_complete=_callable_names,
+    "name", cls=Argument, help="Name of the function, or FUNCTION.METHOD for a class.", shell_complete=_callable_names
 )
