@@ -19,6 +19,7 @@ from gpufn.call import transport as _transport
 from gpufn.call.context import attempt_here
 from gpufn.call.remote import kind_of
 from gpufn.call.threads import run_coroutine
+from gpufn.call.transport_protocol import EncodedCall
 from gpufn.declare.declarations import declared_here
 from gpufn.declare.function import Function, FunctionClass, Instance
 from gpufn.declare.hooks import hooks
@@ -30,7 +31,6 @@ from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.function_spec import CallKind, Retry, function_name
-from gpufn_core.spec.priority import Priority
 
 T = TypeVar("T")
 
@@ -85,48 +85,21 @@ class LocalTransport:
         self._outcomes: dict[str, tuple[str, bytes] | GpufnError] = {}
         self._outer_lock = threading.RLock()
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
         with _raise_as_remote():
-            run = self._prepare(function, method, content_type, body)
-            result = _run_with_retries(_retries_of(function), lambda: _collect(run()))
-        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(function))
+            run = self._prepare(call)
+            result = _run_with_retries(_retries_of(call.target.function), lambda: _collect(run()))
+        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(call.target.function))
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         with _raise_as_remote():
-            for item in self._prepare(function, method, content_type, body)():
-                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(function))
+            for item in self._prepare(call)():
+                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(call.target.function))
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
+    def submit(self, call: EncodedCall) -> str:
         invocation = new_invocation_id()
         try:
-            self._outcomes[invocation] = self.call(function, method, content_type, body)
+            self._outcomes[invocation] = self.call(call)
         except GpufnError as error:
             self._outcomes[invocation] = error
         return invocation
@@ -158,12 +131,13 @@ class LocalTransport:
         except KeyError:
             raise InvocationNotFound(f"no invocation {invocation} was submitted in this process") from None
 
-    def _prepare(self, name: str, method: str, content_type: str, body: bytes) -> Callable[[], Any]:
+    def _prepare(self, call: EncodedCall) -> Callable[[], Any]:
         """Record the call and return a callable that makes one attempt of it."""
-        is_pickled = content_type == media.PICKLED and _may_pickle(name)
+        name, method, _ = call.target
+        is_pickled = call.content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
-        args, kwargs = values.decode_call(body, allow_pickle=is_pickled, find=find)
-        self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
+        args, kwargs = values.decode_call(call.body, allow_pickle=is_pickled, find=find)
+        self.calls.append(RemoteCall(call.target.path, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
             return lambda: _call_sync(replacement if not method else getattr(replacement, method), args, kwargs)

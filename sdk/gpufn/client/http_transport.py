@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from gpufn.call.transport_protocol import MapTarget
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
 from gpufn.client.views import MapView
 from gpufn.declare.declarations import declared_here
@@ -16,7 +16,6 @@ from gpufn.maps.reader import End
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
-from gpufn_core.spec.priority import Priority
 
 _CALLER_LEVEL = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport and the Remote
 
@@ -57,51 +56,26 @@ class HttpTransport:
         with _deploy_hint(function):
             yield
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
-        with self._calling(function):
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
             answer = self.client.invoke_raw(
-                _path(function, method), body, content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority
+                target.path, body, content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=target.priority
             )
         return answer.content_type, answer.body
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
-        with self._calling(function):
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
             yield from self.client.stream_raw(
-                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+                target.path, body, content_type, timeout_s=timeout_s, priority=target.priority
             )
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
-        with self._calling(function):
-            return self.client.submit(
-                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
-            ).id
+    def submit(self, call: EncodedCall) -> str:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
+            view = self.client.submit(target.path, body, content_type, timeout_s=timeout_s, priority=target.priority)
+        return view.id
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state
@@ -113,12 +87,10 @@ class HttpTransport:
     def cancel(self, invocation: str) -> bool:
         return self.client.cancel(invocation)
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
+    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
         with self._calling(target.function):
             return self.client.send_items(
-                _path(target.function, target.method), map_id, first, items,
+                target.path, map_id, first, items,
                 content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,
             )  # fmt: skip
 
@@ -150,7 +122,3 @@ def _type_of(items: Sequence[bytes]) -> str:
     from gpufn_core.encoding import values  # noqa: PLC0415
 
     return media.PICKLED if any(values.call_type(item) == media.PICKLED for item in items) else media.NATIVE
-
-
-def _path(function: str, method: str) -> str:
-    return f"{function}.{method}" if method else function

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from gpufn.call import transport as _transport
 from gpufn.call.result_decoding import PLAIN, ResultReader
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget, MapTransport
+from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.maps import local_map
 from gpufn.maps.platform_map import MapKeywords, MapOptions, PlatformMap
 from gpufn.maps.progress_bar import Bar
@@ -163,7 +163,7 @@ class Mapped(Protocol):
     @property
     def reader(self) -> ResultReader: ...
 
-    def target(self) -> MapTarget: ...
+    def target(self) -> Target: ...
 
     def encode_item(self, arguments: Iterable[Any]) -> bytes:
         """Return one encoded item. Raises TypeError if it does not fit the signature."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget, MapTransport
+from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.client.responses import error_of
 from gpufn.client.views import MapView
 from gpufn.declare.argument_checks import check_count, check_seconds
@@ -103,7 +103,7 @@ class PlatformMap:
 
     def begin(
         self,
-        target: MapTarget,
+        target: Target,
         source: Iterable[Any] | None,
         encode: Callable[[Any], bytes],
         *,
@@ -209,7 +209,7 @@ class PlatformMap:
             accepted, is_open = _accepted(view)
             if is_open:
                 function, _, method = view.function.partition(".")
-                self._transport.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
+                self._transport.send_items(Target(function, method), self.id, accepted, [], is_last=True)
 
     def cancel(self) -> bool:
         """Cancel the items that have not ended. Return False if all had ended."""
@@ -278,7 +278,7 @@ class PlatformMap:
             raise
 
 
-def _check_same_map(view: MapView, target: MapTarget, total: int | None) -> None:
+def _check_same_map(view: MapView, target: Target, total: int | None) -> None:
     """Raise Conflict if the map is of another function, or is closed and has fewer items.
 
     A gateway checks this when it receives items, but a closed map is not sent any.

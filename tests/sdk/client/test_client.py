@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpufn import Client, gpu_function
 from gpufn.call import context
 from gpufn.call import transport as _transport
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.http import find_url
 from gpufn.client.http_transport import HttpTransport
 from gpufn.client.streams import lines_of
@@ -251,7 +252,7 @@ def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
         "POST /v1/functions/f-x/invoke", {"code": "function_not_found", "detail": "There is no function 'f-x'."}, 404
     )
     with pytest.raises(FunctionNotFound) as caught:
-        transport.call("f-x", "", media.NATIVE, b"")
+        transport.call(EncodedCall(Target("f-x"), media.NATIVE, b""))
     assert str(caught.value) == (
         "There is no function 'f-x' at this gateway; deploy its file with `gpufn deploy FILE`, "
         "or a function of this process with Client().deploy(f_x)"
@@ -347,7 +348,7 @@ def test_a_spawned_call_has_the_id_that_was_sent(gateway: StubGateway, monkeypat
     gateway.on(f"PUT /v1/functions/f.go/invocations/{'0' * 26}", _STATUS, status=202)
     gateway.on(f"GET /v1/invocations/{'0' * 26}", _STATUS | {"state": "running"})
     gateway.on(f"DELETE /v1/invocations/{'0' * 26}", _STATUS | {"cancelled": False})
-    invocation = transport.submit("f", "go", media.NATIVE, b"")
+    invocation = transport.submit(EncodedCall(Target("f", "go"), media.NATIVE, b""))
     assert is_invocation_id(invocation)
     assert (transport.status(invocation), transport.cancel(invocation)) == (InvocationState.RUNNING, False)
     transport.close()

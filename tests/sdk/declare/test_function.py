@@ -16,9 +16,9 @@ import pytest
 
 from gpufn import Batch, Call, Function, Graph, Retry, current, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.call import transport as _transport
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
 from gpufn_core.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
-from gpufn_core.spec.priority import Priority
 
 
 @gpu_function
@@ -479,7 +479,7 @@ def test_replacements_are_called_and_calls_are_recorded() -> None:
 
 def test_a_function_that_was_not_imported_is_not_found() -> None:
     with run_locally() as platform, pytest.raises(FunctionNotFound, match="no @gpu_function named nowhere"):
-        platform.call("nowhere", "", "", b"\x82\xa4args\x90\xa6kwargs\x80")
+        platform.call(EncodedCall(Target("nowhere"), "", b"\x82\xa4args\x90\xa6kwargs\x80"))
 
 
 def test_the_earlier_transport_is_restored() -> None:
@@ -551,20 +551,21 @@ class Recorder(LocalTransport):
         self.classes: list[tuple[str, str | None]] = []
         self.timeouts: list[float | None] = []
 
-    def call(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> tuple[str, bytes]:
-        self.classes.append(("call", priority))
-        self.timeouts.append(options.get("timeout_s"))
-        return super().call(*arguments, **options)
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
+        self._record("call", call)
+        return super().call(call)
 
-    def stream(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> Iterator[tuple[str, bytes]]:
-        self.classes.append(("stream", priority))
-        self.timeouts.append(options["timeout_s"])
-        return super().stream(*arguments, **options)
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
+        self._record("stream", call)
+        return super().stream(call)
 
-    def submit(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> str:
-        self.classes.append(("submit", priority))
-        self.timeouts.append(options["timeout_s"])
-        return super().submit(*arguments, **options)
+    def submit(self, call: EncodedCall) -> str:
+        self._record("submit", call)
+        return super().submit(call)
+
+    def _record(self, kind: str, call: EncodedCall) -> None:
+        self.classes.append((kind, call.target.priority))
+        self.timeouts.append(call.timeout_s)
 
 
 @pytest.fixture

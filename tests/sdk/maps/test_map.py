@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpufn import Function, Map, gpu_function
 from gpufn.call import transport
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget
+from gpufn.call.transport_protocol import Target
 from gpufn.client.views import MapView
 from gpufn.maps import reader, sender
 from gpufn.maps.platform_map import MapOptions, PlatformMap
@@ -377,10 +377,8 @@ class FakeTransport:
         self.cancelled: list[str] = []
         self.changed = threading.Condition()
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
-        assert target == MapTarget("squared")
+    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
+        assert target == Target("squared")
         with self.changed:
             assert first == len(self.arguments)
             self.arguments += (values.decode_call(item, allow_pickle=True)[0][0] for item in items)

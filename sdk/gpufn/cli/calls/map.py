@@ -20,7 +20,7 @@ from gpufn_core.errors import Forbidden, GpufnError, RateLimited
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.call.transport_protocol import MapTarget
+    from gpufn.call.transport_protocol import Target
     from gpufn.client.client import Client
     from gpufn.client.views import MapView
     from gpufn.maps.platform_map import PlatformMap
@@ -60,7 +60,7 @@ def map_(
     Errors of items go to standard error, and the command exits with code 7. With --json each line has the item's index
     and its result or error. An interrupt leaves the map running: --id continues it, and `gpufn cancel ID` cancels it.
     """
-    from gpufn.call.transport_protocol import MapTarget  # noqa: PLC0415
+    from gpufn.call.transport_protocol import Target  # noqa: PLC0415
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.maps.platform_map import MapOptions, PlatformMap  # noqa: PLC0415
     from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
@@ -79,7 +79,7 @@ def map_(
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             platform_map.wait_display.bar = bar
             try:
-                platform_map.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
+                platform_map.begin(Target(function, method, priority), lines, _check_line, total=total)
                 for end in platform_map.ends():
                     failed += not _print(platform_map, end, json=json)
                     if bar is not None:
@@ -102,9 +102,7 @@ class _JsonMapTransport:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
+    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
         name = f"{target.function}.{target.method}" if target.method else target.function
         return self._client.send_items(name, map_id, first, items, last=is_last, priority=target.priority)
 
