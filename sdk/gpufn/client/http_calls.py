@@ -13,16 +13,7 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.client.http import Requests
 from gpufn.client.responses import raw_result_of
 from gpufn.client.streams import events_of, items_of, lines_of
-from gpufn.client.views import (
-    AllReplayed,
-    Cancellation,
-    DeadLetters,
-    DeadLetterView,
-    DroppedLetters,
-    InvocationView,
-    RawResult,
-    Replayed,
-)
+from gpufn.client.views import DeadLetterView, InvocationView, RawResult, Replayed
 from gpufn.declare.argument_checks import check_body, check_seconds
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.urls import check_webhook, segment
@@ -153,7 +144,7 @@ class CallRequests(Requests):
 
     def cancel(self, id: str) -> bool:  # noqa: A002
         """Cancel a submitted call. Return False if it had already ended."""
-        return self._json(Cancellation, "DELETE", f"/v1/invocations/{segment(id)}").cancelled
+        return self._member(bool, "cancelled", "DELETE", f"/v1/invocations/{segment(id)}")
 
     # Dead letters
 
@@ -163,7 +154,7 @@ class CallRequests(Requests):
         Raises FunctionNotFound.
         """
         path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
-        return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
+        return self._member(list[DeadLetterView], "letters", "GET", path, params={"limit": str(limit)})
 
     def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
         """Return a dead letter with its error's traceback. Raises DeadLetterNotFound."""
@@ -180,7 +171,7 @@ class CallRequests(Requests):
 
     def replay_all(self, function: str) -> list[Replayed]:
         """Replay a function's dead letters, at most 1,000 per request."""
-        return self._json(AllReplayed, "POST", f"/v1/dlq/{segment(function)}/replay").replayed
+        return self._member(list[Replayed], "replayed", "POST", f"/v1/dlq/{segment(function)}/replay")
 
     def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
         """Remove a dead letter and its payload. Return 1."""
@@ -189,7 +180,7 @@ class CallRequests(Requests):
 
     def drop_dead_letters(self, function: str) -> int:
         """Remove all dead letters of a function. Return their number."""
-        return self._json(DroppedLetters, "DELETE", f"/v1/dlq/{segment(function)}").dropped
+        return self._member(int, "dropped", "DELETE", f"/v1/dlq/{segment(function)}")
 
 
 def _with_query(path: str, query: str) -> str:

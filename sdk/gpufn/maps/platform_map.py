@@ -102,12 +102,7 @@ class PlatformMap:
         weakref.finalize(self, self._reader.stop)
 
     def begin(
-        self,
-        target: Target,
-        source: Iterable[Any] | None,
-        encode: Callable[[Any], bytes],
-        *,
-        total: int | None = None,
+        self, target: Target, source: Iterable[Any] | None, encode: Callable[[Any], bytes], *, total: int | None = None
     ) -> None:
         """Send the items of `source` that were not accepted before. `total` is their number, if known.
 

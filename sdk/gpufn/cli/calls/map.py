@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
-from gpufn.cli.terminal.command import Command, FloatRange, IntRange, json_option
+from gpufn.cli.terminal.command import Command, FloatRange, IntRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media
@@ -61,7 +61,6 @@ def map_(
     and its result or error. An interrupt leaves the map running: --id continues it, and `gpufn cancel ID` cancels it.
     """
     from gpufn.call.transport_protocol import Target  # noqa: PLC0415
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.maps.platform_map import MapOptions, PlatformMap  # noqa: PLC0415
     from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
     from gpufn_core.ids import new_map_id  # noqa: PLC0415
@@ -70,7 +69,7 @@ def map_(
     options = MapOptions(ordered=not as_they_come, window=window, id=id, max_wait=max_wait).checked()
     lines, total = _lines(data)
     failed = 0
-    with Client() as client:
+    with connect() as client:
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
