@@ -52,11 +52,8 @@ class CallRequests(Requests):
         `priority` is hi, normal or low (default: the function's own class). If the body is one parameter's bytes,
         `query` has the other arguments, as a URL query string.
         """
-        check_body(body)
-        headers = _call_headers(content_type, accept, timeout_s, priority)
-        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
-        response = self._request("POST", path, content=body, headers=headers, timeout=self._no_timeout)
-        return raw_result_of(response)
+        options = _call_options(body, content_type, accept, timeout_s, priority)
+        return raw_result_of(self._request("POST", _invoke_path(function, query), **options, timeout=self._no_timeout))
 
     def stream_raw(
         self,
@@ -71,10 +68,8 @@ class CallRequests(Requests):
 
         Closing the iterator cancels the call.
         """
-        check_body(body)
-        headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
-        path = f"/v1/functions/{segment(function)}/invoke"
-        with self._stream("POST", path, content=body, headers=headers) as response:
+        options = _call_options(body, content_type, media.ITEMS, timeout_s, priority)
+        with self._stream("POST", _invoke_path(function), **options) as response:
             yield from items_of(self._chunks(response))
 
     def stream_json(
@@ -88,10 +83,8 @@ class CallRequests(Requests):
         query: str = "",
     ) -> Iterator[Any]:
         """Yield a generator's items as JSON values, read from server-sent events. `query` as for `invoke_raw`."""
-        check_body(body)
-        headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
-        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
-        with self._stream("POST", path, content=body, headers=headers) as response:
+        options = _call_options(body, content_type, media.EVENTS, timeout_s, priority)
+        with self._stream("POST", _invoke_path(function, query), **options) as response:
             yield from events_of(lines_of(self._chunks(response)))
 
     def submit(
@@ -113,14 +106,13 @@ class CallRequests(Requests):
         times out if it has started. The URL `webhook`, instead of the function's own, receives a webhook when the call
         ends; verify it with `gpufn.webhooks.verify`. `query` as for `invoke_raw`.
         """
-        check_body(body)
+        options = _call_options(body, content_type, accept, timeout_s, priority)
         id_ = new_invocation_id() if invocation is None else invocation
         path = _with_query(f"/v1/functions/{segment(function)}/invocations/{segment(id_)}", query)
-        headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
             check_webhook(webhook)
-            headers["x-gpufn-webhook"] = webhook
-        return self._json(InvocationView, "PUT", path, content=body, headers=headers)
+            options["headers"]["x-gpufn-webhook"] = webhook
+        return self._json(InvocationView, "PUT", path, **options)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
         """Return the status of a submitted call."""
@@ -183,15 +175,23 @@ class CallRequests(Requests):
         return self._member(int, "dropped", "DELETE", f"/v1/dlq/{segment(function)}")
 
 
+def _invoke_path(function: str, query: str = "") -> str:
+    return _with_query(f"/v1/functions/{segment(function)}/invoke", query)
+
+
 def _with_query(path: str, query: str) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: str | None) -> dict[str, str]:
+def _call_options(
+    body: bytes, content_type: str, accept: str, timeout_s: float | None, priority: str | None
+) -> dict[str, Any]:
+    """Return the body and the headers of a call, as options of a request."""
+    check_body(body)
     headers = {"content-type": content_type, "accept": accept}
     check_seconds("timeout_s", timeout_s)
     if timeout_s is not None:
         headers["x-gpufn-timeout"] = f"{timeout_s:g}"
     if priority is not None:
         headers["x-gpufn-priority"] = priority_of(priority).value
-    return headers
+    return {"content": body, "headers": headers}

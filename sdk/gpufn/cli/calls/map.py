@@ -20,7 +20,7 @@ from gpufn_core.errors import Forbidden, GpufnError, RateLimited
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.call.transport_protocol import Target
+    from gpufn.call.transport_protocol import MapTransport, Target
     from gpufn.client.client import Client
     from gpufn.client.views import MapView
     from gpufn.maps.platform_map import PlatformMap
@@ -73,7 +73,7 @@ def map_(
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
-        platform_map = PlatformMap(_JsonMapTransport(client), id or new_map_id(), options)
+        platform_map = PlatformMap(_json_transport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             platform_map.wait_display.bar = bar
@@ -95,28 +95,21 @@ def map_(
         raise click.exceptions.Exit(_FAILED_ITEMS)
 
 
-class _JsonMapTransport:
-    """The transport of a PlatformMap with JSON arguments, and JSON results where possible."""
+def _json_transport(client: Client) -> MapTransport:
+    """Return the transport of a PlatformMap with JSON arguments, and JSON results where possible."""
+    from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    class JsonTransport(HttpTransport):
+        def send_items(
+            self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+        ) -> MapView:
+            return client.send_items(target.path, map_id, first, items, last=is_last, priority=target.priority)
 
-    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
-        name = f"{target.function}.{target.method}" if target.method else target.function
-        return self._client.send_items(name, map_id, first, items, last=is_last, priority=target.priority)
+        def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+            raw = client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
+            return raw.content_type, raw.body
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
-        return self._client.outcomes_raw(map_id, after)
-
-    def map_status(self, map_id: str) -> MapView:
-        return self._client.map(map_id)
-
-    def cancel_map(self, map_id: str) -> bool:
-        return self._client.cancel_map(map_id)
-
-    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        raw = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
-        return raw.content_type, raw.body
+    return JsonTransport(lambda: client)
 
 
 def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
