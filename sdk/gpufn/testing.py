@@ -16,14 +16,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpufn.call import transport as _transport
-from gpufn.call.context import attempt_here
+from gpufn.call.context import local_attempt
 from gpufn.call.remote import kind_of
 from gpufn.call.threads import run_coroutine
 from gpufn.call.transport_protocol import EncodedCall
-from gpufn.declare.declarations import declared_here
+from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
 from gpufn.declare.hooks import hooks
-from gpufn.declare.type_hints import resolved, signature_of
+from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.raised_types import classes_of
@@ -165,20 +165,20 @@ class LocalTransport:
 
 
 def _may_pickle(name: str) -> bool:
-    return any(function.settings.pickle for function in declared_here(name))
+    return any(function.settings.pickle for function in declarations_of(name))
 
 
 def _hints_of(name: str, method: str) -> Iterator[Any]:
     """Yield the hints of the parameters: they name the classes whose instances arguments may be."""
-    for declared in declared_here(name):
+    for declared in declarations_of(name):
         function = hooks(cast("type", declared.raw), "method").get(method) if method else declared.raw
         if function is not None:
             for parameter in signature_of(function).parameters.values():
-                yield resolved(parameter.annotation, function)
+                yield resolve_hint(parameter.annotation, function)
 
 
 def _find_declared(name: str) -> Function[..., Any, Any] | FunctionClass:
-    matches = declared_here(name)
+    matches = declarations_of(name)
     if not matches:
         raise FunctionNotFound(f"this process has imported no @gpu_function named {name}")
     if len(matches) > 1:
@@ -199,7 +199,7 @@ def _call_declared(declared: Any, callable_: Callable[..., Any], args: list[Any]
 
 def _retries_of(name: str) -> Retry | None:
     """Return the retry policy of the declared function; a replacement may have no declared function."""
-    declared = declared_here(name)
+    declared = declarations_of(name)
     return declared[0].settings.retries if len(declared) == 1 else None
 
 
@@ -207,7 +207,7 @@ def _run_with_retries(retries: Retry | None, attempt: Callable[[], T]) -> T:
     """Retry as the runner does, without its delays between attempts."""
     for retry in itertools.count():
         try:
-            with attempt_here(retry + 1):
+            with local_attempt(retry + 1):
                 return attempt()
         except GpufnError:
             raise

@@ -172,7 +172,7 @@ class Remote(Generic[P, R, V]):
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.target().path}: {error}; it takes {described(signature)}") from None
+            raise TypeError(f"{self.target().path}: {error}; it takes {describe_parameters(signature)}") from None
         return signature
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
@@ -333,10 +333,10 @@ class _ThreadedItems:
             close()
 
 
-def described(signature: inspect.Signature) -> str:
+def describe_parameters(signature: inspect.Signature) -> str:
     """Return the parameters of a signature as text, without their types.
 
-    >>> described(inspect.signature(lambda text, times=1: None))
+    >>> describe_parameters(inspect.signature(lambda text, times=1: None))
     'text, times=1'
     """
     names = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]

@@ -14,7 +14,7 @@ from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.client.views import MapView
-    from gpufn.maps.reader import End
+    from gpufn.maps.reader import ItemOutcome
 
 
 class Target(NamedTuple):
@@ -84,7 +84,7 @@ class MapTransport(Protocol):
         """Submit the encoded items `first` and following. Sending the same items again has no effect."""
         ...
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
         """Yield the outcomes after a cursor as they come. Closing the iterator ends the request."""
         ...
 

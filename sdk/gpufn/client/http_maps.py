@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpufn.client.http import Requests
 from gpufn.client.views import MapView
-from gpufn.maps.reader import End, parse_outcomes
+from gpufn.maps.reader import ItemOutcome, parse_outcomes
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.priority import priority_of
@@ -46,7 +46,7 @@ class MapRequests(Requests):
         params = {"last": "true"} if last else {}
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)
 
-    def outcomes_raw(self, map_id: str, after: str = "") -> Iterator[list[End]]:
+    def outcomes_raw(self, map_id: str, after: str = "") -> Iterator[list[ItemOutcome]]:
         """Yield the outcomes of a map's items as they end, starting after the cursor `after`."""
         params = {"after": after} if after else {}
         headers = {"accept": media.OUTCOMES}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
 from gpufn.client.views import MapView
-from gpufn.declare.declarations import declared_here
-from gpufn.maps.reader import End
+from gpufn.declare.declarations import declarations_of
+from gpufn.maps.reader import ItemOutcome
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
@@ -48,7 +48,7 @@ class HttpTransport:
         with self._lock:
             is_first = function not in self._compared
             self._compared.add(function)
-        if is_first and declared_here(function):
+        if is_first and declarations_of(function):
             from gpufn.deploy.deployed_code import difference  # noqa: PLC0415
 
             if warning := difference(self.client, function):
@@ -94,7 +94,7 @@ class HttpTransport:
                 content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,
             )  # fmt: skip
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
         return self.client.outcomes_raw(map_id, after)
 
     def map_status(self, map_id: str) -> MapView:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import body_of, body_options, check_output, output_option, priority_option, show
-from gpufn.cli.calls.wait_reasons import reported_waits
+from gpufn.cli.calls.wait_reasons import report_waits
 from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import print_json_line, step
@@ -57,7 +57,7 @@ def invoke(
                         out.write(msgspec.json.encode(item) + b"\n")
                         out.flush()
             return
-        with step(f"Calling {name}") as update, reported_waits(client, name.partition(".")[0], update, json=json):
+        with step(f"Calling {name}") as update, report_waits(client, name.partition(".")[0], update, json=json):
             result = client.invoke_raw(name, body, content_type, **options)
     show(result, output, json=json)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpufn.client.client import Client
     from gpufn.client.views import MapView
     from gpufn.maps.platform_map import PlatformMap
-    from gpufn.maps.reader import End
+    from gpufn.maps.reader import ItemOutcome
 
 _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 
@@ -79,8 +79,8 @@ def map_(
             platform_map.wait_display.bar = bar
             try:
                 platform_map.begin(Target(function, method, priority), lines, _check_line, total=total)
-                for end in platform_map.ends():
-                    failed += not _print(platform_map, end, json=json)
+                for outcome in platform_map.outcomes():
+                    failed += not _print(platform_map, outcome, json=json)
                     if bar is not None:
                         bar.advance()
             except (KeyboardInterrupt, RateLimited):
@@ -149,17 +149,17 @@ def _check_line(numbered: tuple[int, bytes]) -> bytes:
     return line.strip()
 
 
-def _print(platform_map: PlatformMap, end: End, *, json: bool) -> bool:
+def _print(platform_map: PlatformMap, outcome: ItemOutcome, *, json: bool) -> bool:
     """Print the outcome of an item. Return False if the item failed."""
     try:
-        content_type, body = platform_map.result_of(end)
+        content_type, body = platform_map.result_of(outcome)
     except GpufnError as error:
         if json:
-            print_json_line({"index": end.item, "error": error.info()})
+            print_json_line({"index": outcome.item, "error": error.info()})
         else:
             info = error.info()
-            say(f"gpufn: item {end.item}: {info.error_type or info.code}: {info.message}", err=True)
+            say(f"gpufn: item {outcome.item}: {info.error_type or info.code}: {info.message}", err=True)
         return False
     value: Any = msgspec.Raw(body or b"null") if content_type == media.JSON else body  # bytes become base64
-    print_json_line({"index": end.item, "result": value} if json else value)
+    print_json_line({"index": outcome.item, "result": value} if json else value)
     return True
