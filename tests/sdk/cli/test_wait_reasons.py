@@ -9,7 +9,8 @@ from gpufn.cli.calls import wait_reasons
 from gpufn.cli.calls.wait_reasons import report_waits
 from tests.sdk.conftest import StubGateway
 
-WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it has no L4 GPU"}}
+_DETAIL = "n1: it has no L4 GPU"
+WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": _DETAIL}}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
 
     with Client() as client, report_waits(client, "f", show):
         assert runs.wait(30)
-    assert reasons[:2] == ["n1: it has no L4 GPU", "running"]
+    assert reasons[:2] == [_DETAIL, "running"]
 
 
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_without_a_terminal_each_new_reason_is_a_line_on_standard_error(
     with Client() as client, report_waits(client, "f", pytest.fail):
         while len(gateway.requests) < 5:
             pass
-    assert capsys.readouterr().err == "f is waiting: n1: it has no L4 GPU\nf is waiting: a worker starts\n"
+    assert capsys.readouterr().err == f"f is waiting: {_DETAIL}\nf is waiting: a worker starts\n"
 
 
 def test_with_json_and_without_a_terminal_standard_error_is_left_to_the_error(gateway: StubGateway) -> None:

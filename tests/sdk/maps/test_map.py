@@ -79,7 +79,7 @@ def test_records_are_parsed_from_chunks_of_any_size(size: int) -> None:
 
 
 def test_a_truncated_record_is_a_broken_connection() -> None:
-    with pytest.raises(GatewayUnavailable, match="broke off inside a record"):
+    with pytest.raises(GatewayUnavailable, match="broke off"):
         list(parse_outcomes([record(outcomes([0])[0])[:-1]]))
 
 
@@ -211,12 +211,12 @@ def test_a_chunk_without_room_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_limit_that_lasts_for_hours_is_raised_and_not_waited_for() -> None:
-    sent = Sent(RateLimited("the key has used its 60 s of today", retry_after_s=7200.0))
+    sent = Sent(RateLimited("60 s used", retry_after_s=7200.0))
     start_sender(sent, [b"a"])
     sent.wait(lambda: sent.error is not None or is_over(sent))
     assert isinstance(sent.error, RateLimited)
     assert (sent.error.retry_after_s, sent.chunks) == (7200.0, [])
-    assert str(sent.error) == "the key has used its 60 s of today: 0 items of the map were accepted before"
+    assert str(sent.error).startswith("60 s used: 0 items")
 
 
 def test_a_full_queue_is_waited_for_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,16 +320,17 @@ def test_an_item_that_cannot_be_encoded_is_named() -> None:
     item_sender.start(range(20), encode, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: sent.error is not None)
     assert isinstance(sent.error, InvalidInput)
-    assert str(sent.error) == sent.error.message == "items[12]: args[0]: a generator cannot be sent"
+    assert str(sent.error) == sent.error.message
+    assert sent.error.message.startswith("items[12]: args[0]: a generator")
 
 
 def test_an_item_that_is_too_large_is_named() -> None:
-    sent = Sent(PayloadTooLarge("The body is larger"))
+    sent = Sent(PayloadTooLarge("Too large"))
     item_sender = ItemSender(sent, sent.get_accepted, window=100, first=3)
     item_sender.put(b"a")
     item_sender._run(lambda: None, sent.failed)
     assert isinstance(sent.error, PayloadTooLarge)
-    assert str(sent.error) == "items[3]: The body is larger"
+    assert str(sent.error) == "items[3]: Too large"
 
 
 def test_an_endless_source_is_read_a_window_ahead() -> None:
@@ -437,7 +438,7 @@ def test_a_map_yields_results_in_order(platform: FakeTransport) -> None:
 
 def test_a_map_without_iterables_is_refused(platform: FakeTransport) -> None:
     for begin in (squared.map, squared.aio.map):
-        with pytest.raises(TypeError, match=r"map takes an iterable for each argument of squared"):
+        with pytest.raises(TypeError, match=r"argument of squared"):
             begin()
 
 
