@@ -156,7 +156,8 @@ _WITH_EXIT_HOOK = """
         def m(self, wait: bool = False):
             if wait:
                 import gpufn.call.transport
-                gpufn.call.transport.current().call("other", "", "", b"")
+                from gpufn.call.transport_protocol import EncodedCall, Target
+                gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             return os.getpid()
     """
 
@@ -235,10 +236,11 @@ def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Sta
     worker = start(
         """
         import gpufn.call.transport
+        from gpufn.call.transport_protocol import EncodedCall, Target
         def f(wait: bool):
             if wait:
                 try:
-                    gpufn.call.transport.current().call("other", "", "", b"")
+                    gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
                 except Exception as error:
                     print(error)
             return wait

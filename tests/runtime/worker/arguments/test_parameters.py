@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pydantic
 import pytest
 
-from gpufn.declare.hint_adapters import readable
+from gpufn.declare.hint_adapters import adapt_hint
 from gpufn_core.encoding import native, values
 from gpufn_core.encoding.media import JSON, MSGPACK, NATIVE
 from gpufn_core.errors import InvalidInput, UnsupportedMediaType
@@ -580,7 +580,7 @@ def test_a_class_that_has_itself_in_a_field_beside_such_a_hint_is_not_read() -> 
 
     given = {"road": {"pace": 2, "forks": [{"pace": 0.5}]}}
     assert Parameters(f).bind(JSON, msgspec.json.encode(given)) == ([], given)
-    assert readable(Road) is Road
+    assert adapt_hint(Road) is Road
 
 
 def test_python_values_for_such_hints_stay_what_they_are() -> None:

@@ -89,9 +89,10 @@ def _play(script: str, concurrency: int) -> list[str]:
 
 _HELD = """
     import gpufn.call.transport
+    from gpufn.call.transport_protocol import EncodedCall, Target
     def f(x: list[int], hold: list[bool] = False):
         if any(hold):
-            gpufn.call.transport.current().call("other", "", "", b"")
+            gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
         print(len(x))
         if 13 in x: raise ValueError("thirteen")
         return [Exception("odd") if one == 7 else [one, len(x)] for one in x]
@@ -149,9 +150,10 @@ def test_the_time_of_a_batch_that_failed_is_charged_too(start: Start) -> None:
     source = """
     import time
     import gpufn.call.transport
+    from gpufn.call.transport_protocol import EncodedCall, Target
     def f(x: list[int], hold: list[bool] = False):
         if any(hold):
-            gpufn.call.transport.current().call("other", "", "", b"")
+            gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
         elif len(x) > 1:
             time.sleep(0.2)
             raise ValueError("not together")
@@ -184,6 +186,7 @@ def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
     worker = start(
         """
         import gpufn.call.transport
+        from gpufn.call.transport_protocol import EncodedCall, Target
         held = 0
         class Large:
             def __init__(self):
@@ -194,7 +197,7 @@ def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
                 held -= 1
         def f(x: list[int], hold: list[bool] = False):
             if any(hold):
-                gpufn.call.transport.current().call("other", "", "", b"")
+                gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             large = Large()
             if len(x) > 1: raise RuntimeError("out of memory")
             return [held]

@@ -331,9 +331,10 @@ def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Star
     worker = start(
         """
         import gpufn.call.transport, multiprocessing
+        from gpufn.call.transport_protocol import EncodedCall, Target
         def ask(x):
             try:
-                return gpufn.call.transport.current().call("other", "", "", b"")
+                return gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             except Exception as error:
                 return str(error)
         def f():

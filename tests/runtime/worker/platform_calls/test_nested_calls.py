@@ -190,7 +190,8 @@ def test_a_queued_call_that_is_cancelled_never_runs(start: Start) -> None:
         def f(wait: bool, ran=[]):
             if wait:
                 import gpufn.call.transport as transport
-                transport.current().call("other", "", "", b"")
+                from gpufn.call.transport_protocol import EncodedCall, Target
+                transport.current().call(EncodedCall(Target("other"), "", b""))
             ran.append(wait)
             return ran
         """
@@ -287,9 +288,11 @@ def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start
     worker = start(
         """
         from gpufn.call import transport as _transport
+        from gpufn.call.transport_protocol import EncodedCall, Target
         from gpufn_core.encoding import media, values
         def f(x: int):
-            answer = _transport.current().call("other", "m", media.NATIVE, values.encode_call((x,), {}))
+            call = EncodedCall(Target("other", "m"), media.NATIVE, values.encode_call((x,), {}))
+            answer = _transport.current().call(call)
             return values.decode_value(*answer) + 1
         """
     )
@@ -353,8 +356,9 @@ def test_a_nested_stream_is_read_item_by_item_and_closed_when_left(start: Start)
     worker = start(
         """
         from gpufn.call import transport as _transport
+        from gpufn.call.transport_protocol import EncodedCall, Target
         def f():
-            items = _transport.current().stream("other", "", "", b"")
+            items = _transport.current().stream(EncodedCall(Target("other"), "", b""))
             first = next(items)
             items.close()
             return first[1].decode()
