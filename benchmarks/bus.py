@@ -45,7 +45,7 @@ class FastLane(Bus):
     """A Bus on top of nats-py: its tasks read, ping and close the connection; the parser is ours."""
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0, patience_s: float = 0.0) -> Bus:
+    async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0, retry_for_s: float = 0.0) -> Bus:
         bus = cls(url, name, ping_interval_s)
         client: Any = Client()
         await client.connect(url, name=name)

@@ -20,13 +20,13 @@ from gpufn_platform.process.node_process import run, run_until_signaled
 
 log = logging.getLogger("gpufn.builder")
 
-_BUS_PATIENCE_S = 5.0  # NATS may be restarting together with this process
+_BUS_RETRY_FOR_S = 5.0  # NATS may be restarting together with this process
 _BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES)
 _STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
 
 async def serve(settings: BuilderSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", patience_s=_BUS_PATIENCE_S)
+    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", retry_for_s=_BUS_RETRY_FOR_S)
     clock = SystemClock()
     try:
         await claim_node(bus, "builder", settings.node, settings.home)

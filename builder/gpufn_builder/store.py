@@ -27,7 +27,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.model_spec import ModelFile
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
@@ -139,7 +139,7 @@ class Store:
 
         A lost lease is acquired again. Two builds that run at the same time anyway publish one engine.
         """
-        lease = Lease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
+        lease = LeaderLease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
         try:
             if not await lease.try_acquire(self._clock.monotonic()):
                 on_wait()
@@ -165,7 +165,7 @@ class Store:
                 log.warning("a build waits for the message bus: %s", error)
             await asyncio.sleep(_POLL_S)
 
-    async def _renew(self, lease: Lease) -> None:
+    async def _renew(self, lease: LeaderLease) -> None:
         while True:
             await asyncio.sleep(_RENEW_EVERY_S)
             try:

@@ -79,9 +79,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.server_check import check_server
 from gpufn_platform.process import fd_limit, grace_period
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.settings import InvalidSetting
+from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.queue.caller import Caller
 
@@ -154,7 +153,7 @@ async def _open_with_retry(settings: GatewaySettings, stack: contextlib.AsyncExi
 async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Services:
     """Open the services; `stack` closes them. Raises BusUnavailable, NotProtected, PlatformError."""
     clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
-    bus = await Bus.connect(settings.nats_url, name=name, patience_s=_BUS_CONNECT_TIMEOUT_S)
+    bus = await Bus.connect(settings.nats_url, name=name, retry_for_s=_BUS_CONNECT_TIMEOUT_S)
     stack.push_async_callback(bus.close)
     await check_server(bus)
     buckets = await Buckets.open(bus)
@@ -186,7 +185,7 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     )
     shared_bodies.open()
     stack.callback(shared_bodies.close)
-    caller.start(fast_path, shared_bodies=shared_bodies.folder, drop=shared_bodies.remove)
+    caller.start(fast_path, shared_folder=shared_bodies.folder, drop=shared_bodies.remove)
     return _Services(
         settings=settings,
         clock=clock,

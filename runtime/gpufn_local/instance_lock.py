@@ -60,9 +60,6 @@ class Instance:
             return None
         return cls(home, record, pidfd)
 
-    def close(self) -> None:
-        os.close(self._pidfd)
-
     def stop(self, waits: Callable[[], None] = lambda: None) -> None:
         """Send SIGTERM and wait for the platform to end, calling `waits` each second. An interrupt sends another
         SIGTERM, which ends the grace period; no call is lost."""

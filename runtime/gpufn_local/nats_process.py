@@ -24,7 +24,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpufn_core.errors import BusUnavailable
@@ -33,7 +32,7 @@ from gpufn_platform.bus.roles import ROLES, users_config
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
 
-_SYNC_INTERVAL_S = 120.0  # nats-server's default
+_SYNC_S = 120.0  # nats-server's default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop takes about 10 ms per stream and consumer on disk
 _KILL_TIMEOUT_S = 10.0
@@ -55,12 +54,7 @@ class EmbeddedServer:
 
     @classmethod
     def start(
-        cls,
-        directory: Path,
-        *,
-        port: int = 0,
-        sync_interval_s: float = _SYNC_INTERVAL_S,
-        ends_with_parent: bool = False,
+        cls, directory: Path, *, port: int = 0, sync_interval_s: float = _SYNC_S, ends_with_parent: bool = False
     ) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 
@@ -121,7 +115,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -131,10 +125,8 @@ def address_in(directory: Path) -> str:
     Raises BusUnavailable if no server ever ran there.
     """
     try:
-        port, passwords = (
-            int((directory / "port").read_text()),
-            json.loads((directory / "credentials.json").read_bytes()),
-        )
+        port = int((directory / "port").read_text())
+        passwords = json.loads((directory / "credentials.json").read_bytes())
         return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
     except (OSError, ValueError, KeyError):
         message = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -12,25 +13,11 @@ import msgspec
 from gpufn.cli.terminal.command import PATH, Command, FloatRange, IntRange, json_option
 from gpufn.cli.terminal.output import WrongUsage, print_json, print_table, say, step
 from gpufn_core.errors import InvalidInput, PlatformError
-
-
-class _Figures(msgspec.Struct):
-    """The displayed part of the result; `gpufn_local.simulation.figures` documents the fields."""
-
-    mean_s: float
-    p50_s: float
-    p99_s: float
-    slowdown: float
-    worst_slowdown: float
-    jain: float
-    max_min: float
-    cold_starts: int
-    resumes: int
-    busy: float
+from gpufn_local.simulation.figures import Figures
 
 
 class _Comparison(msgspec.Struct):
-    orders: dict[str, _Figures]
+    orders: dict[str, Figures]
 
 
 @click.command(cls=Command)
@@ -44,11 +31,14 @@ class _Comparison(msgspec.Struct):
     help="The part of the GPU's time that calls need if all starts are warm.",
 )
 @click.option("--bursty", is_flag=True, help="Each function gets calls for 10 s, then none for 50 s.")
-@click.option("--memory", type=FloatRange(min=1), default=24.0, help="GiB of GPU memory; functions use 1 to 12.")
-@click.option("--park", type=FloatRange(min=0), default=0.0, help="GiB of host memory for parked workers.")
+@click.option(
+    "--memory", "memory_gib", type=FloatRange(min=1), default=24.0, help="GiB of GPU memory; functions use 1 to 12."
+)
+@click.option("--park", "park_gib", type=FloatRange(min=0), default=0.0, help="GiB of host memory for parked workers.")
 @click.option("--turns", type=IntRange(1, 48), default=1, help="Calls that run on the GPU at a time.")
 @click.option(
     "--overrun",
+    "overrun_s",
     type=FloatRange(min=0),
     default=10.0,
     help="Seconds that fair queueing lets a function get ahead.",
@@ -56,21 +46,7 @@ class _Comparison(msgspec.Struct):
 @click.option("--seed", type=int, default=1, help="Seed of the calls.")
 @click.option("--plot", type=PATH, help="Write an HTML page with plots to this file.")
 @json_option
-def simulate(
-    *,
-    functions: int,
-    seconds: float,
-    zipf: float,
-    busy: float,
-    bursty: bool,
-    memory: float,
-    park: float,
-    turns: int,
-    overrun: float,
-    seed: int,
-    plot: Path | None,
-    json: bool,
-) -> None:
+def simulate(*, plot: Path | None, json: bool, **options: Any) -> None:
     """Compare orders of calls on a GPU that functions share by time.
 
     Both the calls and the GPU are simulated. fcfs is first come, first served; sjf is shortest job first; mqfq is the
@@ -78,8 +54,8 @@ def simulate(
     """
     if plot is not None and not plot.parent.is_dir():
         raise WrongUsage(f"there is no folder {plot.parent}", field="--plot")
-    load = {"functions": functions, "seconds": seconds, "zipf": zipf, "busy": busy, "bursty": bursty, "seed": seed}
-    gpu = {"memory_gib": memory, "park_gib": park, "turns": turns, "overrun_s": overrun}
+    load = {name: options[name] for name in ("functions", "seconds", "zipf", "busy", "bursty", "seed")}
+    gpu = {name: options[name] for name in ("memory_gib", "park_gib", "turns", "overrun_s")}
     with step("Simulating"):
         result = _run({"load": load, "gpu": gpu, "plot": str(plot or "")})
     if json:

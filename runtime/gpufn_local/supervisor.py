@@ -34,8 +34,8 @@ from typing import Protocol
 
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_local.watchdog_listener import Watchdog
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.parent_death import end_with_parent
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived this long restarts after the shortest delay
@@ -153,7 +153,7 @@ class Supervisor:
                 elif time.monotonic() > give_up:
                     raise PlatformError(
                         f"the platform was not ready after {self.ready_timeout_s:g} s; its logs are in {self.logs}\n"
-                        + self._last_lines("gateway")
+                        + last_lines(self._log("gateway"))
                     )
 
     def _kill_hung(self) -> None:
@@ -208,10 +208,10 @@ class Supervisor:
         code = child.process.wait() if child.process is not None else (self._bus.exit_code if self._bus else None)
         child.ends += 1
         if not self._is_ready and code == EXIT_CONFIGURATION:
-            last_line = self._last_lines(child.name).rpartition("\n")[2]
+            last_line = last_lines(self._log(child.name)).rpartition("\n")[2]
             raise PlatformError(f"{child.name} cannot start: {last_line}")
         if not self._is_ready and child.ends >= _MAX_EARLY_ENDS:
-            raise PlatformError(f"{child.name} cannot start:\n{self._last_lines(child.name)}")
+            raise PlatformError(f"{child.name} cannot start:\n{last_lines(self._log(child.name))}")
         lived_s = time.monotonic() - child.started_at
         child.pause_s = _FIRST_PAUSE_S if lived_s >= _HEALTHY_AFTER_S else min(child.pause_s * 2, _LONGEST_PAUSE_S)
         child.pause_s = max(child.pause_s, _FIRST_PAUSE_S)
@@ -266,18 +266,14 @@ class Supervisor:
     def _stop(self, wake: socket.socket) -> None:
         signals = max(self._signals, 1)
         until = time.monotonic() + self.grace_s()
-        running = [child for program in self.programs if (child := self._running(program)) is not None]
-        first = [child for child in running if child.has_grace]
-        self._end(first, wake, signals, until)
+        children = [self._children[program.name] for program in self.programs if program.name in self._children]
+        running = [child for child in children if child.process is not None and child.is_running]
+        self._end([child for child in running if child.has_grace], wake, signals, until)
         for child in running:
             if not child.has_grace:
                 self._end([child], wake, signals, time.monotonic())
         if self._bus is not None:
             self._bus.stop()
-
-    def _running(self, program: Program) -> _Child | None:
-        child = self._children.get(program.name)
-        return child if child is not None and child.process is not None and child.is_running else None
 
     def _end(self, children: list[_Child], wake: socket.socket, signals: int, until: float) -> None:
         """Stop children. Their grace period lasts `until`; then they have the stop timeout. `signals` were received
@@ -347,9 +343,6 @@ class Supervisor:
 
     def _log(self, name: str) -> Path:
         return self.bus_log if name == "nats" else self.logs / f"{name}.log"
-
-    def _last_lines(self, name: str) -> str:
-        return last_lines(self._log(name))
 
 
 def last_lines(log: Path) -> str:

@@ -30,7 +30,7 @@ from gpufn_platform.process.settings import node_name, number, sync_setting
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0
-_NATS_PATIENCE_S = 5.0  # an external NATS may be starting at the same time
+_NATS_WAIT_S = 5.0  # an external NATS may be starting at the same time
 _NATS_RETRY_S = 0.25
 _NATS_PORT = 4222
 # In stop order.
@@ -131,7 +131,7 @@ def _grace_s(option: float | None) -> float:
 
 def _wait_for_nats(nats: str) -> None:
     """Raise BusUnavailable if no server responds. Otherwise each process would report the same error, many times."""
-    give_up = time.monotonic() + _NATS_PATIENCE_S
+    give_up = time.monotonic() + _NATS_WAIT_S
     while errors := _connect_errors(nats):
         if time.monotonic() >= give_up:
             raise BusUnavailable(f"no NATS server responds at {errors}")

@@ -16,13 +16,14 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpufn.call import transport as _transport
-from gpufn.call.context import attempt_here
+from gpufn.call.context import local_attempt
 from gpufn.call.remote import kind_of
 from gpufn.call.threads import run_coroutine
-from gpufn.declare.declarations import declared_here
+from gpufn.call.transport_protocol import EncodedCall
+from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
 from gpufn.declare.hooks import hooks
-from gpufn.declare.type_hints import resolved, signature_of
+from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.raised_types import classes_of
@@ -30,7 +31,6 @@ from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.function_spec import CallKind, Retry, function_name
-from gpufn_core.spec.priority import Priority
 
 T = TypeVar("T")
 
@@ -85,48 +85,21 @@ class LocalTransport:
         self._outcomes: dict[str, tuple[str, bytes] | GpufnError] = {}
         self._outer_lock = threading.RLock()
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
         with _raise_as_remote():
-            run = self._prepare(function, method, content_type, body)
-            result = _run_with_retries(_retries_of(function), lambda: _collect(run()))
-        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(function))
+            run = self._prepare(call)
+            result = _run_with_retries(_retries_of(call.target.function), lambda: _collect(run()))
+        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(call.target.function))
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         with _raise_as_remote():
-            for item in self._prepare(function, method, content_type, body)():
-                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(function))
+            for item in self._prepare(call)():
+                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(call.target.function))
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
+    def submit(self, call: EncodedCall) -> str:
         invocation = new_invocation_id()
         try:
-            self._outcomes[invocation] = self.call(function, method, content_type, body)
+            self._outcomes[invocation] = self.call(call)
         except GpufnError as error:
             self._outcomes[invocation] = error
         return invocation
@@ -158,12 +131,13 @@ class LocalTransport:
         except KeyError:
             raise InvocationNotFound(f"no invocation {invocation} was submitted in this process") from None
 
-    def _prepare(self, name: str, method: str, content_type: str, body: bytes) -> Callable[[], Any]:
+    def _prepare(self, call: EncodedCall) -> Callable[[], Any]:
         """Record the call and return a callable that makes one attempt of it."""
-        is_pickled = content_type == media.PICKLED and _may_pickle(name)
+        name, method, _ = call.target
+        is_pickled = call.content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
-        args, kwargs = values.decode_call(body, allow_pickle=is_pickled, find=find)
-        self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
+        args, kwargs = values.decode_call(call.body, allow_pickle=is_pickled, find=find)
+        self.calls.append(RemoteCall(call.target.path, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
             return lambda: _call_sync(replacement if not method else getattr(replacement, method), args, kwargs)
@@ -191,20 +165,20 @@ class LocalTransport:
 
 
 def _may_pickle(name: str) -> bool:
-    return any(function.settings.pickle for function in declared_here(name))
+    return any(function.settings.pickle for function in declarations_of(name))
 
 
 def _hints_of(name: str, method: str) -> Iterator[Any]:
     """Yield the hints of the parameters: they name the classes whose instances arguments may be."""
-    for declared in declared_here(name):
+    for declared in declarations_of(name):
         function = hooks(cast("type", declared.raw), "method").get(method) if method else declared.raw
         if function is not None:
             for parameter in signature_of(function).parameters.values():
-                yield resolved(parameter.annotation, function)
+                yield resolve_hint(parameter.annotation, function)
 
 
 def _find_declared(name: str) -> Function[..., Any, Any] | FunctionClass:
-    matches = declared_here(name)
+    matches = declarations_of(name)
     if not matches:
         raise FunctionNotFound(f"this process has imported no @gpu_function named {name}")
     if len(matches) > 1:
@@ -225,7 +199,7 @@ def _call_declared(declared: Any, callable_: Callable[..., Any], args: list[Any]
 
 def _retries_of(name: str) -> Retry | None:
     """Return the retry policy of the declared function; a replacement may have no declared function."""
-    declared = declared_here(name)
+    declared = declarations_of(name)
     return declared[0].settings.retries if len(declared) == 1 else None
 
 
@@ -233,7 +207,7 @@ def _run_with_retries(retries: Retry | None, attempt: Callable[[], T]) -> T:
     """Retry as the runner does, without its delays between attempts."""
     for retry in itertools.count():
         try:
-            with attempt_here(retry + 1):
+            with local_attempt(retry + 1):
                 return attempt()
         except GpufnError:
             raise

@@ -28,9 +28,12 @@ A class never shares its name with a builtin. `code` is sent on the wire and nev
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
+
+_UNSET = (None, "", ())  # values of details that an error does not have
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,6 +68,14 @@ class GpufnError(Exception):
 
     code: str = "gpufn_error"
     retryable: bool = False
+    _details: ClassVar[Mapping[str, str]] = {}  # attribute → field of ErrorInfo that has it
+
+    def __init_subclass__(cls, *, code: str | None = None, retryable: bool | None = None) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code = code
+        if retryable is not None:
+            cls.retryable = retryable
 
     def __init__(self, message: str | None = None) -> None:
         self.message = message or (type(self).__doc__ or self.code).strip().splitlines()[0]
@@ -72,80 +83,59 @@ class GpufnError(Exception):
 
     def info(self) -> ErrorInfo:
         """Return the error as it is sent on the wire."""
-        return ErrorInfo(code=self.code, message=self.message, retryable=self.retryable)
+        values: dict[str, Any] = {field: getattr(self, name) for name, field in self._details.items()}
+        details = {field: value for field, value in values.items() if value not in _UNSET}
+        return ErrorInfo(code=self.code, message=self.message, retryable=self.retryable, **details)
 
 
-class RequestError(GpufnError):
+class RequestError(GpufnError, code="bad_request"):
     """The request cannot be served as it is."""
 
-    code = "bad_request"
 
-
-class InvalidSpec(RequestError):
+class InvalidSpec(RequestError, code="invalid_spec"):
     """The function's options are not valid."""
 
-    code = "invalid_spec"
 
-
-class InvalidInput(RequestError):
+class InvalidInput(RequestError, code="invalid_input"):
     """The input does not fit the function's parameters."""
 
-    code = "invalid_input"
+    _details: ClassVar = {"field": "field"}
 
     def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
 
-    def info(self) -> ErrorInfo:
-        return ErrorInfo(code=self.code, message=self.message, field=self.field)
 
-
-class InvalidBundle(RequestError):
+class InvalidBundle(RequestError, code="invalid_bundle"):
     """The bundle is not an archive that gpufn accepts."""
 
-    code = "invalid_bundle"
 
-
-class FunctionNotFound(RequestError):
+class FunctionNotFound(RequestError, code="function_not_found"):
     """There is no function of this name."""
 
-    code = "function_not_found"
 
-
-class RevisionNotFound(RequestError):
+class RevisionNotFound(RequestError, code="revision_not_found"):
     """The function has no such revision, or its record is lost: deploy it again."""
 
-    code = "revision_not_found"
 
-
-class InvocationNotFound(RequestError):
+class InvocationNotFound(RequestError, code="invocation_not_found"):
     """There is no invocation with this id; it may have been removed after its retention."""
 
-    code = "invocation_not_found"
 
-
-class MapNotFound(RequestError):
+class MapNotFound(RequestError, code="map_not_found"):
     """There is no map with this id; maps are removed 30 days after their last item."""
 
-    code = "map_not_found"
 
-
-class BuildNotFound(RequestError):
+class BuildNotFound(RequestError, code="build_not_found"):
     """There is no build with this id."""
 
-    code = "build_not_found"
 
-
-class PayloadTooLarge(RequestError):
+class PayloadTooLarge(RequestError, code="payload_too_large"):
     """The body is larger than this platform accepts."""
 
-    code = "payload_too_large"
 
-
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, code="unsupported_media_type"):
     """The body's content type is not one that the function accepts."""
-
-    code = "unsupported_media_type"
 
 
 def pickles_refused(function: str) -> str:
@@ -156,59 +146,42 @@ def pickles_refused(function: str) -> str:
     )
 
 
-class Conflict(RequestError):
+class Conflict(RequestError, code="conflict", retryable=True):
     """Another request changed this at the same time."""
 
-    code = "conflict"
-    retryable = True
 
-
-class IdempotencyMismatch(RequestError):
+class IdempotencyMismatch(RequestError, code="idempotency_mismatch"):
     """The key or id belongs to a call of another function, method or body: use a new one for a new call."""
 
-    code = "idempotency_mismatch"
 
-
-class DeadlinePassed(RequestError):
+class DeadlinePassed(RequestError, code="deadline_passed"):
     """The deadline that the request names has passed."""
 
-    code = "deadline_passed"
 
-
-class DeadLetterNotFound(RequestError):
+class DeadLetterNotFound(RequestError, code="dead_letter_not_found"):
     """There is no dead letter with this id; it may have been replayed, dropped, or removed after 14 days."""
 
-    code = "dead_letter_not_found"
 
-
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, code="unauthorized"):
     """A valid API key is needed: set GPUFN_API_KEY or send `Authorization: Bearer ...`."""
 
-    code = "unauthorized"
 
-
-class Forbidden(RequestError):
+class Forbidden(RequestError, code="forbidden"):
     """The API key's scopes do not allow this."""
 
-    code = "forbidden"
 
-
-class ScheduleNotFound(RequestError):
+class ScheduleNotFound(RequestError, code="schedule_not_found"):
     """There is no schedule with this id."""
 
-    code = "schedule_not_found"
 
-
-class InvalidSignature(RequestError):
+class InvalidSignature(RequestError, code="invalid_signature"):
     """A webhook request was not sent by the platform."""
 
-    code = "invalid_signature"
 
-
-class FunctionRaised(GpufnError):
+class FunctionRaised(GpufnError, code="function_raised"):
     """The function raised an exception."""
 
-    code = "function_raised"
+    _details: ClassVar = {name: name for name in ("error_type", "traceback", "error_classes")}
 
     def __init__(
         self,
@@ -232,92 +205,60 @@ class FunctionRaised(GpufnError):
         """Include the type, which matters most among the results of a map or of `gather`."""
         return f"{type(self).__name__}({str(self)!r})"
 
-    def info(self) -> ErrorInfo:
-        return ErrorInfo(
-            code=self.code,
-            message=self.message,
-            error_type=self.error_type,
-            error_classes=self.error_classes,
-            traceback=self.traceback or None,
-        )
 
-
-class ResultNotEncodable(FunctionRaised):
+class ResultNotEncodable(FunctionRaised, code="result_not_encodable"):
     """The function's return value cannot be encoded for this caller."""
-
-    code = "result_not_encodable"
 
     def __str__(self) -> str:
         return self.message
 
 
-class CapacityError(GpufnError):
+class CapacityError(GpufnError, code="capacity", retryable=True):
     """There is no capacity right now."""
 
-    code = "capacity"
-    retryable = True
+    _details: ClassVar = {"retry_after_s": "retry_after_s"}
 
     def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
-    def info(self) -> ErrorInfo:
-        return ErrorInfo(code=self.code, message=self.message, retryable=True, retry_after_s=self.retry_after_s)
 
-
-class QueueFull(CapacityError):
+class QueueFull(CapacityError, code="queue_full"):
     """The function's queue is full."""
 
-    code = "queue_full"
 
-
-class RateLimited(CapacityError):
+class RateLimited(CapacityError, code="rate_limited"):
     """The API key has used up one of its limits."""
 
-    code = "rate_limited"
 
-
-class NoCapacity(CapacityError):
+class NoCapacity(CapacityError, code="no_capacity"):
     """No device has room for another worker of this function."""
 
-    code = "no_capacity"
 
-
-class InvocationEnded(GpufnError):
+class InvocationEnded(GpufnError, code="invocation_ended"):
     """The invocation ended without a result."""
 
-    code = "invocation_ended"
 
-
-class InvocationTimedOut(InvocationEnded):
+class InvocationTimedOut(InvocationEnded, code="invocation_timed_out"):
     """The function did not finish within its timeout."""
 
-    code = "invocation_timed_out"
 
-
-class InvocationCancelled(InvocationEnded):
+class InvocationCancelled(InvocationEnded, code="invocation_cancelled"):
     """The invocation was cancelled."""
 
-    code = "invocation_cancelled"
 
-
-class InvocationExpired(InvocationEnded):
+class InvocationExpired(InvocationEnded, code="invocation_expired", retryable=True):
     """The deadline passed before a worker could take the invocation."""
 
-    code = "invocation_expired"
-    retryable = True
 
-
-class FunctionStartFailed(GpufnError):
+class FunctionStartFailed(GpufnError, code="function_start_failed"):
     """The function's workers fail to start."""
 
-    code = "function_start_failed"
 
-
-class BuildFailed(GpufnError):
+class BuildFailed(GpufnError, code="build_failed"):
     """No engine could be built from the model."""
 
-    code = "build_failed"
+    _details: ClassVar = {"stage": "stage", "node": "node", "log": "traceback"}  # `log`: the compiler's last output
 
     def __init__(self, message: str | None = None, *, stage: str = "", node: str = "", log: str = "") -> None:
         super().__init__(message)
@@ -325,85 +266,49 @@ class BuildFailed(GpufnError):
         self.node = node
         self.log = log
 
-    def info(self) -> ErrorInfo:
-        """Return the error for the wire. `log`, the last output of the compiler, is sent as the traceback."""
-        return ErrorInfo(
-            code=self.code,
-            message=self.message,
-            stage=self.stage or None,
-            node=self.node or None,
-            traceback=self.log or None,
-        )
 
-
-class PlatformError(GpufnError):
+class PlatformError(GpufnError, code="platform_error", retryable=True):
     """The platform failed."""
 
-    code = "platform_error"
-    retryable = True
 
-
-class BusUnavailable(PlatformError):
+class BusUnavailable(PlatformError, code="bus_unavailable"):
     """The message bus does not respond."""
 
-    code = "bus_unavailable"
 
-
-class StoreFull(BusUnavailable):
+class StoreFull(BusUnavailable, code="store_full"):
     """The disk of the message bus is full: nothing can be stored until there is room."""
 
-    code = "store_full"
 
-
-class ArtifactUnavailable(PlatformError):
+class ArtifactUnavailable(PlatformError, code="artifact_unavailable"):
     """A bundle, model or engine could not be fetched completely."""
 
-    code = "artifact_unavailable"
 
-
-class WorkerLost(PlatformError):
+class WorkerLost(PlatformError, code="worker_lost"):
     """The worker died while it ran this invocation."""
 
-    code = "worker_lost"
 
-
-class DeviceFailed(PlatformError):
+class DeviceFailed(PlatformError, code="device_failed"):
     """The device failed."""
 
-    code = "device_failed"
 
-
-class PlatformStopping(PlatformError):
+class PlatformStopping(PlatformError, code="platform_stopping"):
     """The platform, or the node of this call, is stopping. The call can be retried."""
 
-    code = "platform_stopping"
 
-
-class ProtocolMismatch(PlatformError):
+class ProtocolMismatch(PlatformError, code="protocol_mismatch", retryable=False):
     """Two processes run incompatible releases of gpufn."""
 
-    code = "protocol_mismatch"
-    retryable = False
 
-
-class GatewayUnavailable(PlatformError):
+class GatewayUnavailable(PlatformError, code="gateway_unavailable"):
     """The gateway cannot be reached, or stopped before it could answer."""
-
-    code = "gateway_unavailable"
 
 
 class DeployedCodeDiffers(UserWarning):
     """The deployed code of a call differs from the code in the local file that declares the function."""
 
 
-def _tree(root: type[GpufnError]) -> dict[str, type[GpufnError]]:
-    tree = {root.code: root}
-    for child in root.__subclasses__():
-        tree |= _tree(child)
-    return tree
-
-
-BY_CODE: dict[str, type[GpufnError]] = _tree(GpufnError)
+_CLASSES = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, GpufnError)]
+BY_CODE: dict[str, type[GpufnError]] = {kind.code: kind for kind in _CLASSES}
 
 for _error in {*BY_CODE.values(), DeployedCodeDiffers}:
     _error.__module__ = "gpufn.errors"  # tracebacks and pickles name the public module
@@ -412,19 +317,7 @@ for _error in {*BY_CODE.values(), DeployedCodeDiffers}:
 def error_from(info: ErrorInfo) -> GpufnError:
     """Build the exception that `info` describes. An unknown code becomes a plain `GpufnError` with that code."""
     cls = BY_CODE.get(info.code, GpufnError)
-    fields: dict[str, Any] = {}
-    if issubclass(cls, FunctionRaised):
-        fields = {
-            "error_type": info.error_type or "Exception",
-            "traceback": info.traceback or "",
-            "error_classes": info.error_classes,
-        }
-    elif issubclass(cls, CapacityError):
-        fields = {"retry_after_s": info.retry_after_s}
-    elif issubclass(cls, BuildFailed):
-        fields = {"stage": info.stage or "", "node": info.node or "", "log": info.traceback or ""}
-    elif issubclass(cls, InvalidInput):
-        fields = {"field": info.field}
-    error = cls(info.message, **fields)
+    fields: dict[str, Any] = {name: getattr(info, field) for name, field in cls._details.items()}
+    error = cls(info.message, **{name: value for name, value in fields.items() if value not in _UNSET})
     error.code, error.retryable = info.code or cls.code, info.retryable
     return error

@@ -19,7 +19,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpufn_core.errors import PlatformError
@@ -31,78 +30,37 @@ _RUN = Path("/run")
 _LONGEST_RUN_PATH = 66
 
 
-@dataclass(frozen=True)
 class Home:
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nats = root / "nats"
+        self.up_file = root / "up.json"
+        self.logs = root / "logs"
+        self.bundles = root / "cache" / "bundles"
+        self.engines = root / "cache" / "engines"
+        self.tuning = root / "cache" / "tuning"
+        self.builds = root / "builds"
+        self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`
+        # A suffix of folders outside of `root`, unique per user and home.
+        self._name = f"{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
+        # Runtime files: outside of `root` if GPUFN_HOME is too long for the path of a unix socket.
+        self.run = root / "run"
+        if len(os.fsencode(self.run)) > _LONGEST_RUN_PATH:
+            self.run = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{self._name}"
+        self.fast_path_socket = self.run / "fast-path"  # this node's runner receives calls of the host's gateways on it
+        self.supervisor_fifo = self.run / "up"  # `gpufn_platform.process.supervisor_fifo`
+        self.agent_lock = self.run / "agent.lock"  # this home's agent holds it while it runs
+        self.grace_file = self.run / "grace"  # `gpufn_platform.process.grace_period`
+        self.calls_running_file = self.run / "calls-running"
+        self.mps = self.run / "mps"  # a folder per GPU that is shared by MPS, for its daemon's sockets and logs
+        # The same for GPUs that containers share: the users of their daemons cannot enter our folders.
+        self.shared_mps = _RUN / f"gpufn-mps-{self._name}"
+        self.mps_memory = _SHARED_MEMORY / f"gpufn-mps-{self._name}"  # for daemons in `shared_mps` and their clients
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Home:
         """Return the home at GPUFN_HOME, or `~/.gpufn` if unset."""
         return cls(Path(environ.get("GPUFN_HOME") or Path.home() / ".gpufn").absolute())
-
-    @property
-    def nats(self) -> Path:
-        return self.root / "nats"
-
-    @property
-    def run(self) -> Path:
-        """Folder of runtime files. Outside of `root` if GPUFN_HOME is too long for the path of a unix socket."""
-        path = self.root / "run"
-        if len(os.fsencode(path)) <= _LONGEST_RUN_PATH:
-            return path
-        return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{self._name}"
-
-    @property
-    def _name(self) -> str:
-        """Suffix of folders outside of `root`, unique per user and home."""
-        return f"{os.getuid()}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
-
-    @property
-    def up_file(self) -> Path:
-        return self.root / "up.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def bundles(self) -> Path:
-        return self.root / "cache" / "bundles"
-
-    @property
-    def mps(self) -> Path:
-        """Folder with one subfolder per GPU that is shared by MPS, for its daemon's sockets and logs."""
-        return self.run / "mps"
-
-    @property
-    def shared_mps(self) -> Path:
-        """Same as `mps` for GPUs that containers share: the users of their daemons cannot enter our folders."""
-        return _RUN / f"gpufn-mps-{self._name}"
-
-    @property
-    def mps_memory(self) -> Path:
-        """Folder for the memory that the daemons in `shared_mps` share with their clients."""
-        return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
-
-    @property
-    def fast_path_socket(self) -> Path:
-        """Socket on which this node's runner receives calls from gateways of the same host."""
-        return self.run / "fast-path"
-
-    @property
-    def supervisor_fifo(self) -> Path:
-        """FIFO that `gpufn up` holds open while it runs (`gpufn_platform.process.supervisor_fifo`)."""
-        return self.run / "up"
-
-    @property
-    def agent_lock(self) -> Path:
-        """Lock that this home's agent holds while it runs."""
-        return self.run / "agent.lock"
-
-    @property
-    def failed_gpus(self) -> Path:
-        """File of the GPUs that failed (`gpufn_runtime.agent.devices.failed_gpus`)."""
-        return self.root / "failed-gpus.json"
 
     @property
     def shared_bodies(self) -> Path:
@@ -111,18 +69,6 @@ class Home:
         if not os.access(_SHARED_MEMORY, os.W_OK):
             return self.run / "shared_bodies"
         return _SHARED_MEMORY / f"gpufn-{self._name}"
-
-    @property
-    def engines(self) -> Path:
-        return self.root / "cache" / "engines"
-
-    @property
-    def tuning(self) -> Path:
-        return self.root / "cache" / "tuning"
-
-    @property
-    def builds(self) -> Path:
-        return self.root / "builds"
 
     def ensure(self) -> None:
         """Create the folders that the processes of a node share, private to their owner. Raises PlatformError."""

@@ -17,7 +17,7 @@ from gpu_check.checks import cuda, inventory
 from gpu_check.machine import CannotRun, Gpu
 from gpu_check.mps import need_mps
 from gpu_check.platform import declared
-from gpu_check.words import output_of
+from gpu_check.program_output import output_of
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_runtime.agent.devices.declared import parse_devices
 from tests.runtime.agent.mps.machine import Machine as Programs
@@ -117,12 +117,12 @@ def test_steps_with_mps_are_skipped_where_its_daemon_does_not_start(
     try:
         assert need_mps(found) == GPU
         programs.set(broken=True)
-        with pytest.raises(CannotRun, match=r"MPS does not start here: GPU-1: .*driver and library do not match"):
+        with pytest.raises(CannotRun, match=r"MPS .* GPU-1: .*library do not match"):
             need_mps(found)
         assert programs.rests()
     finally:
         programs.end()
-    with pytest.raises(CannotRun, match="nvidia-cuda-mps-control is not on the PATH"):
+    with pytest.raises(CannotRun, match="nvidia-cuda-mps-control"):
         need_mps(machine.Machine(gpus=(GPU,)))
 
 
@@ -156,10 +156,10 @@ def test_an_answer_that_is_no_error_of_nvml_fails_nothing_either(monkeypatch: py
     driver = Driver()
 
     def mismatched(*_: object) -> None:
-        raise RuntimeError("the library is newer than the driver")
+        raise RuntimeError("newer than the driver")
 
     monkeypatch.setattr(driver, "nvmlDeviceGetComputeRunningProcesses", mismatched, raising=False)
-    assert inventory.metrics(driver, "handle")["processes"] == "the library is newer than the driver"
+    assert inventory.metrics(driver, "handle")["processes"] == "newer than the driver"
 
 
 def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
 
 def test_a_program_is_heard_whatever_becomes_of_it() -> None:
     assert output_of(["cat"], "yes").startswith("yes\n[exit code 0, ")
-    assert output_of(["not-there"]) == "not-there cannot be run: No such file or directory"
+    assert output_of(["not-there"]).endswith(f": {os.strerror(2)}")
     assert output_of(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[not finished after 1 s]")
 
 

@@ -100,7 +100,7 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_is_told() -> None:
 def test_bars_stay_inside_the_picture(values: tuple[float, float]) -> None:
     told = whole(found("time", *values))
     html = page.render(told, {}, report.merged(told.results))
-    bars = [tuple(map(float, found)) for found in re.findall(r"<rect [^>]*y=([\d.]+)[^>]*height=([\d.]+)", html)]
+    bars = [tuple(map(float, found)) for found in re.findall(r'<rect [^>]* y="([\d.]+)"[^>]*height="([\d.]+)"', html)]
     assert len(bars) == 2
     assert all(top >= 12 and top + height <= 231 for top, height in bars)
 

@@ -29,6 +29,7 @@ from gpufn_core.spec.model_spec import TOLERANCES, ModelFile, Precision, Toleran
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
+from tests import blobs
 from tests.builder import bench, models
 from tests.e2e.small_disk import fill, small_disk
 from tests.platform.late_answers import LateAnswers
@@ -527,7 +528,7 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
 
     async def collected_before(key: str, value: bytes) -> int:
         for file in msgspec.msgpack.decode(value, type=EngineManifest).files:
-            await object_store.delete(bus, subjects.ENGINE_FILES, file.digest)
+            await blobs.delete(bus, subjects.ENGINE_FILES, file.digest)
         return await create(key, value)
 
     monkeypatch.setattr(store._engines, "create", collected_before)
@@ -535,7 +536,7 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     for file in manifest.files:
-        assert await object_store.exists(bus, subjects.ENGINE_FILES, file.digest)
+        assert await blobs.exists(bus, subjects.ENGINE_FILES, file.digest)
 
 
 async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -545,13 +546,13 @@ async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any
     await executor.run(bench.build_of(spec), CPU, _ignore)
     manifest = await store.find(_key(spec))
     assert manifest is not None
-    await object_store.delete(bus, subjects.ENGINE_FILES, manifest.files[0].digest)
+    await blobs.delete(bus, subjects.ENGINE_FILES, manifest.files[0].digest)
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert (ended.engines, ended.cached, ended.error) == ((_key(spec),), False, None)
     manifest = await store.find(_key(spec))
     assert manifest is not None
     for file in manifest.files:
-        assert await object_store.exists(bus, subjects.ENGINE_FILES, file.digest)
+        assert await blobs.exists(bus, subjects.ENGINE_FILES, file.digest)
 
 
 async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_built(

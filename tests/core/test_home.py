@@ -41,14 +41,14 @@ def test_a_run_folder_elsewhere_is_made_and_found_again(deep: Home) -> None:
 
 def test_a_run_folder_elsewhere_that_is_a_link_is_refused(deep: Home, tmp_path: Path) -> None:
     deep.run.symlink_to(tmp_path)
-    with pytest.raises(PlatformError, match="is a link or not a folder"):
+    with pytest.raises(PlatformError, match=r"link or"):
         deep.ensure()
 
 
 def test_a_run_folder_elsewhere_that_others_may_write_to_is_refused(deep: Home) -> None:
     deep.run.mkdir()
     deep.run.chmod(0o777)
-    with pytest.raises(PlatformError, match="other users can write to it"):
+    with pytest.raises(PlatformError, match=r"other users .* write"):
         deep.ensure()
 
 
@@ -56,7 +56,7 @@ def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, mo
     deep.run.mkdir(mode=0o700)
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(PlatformError, match=f"belongs to the user {me}"):
+    with pytest.raises(PlatformError, match=f"user {me}:"):
         deep.ensure()
 
 

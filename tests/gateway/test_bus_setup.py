@@ -9,7 +9,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.bus_setup import Storage
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 
 
 def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: EmbeddedServer) -> None:
@@ -22,7 +22,7 @@ def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: Embedd
             storage = Storage(bus, buckets)
             await bus.js(f"STREAM.DELETE.KV_{subjects.LEASES}")
             await storage.ensure()
-            assert await Lease(buckets.leases, "controller", "a").try_acquire(0.0)
+            assert await LeaderLease(buckets.leases, "controller", "a").try_acquire(0.0)
         finally:
             await bus.close()
 

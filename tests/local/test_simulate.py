@@ -49,5 +49,5 @@ def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: i
 def test_a_plot_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     result = _gpufn("simulate", *_QUICK, "--plot", str(tmp_path / "no" / "plot.html"))
     assert result.exit_code == 2
-    assert f"--plot: there is no folder {tmp_path / 'no'}" in result.output
+    assert all(fact in result.output for fact in ("--plot", str(tmp_path / "no")))
     assert "Traceback" not in result.output

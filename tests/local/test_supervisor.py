@@ -125,7 +125,8 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"first": _LIVES})
     old = _pids(run.until("pids", "True"))["first"]
     os.kill(old, signal.SIGKILL)
-    assert "first was killed by SIGKILL; restarting in 0.1 s" in run.until("say")
+    restart = run.until("say")
+    assert all(fact in restart for fact in ("first", "SIGKILL", " 0.1 s"))
     new = _pids(run.until("pids", "first="))["first"]
     assert new != old
     run.process.terminate()
@@ -163,14 +164,16 @@ def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch:
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"other": _LIVES, "bad": _CANNOT})
-    assert "failed bad cannot start: the port is wrong\n" in run.rest()
+    failure = run.rest().partition("failed ")[2].splitlines()[0]
+    assert "bad" in failure
+    assert failure.endswith(": the port is wrong")
 
 
 def test_a_program_that_ends_again_and_again_before_it_was_ready_stops_everything(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"bad": _ENDS})
     output = run.rest()
     assert output.count("restarting in") == 2
-    assert "failed bad cannot start:\noh no\noh no\noh no\n" in output
+    assert output.partition("failed bad")[2].partition(":\n")[2].startswith("oh no\noh no\noh no\n")
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -218,8 +221,7 @@ def test_a_home_has_one_platform(tmp_path: Path) -> None:
         found = Instance.running(home)
         assert found is not None
         assert found.record.url == "http://x"
-        found.close()
-        with pytest.raises(Conflict, match=rf"already up at http://x \(pid {os.getpid()}\)"), claimed(home):
+        with pytest.raises(Conflict, match=rf"http://x \(pid {os.getpid()}\)"), claimed(home):
             pass
     assert Instance.running(home) is None
     assert not home.up_file.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -87,14 +88,14 @@ def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(home: Path
     assert started.returncode == 0, started.stderr
     record = json.loads((home / "up.json").read_bytes())
     try:
-        assert started.stdout.startswith(f"gpufn is up at {record['url']}\n")
+        assert record["url"] in started.stdout.splitlines()[0]
         assert httpx.get(f"{record['url']}/readyz").status_code == 200
         assert sorted(record["pids"]) == ["agent", "builder", "gateway", "nats", "runner"]
         assert "@" not in record["nats_url"]
         assert _gpufn(home, "ls").returncode == 0  # located through up.json
 
         again = _gpufn(home, "up", "--detach", "--port", "0")
-        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is already up at http://")) == (1, True)
+        assert (again.returncode, again.stderr.count("\n"), record["url"] in again.stderr) == (1, 1, True)
         pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
     finally:
         stopped = _gpufn(home, "down")
@@ -145,7 +146,8 @@ def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(home:
         assert _end({"nats": left}) == []
     ended = f"stopped nats-server (pid {record['pids']['nats']}), which an earlier `gpufn up` left in {home}\n"
     assert recovered.stdout == ended
-    assert _gpufn(home, "down").stdout == f"gpufn is not running in {home}\n"
+    idle = _gpufn(home, "down")
+    assert (idle.returncode, idle.stdout.count("\n"), str(home) in idle.stdout) == (0, 1, True)
 
 
 @pytest.mark.e2e
@@ -165,9 +167,7 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tup
         server = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert re.fullmatch(rf"gpufn: no NATS server responds at {server} \(Connection refused\)\n", ended.stderr), (
-        ended.stderr
-    )
+    assert re.fullmatch(rf"gpufn: .* {server} \(Connection refused\)\n", ended.stderr), ended.stderr
     assert not (tmp_path / "up.json").exists()
 
 
@@ -206,15 +206,14 @@ def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(t
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            Conflict, match=f"port {port} on 127.0.0.1 is taken: stop the program that listens there, or choose"
-        ):
+        with pytest.raises(Conflict, match=f"port {port} on 127.0.0.1 .* --port"):
             _free_port("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"cannot listen on 192\.0\.2\.1:8090: Cannot assign requested address"):
+    with pytest.raises(InvalidInput, match=r"192\.0\.2\.1:8090") as caught:
         _free_port("192.0.2.1", 8090)
+    assert os.strerror(errno.EADDRNOTAVAIL) in caught.value.message
 
 
 def test_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +221,9 @@ def test_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(InvalidInput, match=r"'nosuch' is not an address of this machine"):
+    with pytest.raises(InvalidInput, match="'nosuch'") as caught:
         _free_port("nosuch", 0)
+    assert caught.value.field == "--host"
 
 
 def test_a_shown_address_has_no_password() -> None:

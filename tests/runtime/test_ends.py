@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 
 @pytest.mark.parametrize("module", ["gpufn_runtime.runner", "gpufn_builder"])
@@ -26,4 +26,4 @@ def test_a_bus_that_is_away_at_the_start_is_no_wrong_setting(module: str, tmp_pa
         check=False,
     )
     assert ended.returncode not in (0, EXIT_CONFIGURATION)
-    assert "Cannot connect to the message bus" in ended.stderr.splitlines()[-1]
+    assert f"127.0.0.1:{port}" in ended.stderr.splitlines()[-1]

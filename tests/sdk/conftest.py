@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.deploy.missing_packages import forget_stand_ins
+from gpufn.deploy.missing_packages import remove_stand_ins
 
 
 @dataclass
@@ -102,7 +102,7 @@ def _no_module_stays(tmp_path: Path) -> Iterator[None]:
     """Forget every module that a test imported from its folder: the next test may have another of that name."""
     before, path = set(sys.modules), list(sys.path)
     yield
-    forget_stand_ins()
+    remove_stand_ins()
     sys.path[:] = path
     for name in set(sys.modules) - before:
         with contextlib.suppress(AttributeError, TypeError):

@@ -54,5 +54,5 @@ def test_a_wrong_secret_a_missing_header_and_a_malformed_secret_have_different_e
         verify(new_secret(), headers(), BODY, now=AT)
     with pytest.raises(InvalidSignature, match="webhook-id is missing"):
         verify(SECRET, {}, BODY, now=AT)
-    with pytest.raises(InvalidSignature, match="base64 after the prefix whsec_"):
+    with pytest.raises(InvalidSignature, match=r"base64 .*whsec_"):
         verify("whsec_!", headers(), BODY, now=AT)

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
-from gpu_check.words import output_of
+from gpu_check.program_output import output_of
 
 _TIMEOUT_S: Final = 90.0
 # The program prints a line per finished stage, so that a hanging stage can be identified.

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
 from gpu_check.platform import up
-from gpu_check.words import outputs_of
+from gpu_check.program_output import outputs_of
 
 _MIB = 1 << 20
 _COMMANDS = (

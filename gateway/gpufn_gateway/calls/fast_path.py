@@ -129,7 +129,7 @@ class FastPath:
         elif isinstance(frame, fast_path.Queued):
             if self._forget(frame.invocation) is not None:
                 self._owner.on_queued(frame.invocation)
-        elif isinstance(frame, fast_path.Room):
+        elif isinstance(frame, fast_path.Limit):
             revision = (frame.function, frame.revision, frame.created_at)
             if frame.calls:
                 self._capacity[revision] = frame.calls

@@ -33,7 +33,7 @@ from gpufn_gateway.controller.decide.actions import (
 )
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, NotStored
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
@@ -58,7 +58,7 @@ class ActionRunner:
         revisions: KeyValue,
         assignments: KeyValue,
         versions: Mapping[str, int],
-        lease: Lease,
+        lease: LeaderLease,
         clock: Clock,
         on_change: Callable[[str], None],
     ) -> None:

@@ -32,7 +32,7 @@ from gpufn_gateway.controller.decide.status import undecided
 from gpufn_gateway.controller.execute import ActionRunner
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, Message, NotStored
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.bus.typed_handler import decoded
@@ -79,7 +79,7 @@ class Controller:
         self._clock = clock
         self._name = name
         self._limits = limits or Limits()
-        self._lease = Lease(leases, "controller", name)
+        self._lease = LeaderLease(leases, "controller", name)
         self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
         self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record

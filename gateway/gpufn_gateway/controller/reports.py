@@ -14,14 +14,14 @@ from gpufn_core.protocol.report_parts import PART_BYTES, encode_parts
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus
 from gpufn_gateway.controller.decide.actions import Plan
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
 
 
 class Reports:
-    def __init__(self, bus: Bus, *, name: str, lease: Lease, clock: Clock) -> None:
+    def __init__(self, bus: Bus, *, name: str, lease: LeaderLease, clock: Clock) -> None:
         self._bus = bus
         self._name = name
         self._lease = lease

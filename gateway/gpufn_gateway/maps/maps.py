@@ -156,7 +156,7 @@ class Maps:
             stack.callback(log.unsubscribe)
             while not await self._is_complete(newest, ended, follower):
                 lines = []
-                for message in await follower.some(_RECHECK_S):
+                for message in await follower.next_batch(_RECHECK_S):
                     record, body = unpack_record(message.payload)
                     if record.state.ended:
                         ended += 1

@@ -28,7 +28,7 @@ async def follow(
     """Yield events with a number above `last_seen`; `read_status` reads the status."""
     progress = None
     sources = (subjects.any_result(invocation), subjects.call_started(invocation), subjects.progress(invocation))
-    async with ChangeSignal(bus, *sources) as signs:
+    async with ChangeSignal(bus, *sources) as changes:
         while True:
             try:
                 status = await read_status()
@@ -44,4 +44,4 @@ async def follow(
                 yield b"event: progress\ndata: %b\n\n" % msgspec.json.encode(progress)
             if status["state"].ended:
                 return
-            await signs.next()
+            await changes.next()

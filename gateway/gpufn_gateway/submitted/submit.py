@@ -199,7 +199,7 @@ class Submissions:
         `since` is in unix seconds.
         """
         ended_only = state is not None and state.ended
-        holders = {} if ended_only else await call_records.held(self._bus)
+        holders = {} if ended_only else await call_records.running_calls(self._bus)
 
         def matches(record: CallRecord) -> bool:
             return state in (None, call_views.running(record, holders.get(record.id)).state)
@@ -238,7 +238,7 @@ class Submissions:
         It asks the runners only if the call is not in the queue: without a holder the request would time out.
         """
         place = await queue_position.position(self._bus, record)
-        return place, None if place is not None else await call_records.where(self._bus, record.id)
+        return place, None if place is not None else await call_records.locate(self._bus, record.id)
 
     async def _read(
         self, invocation: str, principal: Principal, *, allow_read_scope: bool = False

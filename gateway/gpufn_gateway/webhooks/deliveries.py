@@ -41,7 +41,7 @@ _AT_ONCE: Final = 64
 _TICK_S: Final = 1.0  # interval at which jobs in flight are touched
 _ACK_WAIT_S: Final = 8.0
 _UNBOUNDED: Final = -1  # jobs that wait for their next attempt count as pending too
-_PATIENCE_S: Final = 10.0  # for a call's end, which is stored right after the job
+_RECORD_WAIT_S: Final = 10.0  # for a call's end, which is stored right after the job
 
 
 class Deliveries:
@@ -103,7 +103,7 @@ class Deliveries:
     async def _deliver(self, delivery: Delivery) -> _Failure | None:
         """Make one attempt. Raises _Later if its receiver has too many in flight."""
         try:
-            record, result = await call_records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
+            record, result = await call_records.wait(self._bus, delivery.payload.decode(), _RECORD_WAIT_S)
         except InvocationNotFound:
             return _Failure("the call's record has expired")
         if not record.state.ended:

@@ -74,8 +74,5 @@ def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures
         if (check_at := order.next_check_at(now)) < math.inf:
             heapq.heappush(events, (check_at, next(numbers), None))
     return figures(
-        ended,
-        cold_starts=residents.cold_starts,
-        resumes=residents.resumes,
-        busy_s=busy_s / residents.gpu.turns,
+        ended, cold_starts=residents.cold_starts, resumes=residents.resumes, busy_s=busy_s / residents.gpu.turns
     )

@@ -19,7 +19,7 @@ import itertools
 import logging
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,16 +77,16 @@ class Bus:
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, patience_s: float = 0.0
+        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, retry_for_s: float = 0.0
     ) -> Bus:
         """Connect to `url`: one server or several, separated by commas, each with its credentials.
 
-        Raises BusUnavailable if no server accepts the connection within `patience_s`. Later disconnects are repaired
+        Raises BusUnavailable if no server accepts the connection within `retry_for_s`. Later disconnects are repaired
         in the background.
         """
         bus = cls(url, name, ping_interval_s)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + patience_s
+        deadline = loop.time() + retry_for_s
         last_reason = ""
         while True:
             try:
@@ -153,12 +153,7 @@ class Bus:
         return subscription
 
     async def request(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = 5.0,
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Message:
         """Publish a request and await one response.
 
@@ -215,6 +210,17 @@ class Bus:
         response = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
         return jetstream.read_response(response.payload, verb)
 
+    async def js_or_none(
+        self, verb: str, body: dict[str, Any] | None = None, *, codes: Container[int] = jetstream.NOT_FOUND
+    ) -> dict[str, Any] | None:
+        """Like `js`, but returns None if the request is refused with one of these NATS error codes."""
+        try:
+            return await self.js(verb, body)
+        except JetStreamError as error:
+            if error.err_code in codes:
+                return None
+            raise
+
     async def publish_stored(
         self,
         subject: str,
@@ -261,7 +267,8 @@ class Bus:
         for position, (subject, payload) in enumerate(messages, 1):
             if position < count:
                 self.publish(subject, payload, headers=jetstream.batch_headers(batch, position))
-        headers = jetstream.batch_headers(batch, count) | jetstream.commit_headers(expected_last)
+        commit = {"Nats-Batch-Commit": "1", **jetstream.store_headers(expected_last=expected_last)}
+        headers = jetstream.batch_headers(batch, count) | commit
         return await self._store(subject, payload, headers, timeout_s)
 
     # internal
@@ -332,9 +339,8 @@ class Bus:
     def _fail_waiting(self) -> None:
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(
-                    BusUnavailable(f"The connection to the message bus was lost: {self._disconnect_reason}.")
-                )
+                reason = f"The connection to the message bus was lost: {self._disconnect_reason}."
+                future.set_exception(BusUnavailable(reason))
 
     async def _reconnect(self) -> None:
         delay_s = _FIRST_RECONNECT_S

@@ -91,11 +91,6 @@ def batch_headers(batch: str, position: int) -> dict[str, str]:
     return {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(position)}
 
 
-def commit_headers(expected_last: int) -> dict[str, str]:
-    """Additional headers of a batch's last message; see `store_headers`."""
-    return {"Nats-Batch-Commit": "1", **store_headers(expected_last=expected_last)}
-
-
 def pub_ack(stored: Stored) -> bytes:
     """Encode the server's acknowledgement of a stored message, for forwarding to another process."""
     return msgspec.json.encode({"stream": stored.stream, "seq": stored.seq})

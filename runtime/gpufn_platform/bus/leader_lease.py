@@ -1,7 +1,7 @@
 """Leader election: a record that its holder renews and that the server expires otherwise.
 
     kv = await KeyValue.open(bus, subjects.LEASES)   # on disk: epochs must not start again after a restart
-    lease = Lease(kv, "controller", holder="gateway-a1")
+    lease = LeaderLease(kv, "controller", holder="gateway-a1")
     if await lease.try_acquire(time.monotonic()): ...act, and send `lease.epoch` with every order...
 
 The record carries its own time to live (`Nats-TTL`), so acquiring and renewing are one compare-and-set publish each.
@@ -47,7 +47,7 @@ class Fence:
         return True
 
 
-class Lease:
+class LeaderLease:
     def __init__(self, kv: KeyValue, name: str, holder: str, ttl_s: float = _TTL_S) -> None:
         self._kv = kv
         self._name = name

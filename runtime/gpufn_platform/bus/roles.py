@@ -24,7 +24,6 @@ copied.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 from gpufn_core.protocol import subjects
 
@@ -64,9 +63,8 @@ _API = "$JS.API."
 _P = subjects.PREFIX
 
 
-class Permissions(NamedTuple):
-    publish: list[str]
-    subscribe: list[str]
+def _allow(*, publish: list[str], subscribe: list[str]) -> dict[str, object]:
+    return {"permissions": {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}}
 
 
 def _api(stream: str, *verbs: str) -> list[str]:
@@ -115,7 +113,7 @@ def _inboxes(*roles: str) -> list[str]:
 
 
 _PERMISSIONS = {
-    "gateway": Permissions(
+    "gateway": _allow(
         publish=[
             f"{_P}.>",
             *_inboxes(*ROLES),
@@ -125,7 +123,7 @@ _PERMISSIONS = {
         ],
         subscribe=[*_inboxes("gateway"), f"{_P}.>"],
     ),
-    "agent": Permissions(
+    "agent": _allow(
         publish=[
             subjects.NODE_REPORTS,
             subjects.DEVICE_REPORTS,
@@ -143,7 +141,7 @@ _PERMISSIONS = {
         ],
         subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
     ),
-    "runner": Permissions(
+    "runner": _allow(
         publish=[
             subjects.RUNNER_REPORTS,
             subjects.WORKER_EVENTS,
@@ -194,7 +192,7 @@ _PERMISSIONS = {
             subjects.RESULTS_FILTER,
         ],
     ),
-    "builder": Permissions(
+    "builder": _allow(
         publish=[
             subjects.on_node("builder", "*"),
             *_inboxes("gateway"),  # responses to 'are there builders for this device?'
@@ -225,11 +223,5 @@ _PERMISSIONS = {
 
 def users_config(passwords: dict[str, str]) -> str:
     """Return the `users` block of a nats-server configuration."""
-    lines = []
-    for role in ROLES:
-        user: dict[str, object] = {"user": role, "password": passwords[role]}
-        if (permissions := _PERMISSIONS.get(role)) is not None:
-            publish, subscribe = permissions
-            user["permissions"] = {"publish": {"allow": publish}, "subscribe": {"allow": subscribe}}
-        lines.append(f"    {json.dumps(user)}")
-    return ",\n".join(lines)
+    users = [{"user": role, "password": passwords[role], **_PERMISSIONS.get(role, {})} for role in ROLES]
+    return ",\n".join(f"    {json.dumps(user)}" for user in users)

@@ -42,10 +42,8 @@ async def _ack_tokens(bus: Bus) -> int:
     await bus.publish_stored(subjects.PROBE_FILTER, b"", msg_id=None)
     name = f"probe-{secrets.token_hex(8)}"
     consumer = {"name": name, "ack_policy": "none", "deliver_policy": "last", "inactive_threshold": 5_000_000_000}
-    await bus.js(
-        f"CONSUMER.CREATE.{subjects.PROBE}.{name}",
-        {"stream_name": subjects.PROBE, "config": consumer, "action": "create"},
-    )
+    request = {"stream_name": subjects.PROBE, "config": consumer, "action": "create"}
+    await bus.js(f"CONSUMER.CREATE.{subjects.PROBE}.{name}", request)
     deliveries: asyncio.Queue[Message] = asyncio.Queue()
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, deliveries.put_nowait)

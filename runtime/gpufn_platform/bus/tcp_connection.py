@@ -254,10 +254,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _take_over(
-    client: Client,
-    handlers: Mapping[bytes, Handler],
-    on_lost: Callable[[Link, str], None],
-    ping_interval_s: float,
+    client: Client, handlers: Mapping[bytes, Handler], on_lost: Callable[[Link, str], None], ping_interval_s: float
 ) -> Link:
     """Move nats-py's connected socket to a Link. There is no await in here, so no bytes are lost.
 

@@ -7,7 +7,6 @@ the number of running calls to another file, for progress output.
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Final
 
 from gpufn_core.home import Home
@@ -18,13 +17,13 @@ GRACE_S: Final = 30.0
 
 def set_grace(home: Home, grace_s: float) -> None:
     """Set the grace period of the stop that follows. Raises OSError."""
-    _grace_file(home).write_text(repr(grace_s))
+    home.grace_file.write_text(repr(grace_s))
 
 
 def grace_s(home: Home, default: float) -> float:
     """Return the grace period that `gpufn down` set for this stop, else `default`."""
     try:
-        return max(0.0, float(_grace_file(home).read_text()))
+        return max(0.0, float(home.grace_file.read_text()))
     except (OSError, ValueError):
         return default
 
@@ -32,13 +31,13 @@ def grace_s(home: Home, default: float) -> float:
 def set_running_calls(home: Home, calls: int) -> None:
     """Report the number of calls that still run."""
     with contextlib.suppress(OSError):  # a full disk must not keep the platform from stopping
-        _running_calls_file(home).write_text(str(calls))
+        home.calls_running_file.write_text(str(calls))
 
 
 def running_calls(home: Home) -> int | None:
     """Return how many calls still run on this node while it stops, or None if that is not reported yet."""
     try:
-        return int(_running_calls_file(home).read_text())
+        return int(home.calls_running_file.read_text())
     except (OSError, ValueError):
         return None
 
@@ -69,18 +68,10 @@ def has_agent(home: Home) -> bool:
 def clear_grace(home: Home) -> None:
     """Remove the grace period after the stop."""
     with contextlib.suppress(OSError):
-        _grace_file(home).unlink(missing_ok=True)
+        home.grace_file.unlink(missing_ok=True)
 
 
 def clear_running_calls(home: Home) -> None:
     """Remove the number of running calls: the agent has stopped, or is starting."""
     with contextlib.suppress(OSError):
-        _running_calls_file(home).unlink(missing_ok=True)
-
-
-def _grace_file(home: Home) -> Path:
-    return home.run / "grace"
-
-
-def _running_calls_file(home: Home) -> Path:
-    return home.run / "calls-running"
+        home.calls_running_file.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ import uvloop
 from gpufn_core.errors import BusUnavailable, GpufnError
 from gpufn_core.home import Home
 from gpufn_platform.process import fd_limit
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.proc_hardening import hide_environment
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 from gpufn_platform.process.watchdog import notify_watchdog
 
 

@@ -13,6 +13,8 @@ from gpufn_core.encoding.urls import check_bus
 from gpufn_core.errors import GpufnError, InvalidInput, InvalidSpec
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, check_least_bytes, parse_bytes
 
+EXIT_CONFIGURATION: Final = 78  # EX_CONFIG of sysexits.h: another start with the same settings fails the same way
+
 _LONGEST_NODE: Final = 40
 _NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
 _INTERVAL: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")

@@ -13,7 +13,6 @@ wait     read the record again at each sign of a change
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable
@@ -38,21 +37,16 @@ from gpufn_platform.queue.call_request import CallRequest
 log = logging.getLogger(__name__)
 
 # The runner that has the call responds within a millisecond; the others do not respond.
-_WHERE_TIMEOUT_S = 0.1
+_LOCATE_TIMEOUT_S = 0.1
 
 _summary = summary_of(CallRecord)
-_held_by = msgspec.msgpack.Decoder(CallLocation)
+_location = msgspec.msgpack.Decoder(CallLocation)
 
 
 def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
     """Return the record of a call that ended at `now`, from its message. A runner adds when and for how long it ran."""
-    return msgspec.structs.replace(
-        queued_calls.record(message, 0),
-        state=state_after(outcome.kind),
-        ended_at=now,
-        error=outcome.error,
-        not_before=0.0,
-    )
+    record, state = queued_calls.record(message, 0), state_after(outcome.kind)
+    return msgspec.structs.replace(record, state=state, ended_at=now, error=outcome.error, not_before=0.0)
 
 
 async def submit(
@@ -75,10 +69,7 @@ async def submit(
     digest = request_digest(revision.function, request.method, body, request.reference)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
         return _check_digest(known[0], digest)
-    if webhook is None and revision.spec.webhook:
-        webhook = Webhook(revision.spec.webhook)
-    keep_s = revision.spec.retention_s
-    message = request.message(invocation or new_stem(), now, reply="", digest=digest, webhook=webhook, keep_s=keep_s)
+    message = request.submission(invocation or new_stem(), now, webhook, digest)
     if invocation is None:
         stored = await _store_new(bus, message, body)
     else:
@@ -175,13 +166,8 @@ async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: in
         return
 
 
-async def blob(bus: Bus, record: CallRecord) -> bytes:
-    """Return a result that is too large to be stored with its record. Raises ArtifactUnavailable."""
-    async with contextlib.aclosing(blob_parts(bus, record)) as parts:
-        return b"".join([part async for part in parts])
-
-
 def blob_parts(bus: Bus, record: CallRecord) -> AsyncGenerator[bytes, None]:
+    """Iterate over a result that is too large to be stored with its record. Raises ArtifactUnavailable."""
     return object_store.read(bus, subjects.RESULT_FILES, record.blob, owner=record.id)
 
 
@@ -230,11 +216,11 @@ async def _store_record(
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
     """Return the record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
-    async with ChangeSignal(bus, subjects.any_result(invocation)) as signs:
+    async with ChangeSignal(bus, subjects.any_result(invocation)) as changes:
         try:
             async with asyncio.timeout(timeout_s):
                 while (result := await read(bus, invocation)) is not None and not result[0].state.ended:
-                    await signs.next()
+                    await changes.next()
         except TimeoutError:
             result = await read(bus, invocation)
     if result is None:
@@ -290,33 +276,31 @@ async def retrying_items(bus: Bus, function: str, map_id: str, *, limit: int = S
     )
 
 
-async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> CallLocation | None:
+async def locate(bus: Bus, invocation: str, *, within_s: float = _LOCATE_TIMEOUT_S) -> CallLocation | None:
     """Return which worker runs an invocation now. None if no runner responds in time: a runner may be busy."""
     try:
         response = await bus.request(subjects.WHEREABOUTS, encode(LocateCall(invocation)), timeout_s=within_s)
-    except NoResponders:
-        return None
-    except BusUnavailable:
-        if not bus.connected:
-            raise
-        return None
-    return _held_by.decode(response.payload)
+    except BusUnavailable as error:
+        if bus.connected or isinstance(error, NoResponders):
+            return None
+        raise
+    return _location.decode(response.payload)
 
 
-async def held(bus: Bus) -> dict[str, CallLocation]:
+async def running_calls(bus: Bus) -> dict[str, CallLocation]:
     """Return every submitted invocation that runs now, by id."""
     holders: dict[str, CallLocation] = {}
 
     def on_response(message: Message) -> None:
         if not message.status:
-            holder = _held_by.decode(message.payload)
+            holder = _location.decode(message.payload)
             holders[holder.invocation] = holder
 
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, on_response)
     try:
         bus.publish(subjects.WHEREABOUTS, encode(LocateCall("")), reply=inbox)
-        await asyncio.sleep(_WHERE_TIMEOUT_S)
+        await asyncio.sleep(_LOCATE_TIMEOUT_S)
     finally:
         subscription.unsubscribe()
     return holders

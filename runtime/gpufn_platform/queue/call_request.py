@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gpufn_core.domain.revision import Revision
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import InvocationMessage
-from gpufn_core.protocol.records import BodyReference
+from gpufn_core.protocol.records import BodyReference, Webhook
 from gpufn_core.spec.priority import Priority
 
 
@@ -31,11 +31,6 @@ class CallRequest(NamedTuple):
     owner: str = subjects.PLATFORM
     reference: BodyReference | None = None
 
-    @property
-    def queued_as(self) -> Priority:
-        """The priority of the queue that the call goes to."""
-        return self.revision.spec.priority if self.priority is None else self.priority
-
     def message(self, invocation: str, now: float, **fields: Any) -> InvocationMessage:
         """Return the call's message. `fields` are those that only submitted or only awaited calls have."""
         return InvocationMessage(
@@ -49,8 +44,15 @@ class CallRequest(NamedTuple):
             deadline=self.deadline,
             parent=self.parent,
             trace=self.trace,
-            priority=self.queued_as,
+            priority=self.revision.spec.priority if self.priority is None else self.priority,
             owner=self.owner,
             reference=self.reference,
             **fields,
         )
+
+    def submission(self, invocation: str, now: float, webhook: Webhook | None, digest: str = "") -> InvocationMessage:
+        """Return the message of a submitted call. Its end is reported to `webhook`, default: the function's."""
+        spec = self.revision.spec
+        if webhook is None and spec.webhook:
+            webhook = Webhook(spec.webhook)
+        return self.message(invocation, now, reply="", digest=digest, webhook=webhook, keep_s=spec.retention_s)

@@ -51,7 +51,7 @@ C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
 _STORE_TIMEOUT_S = 10.0  # an election takes about five seconds
-_waited_for = msgspec.msgpack.Decoder(WaitCheck)
+_wait_check = msgspec.msgpack.Decoder(WaitCheck)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
@@ -73,7 +73,7 @@ class Caller:
         self._name = name
         self._clock = clock
         self._direct_path: DirectPath | None = None
-        self._shared_bodies = ""
+        self._shared_folder = ""
         self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → expiry, of calls abandoned before their PubAck arrived
@@ -84,15 +84,15 @@ class Caller:
         self,
         direct_path: DirectPath | None = None,
         *,
-        shared_bodies: str = "",
+        shared_folder: str = "",
         drop: Callable[[str], None] | None = None,
     ) -> None:
         """Start receiving replies.
 
-        `shared_bodies`: our folder in Home.shared_bodies, if results may be shared bodies. `drop`: removes a shared
+        `shared_folder`: our folder in Home.shared_bodies, if results may be shared bodies. `drop`: removes a shared
         body that arrived for a call that had ended."""
         self._direct_path = direct_path
-        self._shared_bodies = shared_bodies
+        self._shared_folder = shared_folder
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
         self._bus.on_reconnect(self._on_reconnect)
@@ -105,9 +105,8 @@ class Caller:
         """Run the call for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
         call = self._call(PendingCall, request, message)
-        direct_path = (
-            self._direct_path if request.reference is None else None
-        )  # fetching a large body takes time: not a short call
+        # Fetching a large body takes time: not a short call.
+        direct_path = self._direct_path if request.reference is None else None
         if direct_path is not None and direct_path.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
@@ -124,10 +123,8 @@ class Caller:
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None:
         """End every pending call of a function, or of one of its revisions."""
-        for call in list(self._pending.values()):
-            if call.function == function and revision in (None, call.revision):
-                self.abandon(call)
-                call.fail(error)
+        calls = [call for call in self._pending.values() if call.function == function]
+        self._fail([call for call in calls if revision in (None, call.revision)], error)
 
     def fail_unless_started(self, error: GpufnError) -> None:
         """End all calls that no runner has started, and remove them from their queues."""
@@ -135,7 +132,10 @@ class Caller:
 
     def fail_all(self, error: GpufnError) -> None:
         """End all calls, and cancel those that run."""
-        for call in list(self._pending.values()):
+        self._fail(list(self._pending.values()), error)
+
+    def _fail(self, calls: list[PendingCall], error: GpufnError) -> None:
+        for call in calls:
             self.abandon(call)
             call.fail(error)
 
@@ -144,9 +144,7 @@ class Caller:
         late = [call for call in self._pending.values() if now > call.expires_at + END_REPORT_WITHIN_S]
         waiting = [call for call in self._pending.values() if now > call.start_deadline]
         if self._abandoned:
-            self._abandoned = {
-                invocation: expires_at for invocation, expires_at in self._abandoned.items() if now < expires_at
-            }
+            self._abandoned = {name: expires_at for name, expires_at in self._abandoned.items() if now < expires_at}
         for call in late:
             self.abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
@@ -221,7 +219,7 @@ class Caller:
     # --- publishing and replies ---------------------------------------------------------------------------------------
 
     def _call(self, kind: type[C], request: CallRequest, message: InvocationMessage) -> C:
-        call = kind(self, message, self._loop.create_future(), self._clock)
+        call = kind(self, message, self._clock)
         if (queue_timeout_s := request.revision.spec.queue_timeout_s) is not None:
             call.start_deadline = call.since + queue_timeout_s
         return call
@@ -233,7 +231,7 @@ class Caller:
             self._clock.time(),
             reply=subjects.reply(request.revision.function, self._name, invocation),
             stream=stream,
-            shared_bodies="" if stream else self._shared_bodies,
+            shared_folder="" if stream else self._shared_folder,
             shared_body=request.shared_body,
         )
 
@@ -266,11 +264,11 @@ class Caller:
         call = self._pending.get(name)
         if call is None:  # it has already ended: the first end wins
             if name == subjects.WAIT_CHECK_PART:
-                self._answer_waited_for(message)
+                self._answer_wait_check(message)
             elif self._abandoned.pop(name, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
-            elif self._shared_bodies and payload and payload[0] != _BRACE:
+            elif self._shared_folder and payload and payload[0] != _BRACE:
                 with contextlib.suppress(ProtocolMismatch):
                     self._drop_shared_body(unpack_reply(payload)[0])
             return
@@ -294,13 +292,11 @@ class Caller:
         except GpufnError as error:
             call.fail(error)
 
-    def _answer_waited_for(self, message: Message) -> None:
+    def _answer_wait_check(self, message: Message) -> None:
         if message.payload and is_inbox(message.reply):  # an older runner only asks which callers exist
-            query = _waited_for.decode(message.payload)
+            query = _wait_check.decode(message.payload)
             if query.anew:
-                for call in [
-                    self._pending[invocation] for invocation in query.invocations if invocation in self._pending
-                ]:
+                for call in [call for name in query.invocations if (call := self._pending.get(name)) is not None]:
                     call.on_restart()
             waited_for = tuple(invocation for invocation in query.invocations if invocation in self._pending)
             self._bus.publish(message.reply, encode(WaitCheck(waited_for)))
@@ -312,6 +308,4 @@ class Caller:
 
     def _drop_shared_body(self, reply: Reply) -> None:
         if isinstance(reply, ResultReply) and reply.shared_body and self._drop is not None:
-            self._loop.call_soon(
-                self._drop, reply.shared_body
-            )  # later: after a duplicate reply, its first may be in use
+            self._loop.call_soon(self._drop, reply.shared_body)  # after a duplicate reply, its first may be in use

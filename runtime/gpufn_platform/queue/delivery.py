@@ -61,12 +61,11 @@ class Delivery:
     """One delivery of a stored message; settle it once with `ack`, `nak` or `term`.
 
     `delivered` counts deliveries of this message from 1. `pending`: messages behind it in the queue. `stored_at`: in
-    unix seconds. While the bus is unavailable settling raises BusUnavailable; the settlement still holds and is sent
-    when the message is redelivered.
+    unix seconds. `settled_at`: the acknowledgement subject. While the bus is unavailable settling raises
+    BusUnavailable; the settlement still holds and is sent when the message is redelivered.
     """
 
     __slots__ = (
-        "_ack_subject",
         "_bus",
         "_ledger",
         "delivered",
@@ -76,6 +75,7 @@ class Delivery:
         "payload",
         "pending",
         "seq",
+        "settled_at",
         "stored_at",
         "subject",
     )
@@ -84,7 +84,7 @@ class Delivery:
 
     def __init__(self, bus: Bus, message: Message, ledger: Ledger) -> None:
         self._bus = bus
-        self._ack_subject = message.reply
+        self.settled_at = message.reply
         self.subject = message.subject
         self.payload = message.payload
         self.headers = message.headers
@@ -95,14 +95,9 @@ class Delivery:
         self.is_settled = False
 
     @property
-    def settled_at(self) -> str:
-        """The acknowledgement subject: publishing there settles the delivery."""
-        return self._ack_subject
-
-    @property
     def counted(self) -> int:
         """The server's current delivery count of this message; it grows when the server redelivers meanwhile."""
-        return ack_tokens(self._ack_subject)[0]
+        return ack_tokens(self.settled_at)[0]
 
     def starts_since(self, delivered: int = 0) -> int:
         """Return how many deliveries after `delivered` and before this one may have started something. An upper bound:
@@ -126,7 +121,7 @@ class Delivery:
     def touch(self) -> None:
         """Acknowledge progress, which restarts `ack_wait`. Does nothing after the settlement."""
         if not self.is_settled:
-            self._bus.publish(self._ack_subject, b"+WPI")
+            self._bus.publish(self.settled_at, b"+WPI")
 
     def _settle(self, settlement: bytes) -> None:
         if self.is_settled:
@@ -134,16 +129,16 @@ class Delivery:
         # Decide first, then send: if the server misses the acknowledgement, it redelivers and gets the same one.
         self.is_settled = True
         self._ledger.settled(self.key, settlement)
-        self._bus.publish(self._ack_subject, settlement)
+        self._bus.publish(self.settled_at, settlement)
 
     def is_repeat(self) -> bool:
         """Return whether this message was delivered to us before. If so, it is answered as the earlier delivery was."""
         if (earlier := self._ledger.held.get(self.key)) is not None:
-            earlier._ack_subject = self._ack_subject
+            earlier.settled_at = self.settled_at
             earlier.touch()
             return True
         if (settlement := self._ledger.done.get(self.key)) is not None:
-            self._bus.publish(self._ack_subject, settlement)
+            self._bus.publish(self.settled_at, settlement)
             return True
         return False
 

@@ -23,7 +23,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
-from gpufn_platform.queue.call_records import where
+from gpufn_platform.queue.call_records import locate
 from gpufn_platform.queue.pending import PendingCall
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class LostCallLookup:
         """Return whether the call waits for its first attempt: it is queued, about to be published again, or in the
         fast path's backlog, and no runner has started it."""
         if call.offered is not None:
-            return await where(self._bus, call.id, within_s=queue_position.RUNNER_SILENCE_S) is None
+            return await locate(self._bus, call.id, within_s=queue_position.RUNNER_SILENCE_S) is None
         if call.is_refused:
             return True
         queued = await self._queued(call)
@@ -111,7 +111,7 @@ class LostCallLookup:
                             # It may have ended, with neither the bus nor us knowing: make its runner check.
                             self._bus.publish(subjects.WHEREABOUTS, encode(LocateCall(call.id)))
                             return
-                        is_held = await where(self._bus, call.id) is not None
+                        is_held = await locate(self._bus, call.id) is not None
                 except GpufnError as error:  # unknown for now: the stream may be about to be recreated
                     if not has_logged:
                         has_logged = True

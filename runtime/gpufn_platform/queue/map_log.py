@@ -24,13 +24,13 @@ from gpufn_core.errors import Conflict
 from gpufn_core.ids import item_id, item_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import BodyReference, MapEntry, Webhook
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 from gpufn_platform.queue import wakeups
+from gpufn_platform.queue.call_request import CallRequest
 
 _KEPT_CHUNKS: Final = 10_000
 _AT_ONCE: Final = 1000  # entries read together
@@ -90,31 +90,16 @@ async def append(
     BusUnavailable."""
     revision, method = target
     entry = _entry_after(before, map_id, target, items, now=now, closes=closes)
-    webhook = items.webhook
-    if webhook is None and revision.spec.webhook:
-        webhook = Webhook(revision.spec.webhook)
     priority = revision.spec.priority if items.priority is None else items.priority
     queue = subjects.async_queue(revision.function, revision.number, priority, items.owner)
     batch: list[tuple[str, bytes]] = []
     for position, body in enumerate(items.bodies):
         reference = items.references.get(position)
-        message = InvocationMessage(
-            id=item_id(map_id, entry.first + position),
-            function=revision.function,
-            revision=revision.number,
-            method=method,
-            content_type=items.content_type,
-            accept=items.accept,
-            reply="",
-            submitted_at=now,
-            deadline=items.deadline,
-            trace=items.trace,
-            webhook=webhook,
-            keep_s=revision.spec.retention_s,
-            priority=priority,
-            owner=items.owner,
-            reference=reference,
-        )
+        request = CallRequest(
+            revision, method, items.content_type, b"", items.accept, items.deadline,
+            trace=items.trace, priority=priority, owner=items.owner, reference=reference,
+        )  # fmt: skip
+        message = request.submission(item_id(map_id, entry.first + position), now, items.webhook)
         batch.append((queue, pack(message, body if reference is None else b"")))
     log = subjects.map_log(revision.function, map_id)
     batch.append((log, encode(entry)))

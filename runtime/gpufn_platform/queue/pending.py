@@ -43,13 +43,7 @@ class PendingCall:
         "priority", "queue_seq", "revision", "since", "start_deadline", "unstored",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        caller: Owner,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, caller: Owner, message: InvocationMessage, clock: Clock) -> None:
         self._caller = caller
         self._clock = clock
         self.id = InvocationId(message.id)
@@ -64,7 +58,7 @@ class PendingCall:
         self.unstored = b""
         self.is_refused = False
         self.offered: tuple[InvocationMessage, bytes] | None = None
-        self.future = future
+        self.future: asyncio.Future[tuple[ResultReply, bytes]] = asyncio.get_running_loop().create_future()
 
     def cancel(self) -> None:
         """Stop waiting: remove the call from the queue, or cancel it at its runner."""
@@ -102,14 +96,8 @@ class PendingStream(PendingCall):
 
     __slots__ = ("_credit_to", "_credited", "_items", "_last_item_at", "_taken")
 
-    def __init__(
-        self,
-        caller: Owner,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        clock: Clock,
-    ) -> None:
-        super().__init__(caller, message, future, clock)
+    def __init__(self, caller: Owner, message: InvocationMessage, clock: Clock) -> None:
+        super().__init__(caller, message, clock)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
         self._credited = 0  # items taken as of the last credit
@@ -117,29 +105,26 @@ class PendingStream(PendingCall):
         self._credit_to = ""
 
     def take(self, reply: Reply, body: bytes) -> None:
-        if isinstance(reply, ResultReply):
-            expected = self._received
-            if reply.items != expected:
-                lost = f"stream {self.id} is incomplete: the message bus delivered {expected} of {reply.items} items"
-                self.fail(BusUnavailable(lost))
-                return
-            super().take(reply, body)
-            self._items.put_nowait(None)
-            return
+        received = self._received
         if isinstance(reply, StartedReply):
             super().take(reply, body)
-            return
-        if reply.number == 0 and self._received:
+        elif isinstance(reply, ResultReply):
+            if reply.items == received:
+                super().take(reply, body)
+                self._items.put_nowait(None)
+            else:
+                lost = f"stream {self.id} is incomplete: the message bus delivered {received} of {reply.items} items"
+                self.fail(BusUnavailable(lost))
+        elif reply.number == received:
+            self._credit_to = reply.credit_to
+            self._last_item_at = self._clock.monotonic()
+            self._items.put_nowait((reply, body))
+        elif reply.number == 0:
             self.on_restart()
-            return
-        if reply.number != (expected := self._received):
+        else:
             self._caller.abandon(self)
             lost = f"the message bus lost the items before number {reply.number}"
-            self.fail(BusUnavailable(f"stream {self.id} was interrupted after {expected} items: {lost}"))
-            return
-        self._credit_to = reply.credit_to
-        self._last_item_at = self._clock.monotonic()
-        self._items.put_nowait((reply, body))
+            self.fail(BusUnavailable(f"stream {self.id} was interrupted after {received} items: {lost}"))
 
     def fail(self, error: GpufnError) -> None:
         super().fail(error)

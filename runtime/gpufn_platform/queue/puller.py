@@ -251,10 +251,10 @@ class _Generation:
         self._on_standing = on_standing
         self._on_poll = on_poll
         self._hand_back = hand_back
-        self._is_abandoned = False
         self._inbox = bus.new_inbox()
-        self._standing = bus.subscribe(f"{self._inbox}.s", self._take_standing)
-        self._polls = bus.subscribe(f"{self._inbox}.p", self._take_poll)
+        # `abandon` replaces the handlers.
+        self._standing = bus.subscribe(f"{self._inbox}.s", lambda message: self._on_standing(message))  # noqa: PLW0108
+        self._polls = bus.subscribe(f"{self._inbox}.p", lambda message: self._on_poll(message))  # noqa: PLW0108
 
     def request(self, batch: int) -> None:
         body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (batch, _EXPIRES_S * _NANO, _HEARTBEAT_S * _NANO)
@@ -264,16 +264,9 @@ class _Generation:
         self._bus.publish(self._subject, b'{"batch":%d,"no_wait":true}' % batch, reply=f"{self._inbox}.p")
 
     def abandon(self) -> None:
-        if not self._is_abandoned:
-            self._is_abandoned = True
-            self._standing.drain()
-            self._polls.drain()
-
-    def _take_standing(self, message: Message) -> None:
-        (self._hand_back if self._is_abandoned else self._on_standing)(message)
-
-    def _take_poll(self, message: Message) -> None:
-        (self._hand_back if self._is_abandoned else self._on_poll)(message)
+        self._on_standing = self._on_poll = self._hand_back
+        self._standing.drain()
+        self._polls.drain()
 
 
 def _unused_credits(message: Message) -> int | None:

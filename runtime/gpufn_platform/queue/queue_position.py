@@ -164,11 +164,11 @@ async def queued(
 async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
     """Return whether a runner has the call queued at `seq`. If it was delivered before, only a long silence means no:
     its runner may be busy, and a running call must not end as a waiting one."""
-    if await call_records.where(bus, invocation) is not None:
+    if await call_records.locate(bus, invocation) is not None:
         return True
     if not await was_handed_over(bus, queue, seq):
         return False
-    return await call_records.where(bus, invocation, within_s=RUNNER_SILENCE_S) is not None
+    return await call_records.locate(bus, invocation, within_s=RUNNER_SILENCE_S) is not None
 
 
 async def was_handed_over(bus: Bus, queue: Address, seq: int) -> bool:

@@ -13,6 +13,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import StartNote
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
+from gpufn_platform.queue import checkpoints
 
 _note = msgspec.msgpack.Decoder(StartNote)
 
@@ -31,9 +32,4 @@ async def drop(bus: Bus, invocation: str) -> None:
     """Remove the note. An absent one is no error."""
     message = await streams.last_message(bus, subjects.CHECKPOINTS, subjects.start_note(invocation))
     if message is not None:
-        await forget(bus, message.seq)
-
-
-async def forget(bus: Bus, seq: int) -> None:
-    """Remove the note stored at `seq`. An absent one is no error."""
-    await streams.delete_message(bus, subjects.CHECKPOINTS, seq)
+        await checkpoints.forget(bus, message.seq)

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpufn_core.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
+from gpufn_core.errors import ArtifactUnavailable, CapacityError, GpufnError, ProtocolMismatch
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_core.remove_folder import remove_tree
@@ -40,11 +40,9 @@ class SharedBodies:
 
     def make(self) -> None:
         """Create the folder and its parent, accessible only to their owner. Raises CapacityError."""
-        try:
+        with _raising(CapacityError, "cannot store a large body"):
             os.makedirs(os.path.dirname(self.folder), 0o700, exist_ok=True)
             os.makedirs(self.folder, 0o700, exist_ok=True)
-        except OSError as error:
-            raise CapacityError(f"cannot store a large body: {error.strerror}") from error
 
     def write(self, parts: Iterable[bytes | memoryview]) -> str:
         """Write the concatenation of `parts`; returns the name. Raises CapacityError when memory is full."""
@@ -56,14 +54,12 @@ class SharedBodies:
     def writer(self) -> SharedBodyWriter:
         """Open a new shared body for writing. Raises CapacityError."""
         name = new_ulid()
-        try:
+        with _raising(CapacityError, "cannot store a large body"):
             try:
                 file = self._create(name)
             except FileNotFoundError:
                 self.make()
                 file = self._create(name)
-        except OSError as error:
-            raise CapacityError(f"cannot store a large body: {error.strerror}") from error
         return SharedBodyWriter(self, name, file)
 
     def take(self, name: str) -> memoryview:
@@ -76,13 +72,10 @@ class SharedBodies:
         """Like `take`, but keep the name."""
         file, size = self._open(name)
         try:
-            if not size:
-                return memoryview(b"")
             # The reader needs all of it: populating the map at once saves a page fault per 64 KiB.
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            return memoryview(mmap.mmap(file, size, flags=flags, prot=mmap.PROT_READ))
-        except OSError as error:  # this process has too many maps or files, or no memory
-            raise ArtifactUnavailable(f"cannot read a large body: {error.strerror}") from error
+            with _raising(ArtifactUnavailable, "cannot read a large body"):  # too many maps or files, or no memory
+                return memoryview(mmap.mmap(file, size, flags=flags, prot=mmap.PROT_READ) if size else b"")
         finally:
             os.close(file)
 
@@ -98,22 +91,16 @@ class SharedBodies:
 
     def size(self, name: str) -> int:
         """Return the size in bytes. Raises ArtifactUnavailable, or ProtocolMismatch if it is not a regular file."""
-        try:
+        with _raising(ArtifactUnavailable, "a large body is gone"):
             info = os.lstat(self._path(name))
-        except OSError as error:
-            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
-        if not stat.S_ISREG(info.st_mode):
-            raise ProtocolMismatch("a shared body must be a regular file")
-        return info.st_size
+        return _size_of(info)
 
     def link_into(self, name: str, other: SharedBodies) -> str:
         """Link the body into `other`, whose folder must exist; returns the new name. The old name stays. Raises
         ArtifactUnavailable."""
         linked_name = new_ulid()
-        try:
+        with _raising(ArtifactUnavailable, "a large body is gone"):
             os.link(self._path(name), other._path(linked_name), follow_symlinks=False)
-        except OSError as error:
-            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
         return linked_name
 
     def remove(self, name: str) -> None:
@@ -129,15 +116,13 @@ class SharedBodies:
 
     def _open(self, name: str) -> tuple[int, int]:
         """Open the file; returns the descriptor and the size."""
-        try:
+        with _raising(ArtifactUnavailable, "a large body is gone"):
             file = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
-        info = os.fstat(file)
-        if not stat.S_ISREG(info.st_mode):
+        try:
+            return file, _size_of(os.fstat(file))
+        except ProtocolMismatch:
             os.close(file)
-            raise ProtocolMismatch("a shared body must be a regular file")
-        return file, info.st_size
+            raise
 
     def _create(self, name: str) -> int:
         # World-readable, because a worker in a container is another user; it sees only its own folder.
@@ -160,10 +145,8 @@ class SharedBodyReader:
         """Yield all parts from the start. Raises ArtifactUnavailable if the file was truncated."""
         offset = 0
         while offset < self.size:
-            try:
+            with _raising(ArtifactUnavailable, "cannot read a large body"):
                 part = os.pread(self._file, min(_PART_BYTES, self.size - offset), offset)
-            except OSError as error:
-                raise ArtifactUnavailable(f"cannot read a large body: {error.strerror}") from error
             if not part:
                 raise ArtifactUnavailable(f"a large body was truncated to {offset:,} of its {self.size:,} bytes")
             offset += len(part)
@@ -193,10 +176,8 @@ class SharedBodyWriter:
         """Append a part. Raises CapacityError when memory is full."""
         remaining = memoryview(part).cast("B")
         while remaining:
-            try:
+            with _raising(CapacityError, "cannot store a large body"):
                 written = os.write(self._file, remaining)
-            except OSError as error:
-                raise CapacityError(f"cannot store a large body: {error.strerror}") from error
             self.size += written
             remaining = remaining[written:]
 
@@ -212,3 +193,18 @@ class SharedBodyWriter:
         os.close(self._file)
         if not self._is_kept:
             self._shared_bodies.remove(self._name)
+
+
+@contextlib.contextmanager
+def _raising(kind: type[GpufnError], problem: str) -> Iterator[None]:
+    """Turn an OSError into a `kind` whose message begins with `problem`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {error.strerror}") from error
+
+
+def _size_of(info: os.stat_result) -> int:
+    if not stat.S_ISREG(info.st_mode):
+        raise ProtocolMismatch("a shared body must be a regular file")
+    return info.st_size

@@ -25,9 +25,9 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.process import fd_limit
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache

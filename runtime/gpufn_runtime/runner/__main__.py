@@ -12,7 +12,7 @@ from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.bus.storage.key_value import stream_of
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
@@ -22,7 +22,7 @@ from gpufn_runtime.runner.settings import RunnerSettings
 
 log = logging.getLogger("gpufn.runner")
 
-_BUS_PATIENCE_S = 5.0  # NATS may be restarting together with the runner
+_BUS_RETRY_FOR_S = 5.0  # NATS may be restarting together with the runner
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
 _AGENT_NOTICE_S = 0.3  # an agent that is stopped together with the runner has announced it by then
@@ -30,7 +30,7 @@ _POLL_S = 0.05
 
 
 async def serve(settings: RunnerSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", patience_s=_BUS_PATIENCE_S)
+    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", retry_for_s=_BUS_RETRY_FOR_S)
     try:
         await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()
@@ -39,10 +39,6 @@ async def serve(settings: RunnerSettings) -> None:
         )
         runner = Runner(
             bus,
-            assignments=KeyValue(bus, subjects.ASSIGNMENTS),
-            functions=KeyValue(bus, subjects.FUNCTIONS),
-            revisions=KeyValue(bus, subjects.REVISIONS),
-            usage=KeyValue(bus, subjects.USAGE),
             name=new_ulid()[-16:],
             node=settings.node,
             home=settings.home,

@@ -37,8 +37,8 @@ class AgentEvents:
         self._node = node
         self._clock = clock
         self._launches: dict[str, ColdStart] = {}
-        self._exits: dict[str, Exit] = {}
-        self._when_ended: dict[str, Callable[[Exit], None]] = {}
+        self.exits: dict[str, Exit] = {}
+        self._exit_callbacks: dict[str, Callable[[Exit], None]] = {}
 
     def start(self) -> None:
         self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
@@ -48,15 +48,10 @@ class AgentEvents:
         self._publish(subjects.kill(self._node), encode(KillOrder(worker, reason)))
 
     def event(
-        self,
-        link: WorkerLink,
-        kind: WorkerEventKind,
-        *,
-        failure: StartFailure | None = None,
-        needs_bytes: int = 0,
+        self, link: WorkerLink, kind: WorkerEventKind, *, failure: StartFailure | None = None, needs_bytes: int = 0
     ) -> None:
         event = WorkerEvent(
-            kind, link.worker, link.revision.function, link.revision.number, self._node,
+            kind, link.id, link.revision.function, link.revision.number, self._node,
             self._clock.time(), cold_start=link.cold_start, failure=failure, needs_bytes=needs_bytes,
         )  # fmt: skip
         self._publish(subjects.worker_event(link.revision.function), encode(event))
@@ -64,7 +59,7 @@ class AgentEvents:
     def cold_start(self, link: WorkerLink) -> ColdStart:
         """Return the cold start of a worker that has just become READY, from the agent's and the worker's times."""
         worker_times = link.cold_start or ColdStart()
-        started = self._launches.get(link.worker)
+        started = self._launches.get(link.id)
         place_s = started.place_s if started is not None else 0.0
         launch_s = max(0.0, self._clock.time() - link.created_at - place_s - worker_times.load_s - worker_times.warm_s)
         launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock may differ
@@ -76,19 +71,16 @@ class AgentEvents:
             standby=started is not None and started.standby,
         )
 
-    def exit_of(self, worker: str) -> Exit | None:
-        return self._exits.get(worker)
-
     def on_exit(self, worker: str, callback: Callable[[Exit], None]) -> None:
         """Call `callback` when the agent reports how the worker's process ended; at once if it already has."""
-        if (report := self._exits.get(worker)) is not None:
+        if (report := self.exits.get(worker)) is not None:
             callback(report)
         else:
-            self._when_ended[worker] = callback
+            self._exit_callbacks[worker] = callback
 
     def forget(self, worker: str) -> None:
         """Drop the callback for the worker's end."""
-        self._when_ended.pop(worker, None)
+        self._exit_callbacks.pop(worker, None)
 
     def _on_event(self, message: Message) -> None:
         event = _event.decode(message.payload)
@@ -97,8 +89,8 @@ class AgentEvents:
         if event.kind is WorkerEventKind.STARTED and event.cold_start is not None:
             _store(self._launches, event.worker, event.cold_start)
         elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
-            _store(self._exits, event.worker, event.exit)
-            if (callback := self._when_ended.pop(event.worker, None)) is not None:
+            _store(self.exits, event.worker, event.exit)
+            if (callback := self._exit_callbacks.pop(event.worker, None)) is not None:
                 callback(event.exit)
 
     def _publish(self, subject: str, payload: bytes) -> None:

@@ -67,10 +67,6 @@ class Runner:
         self,
         bus: Bus,
         *,
-        assignments: KeyValue,
-        functions: KeyValue,
-        revisions: KeyValue,
-        usage: KeyValue,
         name: str,
         node: str,
         home: Home,
@@ -78,7 +74,7 @@ class Runner:
         turns: NodeTurns,
     ) -> None:
         self._bus = bus
-        self._assignments = assignments
+        self._assignments = KeyValue(bus, subjects.ASSIGNMENTS)
         self._name = name
         self._node = node
         self._home = home
@@ -87,25 +83,20 @@ class Runner:
         self._attempts = Attempts()
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
-        self._directory = Directory(functions, revisions)
-        self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
+        self._directory = Directory(KeyValue(bus, subjects.FUNCTIONS), KeyValue(bus, subjects.REVISIONS))
+        self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
         self._removals = Tasks("removal of shared bodies")
-        self._meter = Meter(usage, node, clock)
+        self._meter = Meter(KeyValue(bus, subjects.USAGE), node, clock)
         self._start_log = StartLog(bus, node, clock)
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
-            bus,
-            self._caller,
-            self._directory,
-            self._circuits,
-            clock,
-            shared_bodies=self._shared_bodies,
-            bodies=self._bodies,
-        )
+            bus, self._caller, self._directory, self._circuits, clock,
+            shared_bodies=self._shared_bodies, bodies=self._bodies,
+        )  # fmt: skip
         self._output = Output(bus, clock)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
@@ -113,9 +104,9 @@ class Runner:
         self._abandoned_calls = AbandonedCalls(bus, self._attempts, self._queues.cancel_call, clock)
         self._reconnect_check = ReconnectCheck(bus, self._attempts, self._queues.cancel_call)
         self._call_lookup = CallLookup(
-            bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.repeat_reply
+            bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.replies.repeat
         )
-        self._beats = PauseDetector(clock.monotonic())
+        self._pauses = PauseDetector(clock.monotonic())
         self._is_starting = True  # until the initial assignments are received
         self._initial_workers: set[str] = set()  # workers that were assigned before this runner started
         self._desired: dict[str, Assignment] = {}
@@ -124,7 +115,7 @@ class Runner:
 
     async def run(self) -> None:
         """Run until cancelled; then wait until finished calls are stored."""
-        self._caller.start(shared_bodies=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
+        self._caller.start(shared_folder=self._shared_bodies.own, drop=self._shared_bodies.drop_result)
         self._agent_events.start()
         self._circuits.start()
         self._reconnect_check.start()
@@ -152,7 +143,7 @@ class Runner:
             with contextlib.suppress(GpufnError):
                 await self._bus.flush()  # receives worker events that the agent has already sent
             self._fast_path.close()
-            for queue in self._queues:
+            for queue in self._queues.values():
                 queue.close()
             await self._settler.finish()
             self._shared_bodies.close()
@@ -168,21 +159,21 @@ class Runner:
                 self._detach(worker)  # it was unassigned before it was attached
         self._reconnect_check.tick()
         self._settler.tick(now)
-        if self._beats.next(now) is not None:
+        if self._pauses.next(now) is not None:
             self._caller.tick(now)
             self._abandoned_calls.tick(now)
-            for queue in self._queues:
+            for queue in self._queues.values():
                 queue.tick(now)
-        for queue in self._queues:
+        for queue in list(self._queues.values()):
             self._close_if_empty(queue)
-        self._fast_path.beat()
+        self._fast_path.send_heartbeat()
         self.report()
 
     def report(self) -> None:
         sent_at, now = self._clock.time(), self._clock.monotonic()
         workers = tuple(
             WorkerReport(
-                worker=link.worker,
+                worker=link.id,
                 function=link.revision.function,
                 revision=link.revision.number,
                 state=link.state,
@@ -197,10 +188,10 @@ class Runner:
                 waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
             )
-            for queue in self._queues
+            for queue in self._queues.values()
             for link in queue.workers.links.values()
         )
-        traffic = tuple(queue.traffic() for queue in self._queues)
+        traffic = tuple(queue.traffic() for queue in self._queues.values())
         report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
@@ -246,9 +237,8 @@ class Runner:
                 assignment.worker,
                 revision,
                 self._home.worker_socket(assignment.worker),
-                queue=queue,
                 owner=queue.workers,
-                relay=self._relay,
+                relay=self._relay.handle,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
@@ -267,29 +257,17 @@ class Runner:
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
-            self._bus,
-            revision,
-            clock=self._clock,
-            settler=self._settler,
-            start_log=self._start_log,
-            agent_events=self._agent_events,
-            nested=self._nested,
-            abandoned_calls=self._abandoned_calls,
-            output=self._output,
-            attempts=self._attempts,
-            shared_bodies=self._shared_bodies,
-            bodies=self._bodies,
-            meter=self._meter,
-            on_change=self.report,
-            on_room=self._fast_path.room,
+            self._bus, revision, clock=self._clock, settler=self._settler, start_log=self._start_log,
+            agent_events=self._agent_events, nested=self._nested, abandoned_calls=self._abandoned_calls,
+            output=self._output, attempts=self._attempts, shared_bodies=self._shared_bodies, bodies=self._bodies,
+            meter=self._meter, on_change=self.report, on_limit=self._fast_path.set_limit,
             on_start=self._call_lookup.announce_start,
-        )
-        self._queues.add(queue)
-        queue.open()
+        )  # fmt: skip
+        self._queues[revision.key] = queue
         return queue
 
     def _detach(self, worker: str) -> None:
-        for queue in self._queues:
+        for queue in list(self._queues.values()):
             if worker in queue.workers.links:
                 queue.workers.remove(worker)
                 self._close_if_empty(queue)
@@ -302,7 +280,7 @@ class Runner:
         if queue.is_empty:
             self.report()  # for the last time with this queue's counters
             queue.close()
-            self._queues.remove(queue)
+            del self._queues[queue.revision.key]
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -310,7 +288,7 @@ class Runner:
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
         if attempt is not None and attempt.begun is not None and (items := attempt.begun.grant(credit.taken)):
-            cast("WorkerLink", attempt.link).send(frames.Credit(attempt.number, items))
+            cast("WorkerLink", attempt.worker).send(frames.Credit(attempt.number, items))
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)

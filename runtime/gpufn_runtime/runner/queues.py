@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.spec.priority import QueueKind
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery
 from gpufn_runtime.runner.dispatch.revision_queue import RevisionQueue
 
 
-class Queues:
+class Queues(dict[RevisionKey, RevisionQueue]):
     """Registry of the queues. `attempts` holds the attempts of all queues, by invocation."""
 
     def __init__(self, attempts: Mapping[str, Attempt]) -> None:
+        super().__init__()
         self._attempts = attempts
-        self._queues: dict[RevisionKey, RevisionQueue] = {}
-
-    def __iter__(self) -> Iterator[RevisionQueue]:
-        """Iterate over a copy: queues may be removed meanwhile."""
-        return iter(list(self._queues.values()))
-
-    def get(self, key: RevisionKey) -> RevisionQueue | None:
-        return self._queues.get(key)
-
-    def add(self, queue: RevisionQueue) -> None:
-        self._queues[queue.revision.key] = queue
-
-    def remove(self, queue: RevisionQueue) -> None:
-        del self._queues[queue.revision.key]
-
-    # --- calls --------------------------------------------------------------------------------------------------------
 
     def offer(self, delivery: DirectDelivery) -> None:
         """Accept a call from the fast path."""
-        queue = self._queues.get((delivery.message.function, delivery.message.revision))
+        queue = self.get((delivery.message.function, delivery.message.revision))
         if queue is None:
             delivery.nak()
         else:
@@ -43,14 +29,14 @@ class Queues:
 
     def withdraw(self, delivery: DirectDelivery) -> None:
         """Cancel a fast-path call: its gateway is gone, or has queued it."""
-        queue = self._queues.get((delivery.message.function, delivery.message.revision))
+        queue = self.get((delivery.message.function, delivery.message.revision))
         if queue is not None:
-            queue.withdraw(delivery)
+            queue.dispatch(events.Withdrawn(delivery))
 
     def cancel(self, attempt: Attempt) -> None:
         """Cancel an attempt that has no caller left."""
-        if (queue := self._queues.get(attempt.link.revision.key)) is not None:
-            queue.cancel(attempt)
+        if (queue := self.get(attempt.worker.revision.key)) is not None:
+            queue.dispatch(events.Cancelled(attempt))
 
     def cancel_call(self, invocation: str) -> None:
         """Cancel the invocation if it is here."""
@@ -65,6 +51,6 @@ class Queues:
 
     def on_wakeup(self, function: str, kind: QueueKind) -> None:
         """Handle a wakeup: a call was queued."""
-        for queue in self._queues.values():
+        for queue in self.values():
             if queue.revision.function == function:
-                queue.on_wakeup(kind)
+                queue.credits.on_wakeup(kind)

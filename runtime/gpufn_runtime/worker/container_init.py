@@ -60,7 +60,7 @@ def _wait_and_work(modules: list[str]) -> None:
 
     missing = template.import_all(modules)
     template.prepare_decoders()
-    loaded = {*modules, *loader.third_party.look()}.difference(missing)
+    loaded = {*modules, *loader.third_party.newly_loaded()}.difference(missing)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         agent.connect(CONTROL_SOCKET)
         agent.sendall(msgspec.json.encode(TemplateReady(tuple(sorted(loaded)), missing)) + b"\n")

@@ -81,7 +81,7 @@ def run_worker(config_path: str) -> NoReturn:
     except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)
         code = 1
-    process.leave(code)
+    process.exit_now(code)
 
 
 class Worker:
@@ -126,7 +126,7 @@ class Worker:
         calls = NestedCalls(self._link, self._requests, may_pickle=self._config.spec.pickle)
         transport.install(calls)
         context.install(calls.context)
-        self._link.peer_back()
+        self._link.has_peer.set()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if confine_error is not None:
             return self._start_failed("load", confine_error)
@@ -152,21 +152,18 @@ class Worker:
     def _start(self) -> Loaded | int:
         """Return the loaded function, or the exit code if the start failed."""
         started = time.perf_counter()
+        phase = "join"
         try:
             self._prove_share()
-        except Exception as error:
-            return self._start_failed("join", error)
-        try:
+            phase = "load"
             loaded = loader.load(self._config)
-        except BaseException as error:
-            return self._start_failed("load", error)
-        loaded_at = time.perf_counter()
-        try:
-            loaded.make()
+            loaded_at = time.perf_counter()
+            phase = "enter"
+            loaded.instantiate()
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
         except BaseException as error:
-            return self._start_failed("enter", error)
+            return self._start_failed(phase, error)
         self._link.exit_if_forked()  # in a child, if a module or a constructor forked
         warm_at = time.perf_counter()
         self._output.capture_logging()
@@ -174,7 +171,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is handled by its supervisor
         self._parking = Parking(loaded, self._executor.call_hook, self._config.memory_bytes)
-        self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look())
+        self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.newly_loaded())
         self._link.announce(self._ready)
         return loaded
 
@@ -215,7 +212,7 @@ class Worker:
                     while self._link.frames:
                         self._handle_frame(*self._link.frames.popleft())
                     self._executor.lend_socket()
-                self._link.peer_lost()
+                self._link.has_peer.clear()
                 self._may_end = True
                 self._abandon()
                 self._attempts.check_idle()
@@ -223,7 +220,7 @@ class Worker:
                     break
                 for result in self._attempts.resume(self._link.number):
                     self._link.send_packed(result)
-                self._link.peer_back()
+                self._link.has_peer.set()
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())
@@ -238,7 +235,7 @@ class Worker:
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()
         time.sleep(LAST_CALL_S)
-        process.leave(self._exit_code)
+        process.exit_now(self._exit_code)
 
     def _abandon(self) -> None:
         unanswered = self._requests.unanswered()
@@ -284,7 +281,7 @@ class Worker:
         try:
             self._parking.resume()
         except BaseException as error:
-            process.leave(self._start_failed("resume", error))
+            process.exit_now(self._start_failed("resume", error))
         self._link.announce(self._ready)
 
     # --- ending -------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Link:
         self._ready: Ready | None = None
         self._was_ready = False
         self.is_forked_child = False  # this process is a child that user code forked
-        self._has_peer = threading.Event()
+        self.has_peer = threading.Event()  # requests wait for it
         os.register_at_fork(after_in_child=self._forget)
 
     def connect(self, within_s: float, leftovers: Callable[[], Leftovers] = lambda: (0, ())) -> bool:
@@ -84,25 +84,15 @@ class Link:
                 greeting = frames.encode(Hello(PROTOCOL, self._worker, self._was_ready, running, unfinished))
                 if self._ready is not None:
                     greeting += frames.encode(self._ready)
-                self._send(greeting)  # before any other frame
+                self.send_packed(greeting)  # before any other frame
             return True
-
-    def peer_lost(self) -> None:
-        """The runner has disconnected: requests to it wait for the next one."""
-        self._has_peer.clear()
-
-    def peer_back(self) -> None:
-        self._has_peer.set()
-
-    def wait_for_peer(self) -> None:
-        self._has_peer.wait()
 
     def announce(self, ready: Ready) -> None:
         """Send Ready, or parked: now and on every later connection."""
         with self._lock:
             self._ready = ready
             self._was_ready = True
-        self._send(frames.encode(ready))
+        self.send(ready)
 
     def withdraw_ready(self) -> None:
         """Stop announcing Ready on new connections until the next `announce`."""
@@ -111,13 +101,10 @@ class Link:
 
     def send(self, frame: msgspec.Struct, body: bytes = b"", *, link: int | None = None) -> None:
         """Send a frame, unless connection `link` is outdated. A broken connection is no error: `receive` detects it."""
-        self._send(frames.encode(frame, body), link)
+        self.send_packed(frames.encode(frame, body), link=link)
 
     def send_packed(self, data: bytes, *, link: int | None = None) -> bool:
         """Send encoded frames. False if the runner certainly did not receive them."""
-        return self._send(data, link)
-
-    def _send(self, data: bytes, link: int | None = None) -> bool:
         with self._lock:
             if self._socket is None or (link is not None and link != self.number):
                 return False

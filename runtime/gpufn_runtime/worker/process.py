@@ -80,14 +80,14 @@ def exit_on_failure(work: Callable[[], None]) -> Callable[[], None]:
         except BaseException:
             try:
                 traceback.print_exc(file=sys.__stderr__)
-                leave(1)
+                exit_now(1)
             finally:  # if there is no memory for that
                 os._exit(1)
 
     return work_or_exit
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Exit the process now: running user threads do not delay it, and `atexit` hooks only for a limited time."""
     with contextlib.suppress(RuntimeError):  # cannot start a thread: then the agent's kill limits the time
         limit = threading.Timer(ATEXIT_S, os._exit, (code,))

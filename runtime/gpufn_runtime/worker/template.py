@@ -35,12 +35,12 @@ from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
 from gpufn_runtime.worker.fork_safety import reason_not_to_fork, thread_count
+from gpufn_runtime.worker.gpu.parking import resident_bytes
 
 _COMMON_MODULES = ("gpufn_runtime.worker.execute.event_loop", "cloudpickle", "json", "logging")
 _ONNXRUNTIME_MODULES = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
 _IDLE_MS = 250  # lets a worker that was just forked start first
 _LONGEST_REQUEST = 1 << 16  # capacity of the request pipe
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(modules: list[str]) -> int:
@@ -52,10 +52,10 @@ def serve(modules: list[str]) -> int:
         _send(replies, TemplateReady(error=str(error), refused_module=error.module))
         return 1
     prepare_decoders()
-    loaded = {*modules, *loader.third_party.look()}.difference(missing)
+    loaded = {*modules, *loader.third_party.newly_loaded()}.difference(missing)
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
-    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, _resident_bytes()))
+    _send(replies, TemplateReady(tuple(sorted(loaded)), missing, resident_bytes()))
     forks = _Forks(replies)
     for line in _lines(0, when_idle=forks.fork_ahead):
         if not line:
@@ -214,7 +214,7 @@ def _fork_again(run_child: Callable[[], None], from_child: int, to_parent: int) 
         run_child()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
-    process.leave(EXIT_START_FAILED)
+    process.exit_now(EXIT_START_FAILED)
 
 
 def _detach() -> None:
@@ -257,8 +257,3 @@ def _lines(fd: int, when_idle: Callable[[], None]) -> Iterator[bytes]:
             return
         *lines, pending = (pending + data).split(b"\n")
         yield from lines
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES

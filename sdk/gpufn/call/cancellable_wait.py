@@ -41,7 +41,7 @@ class CancelScope:
                 wake()
 
     @contextlib.contextmanager
-    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+    def register(self, wake: Callable[[], None]) -> Iterator[None]:
         with self._lock:
             if self._is_cancelled:
                 wake()
@@ -59,4 +59,4 @@ def wake_on_cancel(wake: Callable[[], None]) -> contextlib.AbstractContextManage
     `wake` is called in any thread, possibly before the wait has begun, but never after the block. It must not block.
     """
     scope = _current_scope.get()
-    return contextlib.nullcontext() if scope is None else scope.waking(wake)
+    return contextlib.nullcontext() if scope is None else scope.register(wake)

@@ -160,7 +160,7 @@ class _LocalChannel:
 
 _ANY_SIZE = 1 << 62
 _find: Callable[[], Context] | None = None
-_attempt_here: ContextVar[int] = ContextVar("_attempt_here", default=1)
+_local_attempt: ContextVar[int] = ContextVar("_attempt_here", default=1)
 
 
 def install(find_context: Callable[[], Context] | None) -> None:
@@ -170,13 +170,13 @@ def install(find_context: Callable[[], Context] | None) -> None:
 
 
 @contextlib.contextmanager
-def attempt_here(number: int) -> Iterator[None]:
+def local_attempt(number: int) -> Iterator[None]:
     """Run the code of the `with` block as attempt `number` of a local call."""
-    token = _attempt_here.set(number)
+    token = _local_attempt.set(number)
     try:
         yield
     finally:
-        _attempt_here.reset(token)
+        _local_attempt.reset(token)
 
 
 def is_in_worker() -> bool:
@@ -194,4 +194,4 @@ def current() -> Context:
     >>> current()
     <Context of a local call, attempt 1>
     """
-    return Context("", _attempt_here.get(), None, _LocalChannel(), may_pickle=True) if _find is None else _find()
+    return Context("", _local_attempt.get(), None, _LocalChannel(), may_pickle=True) if _find is None else _find()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gpufn.call.graph_priority import Order
 from gpufn.call.remote import Remote
 from gpufn.call.submitted_call import Call
-from gpufn.call.threads import Caught, caught
+from gpufn.call.threads import Outcome, capture
 from gpufn.declare.argument_checks import check_count, check_seconds
 from gpufn_core.errors import InvalidInput
 
@@ -47,11 +47,11 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     check_seconds("timeout", timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     remaining = iter(list(enumerate(calls)))
-    ended: SimpleQueue[tuple[int, Caught[Any]]] = SimpleQueue()
+    ended: SimpleQueue[tuple[int, Outcome[Any]]] = SimpleQueue()
 
     def wait() -> None:
         for index, call in remaining:
-            ended.put((index, caught(_result_by, call, deadline, timeout)))
+            ended.put((index, capture(_result_by, call, deadline, timeout)))
 
     results: list[Any] = [None] * len(calls)
     try:
@@ -174,7 +174,7 @@ class Graph:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     step = running.pop(future)
                     _raise_failure(future, step)
-                    order.ended(step.number)
+                    order.mark_ended(step.number)
                     yield step
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -43,7 +43,7 @@ class Order:
         """Return a step to start, or None if all remaining steps wait for others."""
         return heapq.heappop(self._ready)[1] if self._ready else None
 
-    def ended(self, step: int) -> None:
+    def mark_ended(self, step: int) -> None:
         """Mark a step as ended, so that its dependents may start."""
         for dependent in self._dependents[step]:
             self._unmet[dependent] -= 1

@@ -21,7 +21,7 @@ from gpufn.call.cancellable_wait import CancelScope
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.submitted_call import Call
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, unpack_arguments
 from gpufn.declare.did_you_mean import FUNCTION_HINTS, attribute_error
 from gpufn_core.errors import InvalidInput
@@ -95,22 +95,13 @@ class Remote(Generic[P, R, V]):
         """Run on the platform and wait for the result. The items of a generator come as a list."""
         if self._kind is not None and self._kind.streams:
             return cast("V", list(self.stream(*args, **kwargs)))
-        content_type, body = self._encode(args, kwargs)
+        call = self._call(args, kwargs)
         with remote_traceback():
-            result = transport.current().call(
-                self._function_name, self._method_name, content_type, body,
-                timeout_s=self._timeout_s, priority=self._priority,
-            )  # fmt: skip
-            return cast("V", self.reader.decode(result))
+            return cast("V", self.reader.decode(transport.current().call(call)))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         """Submit a call and return at once. The Call has its status and its result."""
-        content_type, body = self._encode(args, kwargs)
-        invocation = transport.current().submit(
-            self._function_name, self._method_name, content_type, body,
-            timeout_s=self._timeout_s, priority=self._priority,
-        )  # fmt: skip
-        return Call(invocation, self.reader)
+        return Call(transport.current().submit(self._call(args, kwargs)), self.reader)
 
     @overload
     def stream(self: Remote[P, R, list[T]], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]: ...
@@ -120,7 +111,7 @@ class Remote(Generic[P, R, V]):
         """Yield the items of a generator as they are produced. Closing the iterator cancels the call."""
         if self._kind is not None and not self._kind.streams:
             raise InvalidInput(f"{self!r} is not a generator: use .remote(...)")
-        return self._items(*self._encode(args, kwargs))
+        return self._items(self._call(args, kwargs))
 
     def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> Map[V]:
         """Make a call per item. Yield the results in the order of the items, or with `ordered=False` as they come.
@@ -146,8 +137,7 @@ class Remote(Generic[P, R, V]):
     def check_map(self, iterables: tuple[Any, ...]) -> None:
         """Raise TypeError unless `iterables` are iterable. None at all would silently make no calls."""
         if not iterables:
-            name = ".".join(filter(None, (self._function_name, self._method_name)))
-            raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
+            raise TypeError(f"map takes an iterable for each argument of {self.target().path}, as in .map(range(10))")
         check_iterables("map", iterables)
         self.check_no_timeout()
 
@@ -158,13 +148,13 @@ class Remote(Generic[P, R, V]):
                 "timeout applies to a single call: the items of a map have the timeout of the function", field="timeout"
             )
 
-    def target(self) -> MapTarget:
-        """Return the function, method and priority that its maps call."""
-        return MapTarget(self._function_name, self._method_name, self._priority)
+    def target(self) -> Target:
+        """Return the function, method and priority of its calls."""
+        return Target(self._function_name, self._method_name, self._priority)
 
     def encode_item(self, arguments: Iterable[Any]) -> bytes:
         """Return the encoded arguments of one item of a map."""
-        return self._encode(unpack_arguments(arguments), {})[1]
+        return self._encode(unpack_arguments(arguments), {})
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
@@ -182,25 +172,26 @@ class Remote(Generic[P, R, V]):
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            name = f"{self._function_name}.{self._method_name}".rstrip(".")
-            raise TypeError(f"{name}: {error}; it takes {described(signature)}") from None
+            raise TypeError(f"{self.target().path}: {error}; it takes {describe_parameters(signature)}") from None
         return signature
 
-    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EncodedCall:
+        from gpufn_core.encoding import values  # noqa: PLC0415
+
+        body = self._encode(args, kwargs)
+        return EncodedCall(self.target(), values.call_type(body), body, self._timeout_s)
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         from gpufn_core.encoding import values  # noqa: PLC0415
 
         signature = self.check_call(args, kwargs)
         if self._by_name_only:
             args, kwargs = (), by_name(signature, args, kwargs)
-        body = values.encode_call(args, kwargs, may_pickle=self._may_pickle)
-        return values.call_type(body), body
+        return values.encode_call(args, kwargs, may_pickle=self._may_pickle)
 
-    def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
+    def _items(self, call: EncodedCall) -> Iterator[Any]:
         with remote_traceback(), contextlib.ExitStack() as stack:
-            items = transport.current().stream(
-                self._function_name, self._method_name, content_type, body,
-                timeout_s=self._timeout_s, priority=self._priority,
-            )  # fmt: skip
+            items = transport.current().stream(call)
             if callable(close := getattr(items, "close", None)):
                 stack.callback(close)
             reader = self.reader
@@ -342,10 +333,10 @@ class _ThreadedItems:
             close()
 
 
-def described(signature: inspect.Signature) -> str:
+def describe_parameters(signature: inspect.Signature) -> str:
     """Return the parameters of a signature as text, without their types.
 
-    >>> described(inspect.signature(lambda text, times=1: None))
+    >>> describe_parameters(inspect.signature(lambda text, times=1: None))
     'text, times=1'
     """
     names = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _AIO_THREADS = 128
 
 
-class Caught(NamedTuple, Generic[T]):
+class Outcome(NamedTuple, Generic[T]):
     """The outcome of a call in a thread. Raising its error in the caller shows no frame of the thread pool."""
 
     value: T | None = None
@@ -28,12 +28,12 @@ class Caught(NamedTuple, Generic[T]):
         return cast("T", self.value)
 
 
-def caught(function: Callable[..., T], *args: Any) -> Caught[T]:
+def capture(function: Callable[..., T], *args: Any) -> Outcome[T]:
     """Call `function` and return its outcome instead of raising its error."""
     try:
-        return Caught(function(*args))
+        return Outcome(function(*args))
     except BaseException as error:
-        return Caught(error=error)
+        return Outcome(error=error)
 
 
 class _ThreadPool:
@@ -47,9 +47,9 @@ class _ThreadPool:
         self._count = 0
         self._unfinished = 0
         self._lock = threading.Lock()
-        self._work: SimpleQueue[tuple[Callable[[], Any], Callable[[Caught[Any]], None]]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome[Any]], None]]] = SimpleQueue()
 
-    def run(self, work: Callable[[], T], callback: Callable[[Caught[T]], None]) -> None:
+    def run(self, work: Callable[[], T], callback: Callable[[Outcome[T]], None]) -> None:
         """Run `work` in a thread, then call `callback` there. `callback` must not block.
 
         Raises RuntimeError if no thread can be started.
@@ -64,7 +64,7 @@ class _ThreadPool:
     def _run_thread(self) -> None:
         while True:
             work, callback = self._work.get()
-            outcome = caught(work)
+            outcome = capture(work)
             with self._lock:
                 self._unfinished -= 1  # before the callback, which may submit more work
             callback(outcome)
@@ -83,13 +83,13 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
 
     context = contextvars.copy_context()
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Caught[T]] = loop.create_future()
+    future: asyncio.Future[Outcome[T]] = loop.create_future()
 
-    def set_result(outcome: Caught[T]) -> None:
+    def set_result(outcome: Outcome[T]) -> None:
         if not future.done():
             future.set_result(outcome)
 
-    def callback(outcome: Caught[T]) -> None:
+    def callback(outcome: Outcome[T]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(set_result, outcome)
 
@@ -105,7 +105,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    outcome: SimpleQueue[Caught[T]] = SimpleQueue()
+    outcome: SimpleQueue[Outcome[T]] = SimpleQueue()
     context = contextvars.copy_context()
     _pool().run(functools.partial(context.run, asyncio.run, coroutine), outcome.put)
     return outcome.get().get()

@@ -14,53 +14,51 @@ from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.client.views import MapView
-    from gpufn.maps.reader import End
+    from gpufn.maps.reader import ItemOutcome
+
+
+class Target(NamedTuple):
+    """The function or method to call. `priority` None means the function's own."""
+
+    function: str
+    method: str = ""
+    priority: Priority | None = None
+
+    @property
+    def path(self) -> str:
+        """The name in a URL: `function`, or `function.method`."""
+        return f"{self.function}.{self.method}" if self.method else self.function
+
+
+class EncodedCall(NamedTuple):
+    """A call with its encoded arguments (`gpufn_core.encoding.values`).
+
+    A call that has not ended after `timeout_s` is stopped: it expires, or times out if it has started. None means the
+    function's own timeout.
+    """
+
+    target: Target
+    content_type: str
+    body: bytes
+    timeout_s: float | None = None
 
 
 class Transport(Protocol):
     """The calls that a function can make to the platform.
 
-    Values travel encoded (`gpufn_core.encoding.values`), as a content type and bytes. Failures are raised as the errors
-    of `gpufn.errors`. A call that has not ended after `timeout_s` is stopped: it expires, or times out if it has
-    started. None for `timeout_s` or `priority` means the function's own.
+    A result is a content type and bytes (`gpufn_core.encoding.values`). Failures are raised as the errors of
+    `gpufn.errors`.
     """
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
         """Invoke and wait. Return the content type and the bytes of the result."""
         ...
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         """Invoke a generator and yield its items as they come. Closing the iterator cancels the call."""
         ...
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
+    def submit(self, call: EncodedCall) -> str:
         """Queue an invocation and return its id."""
         ...
 
@@ -78,25 +76,15 @@ class Transport(Protocol):
         ...
 
 
-class MapTarget(NamedTuple):
-    """The function or method that a map calls. `priority` None means the function's own."""
-
-    function: str
-    method: str = ""
-    priority: Priority | None = None
-
-
 @runtime_checkable
 class MapTransport(Protocol):
     """A Transport to a platform that stores maps (`gpufn.maps.map`)."""
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
+    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
         """Submit the encoded items `first` and following. Sending the same items again has no effect."""
         ...
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
         """Yield the outcomes after a cursor as they come. Closing the iterator ends the request."""
         ...
 

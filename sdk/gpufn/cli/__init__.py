@@ -29,23 +29,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deploy": ("gpufn.cli.functions.deploy:deploy", "Deploy the functions of a file, or a model."),
     "build": ("gpufn.cli.models.build:build", "Build a model's engines without deploying it."),
     "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
-    "submit": (
-        "gpufn.cli.calls.submit:submit",
-        "Queue a call and print its id, for `gpufn result ID`.",
-    ),
-    "map": (
-        "gpufn.cli.calls.map:map_",
-        "Call a function for each line of a file, and print one result per line.",
-    ),
-    "status": (
-        "gpufn.cli.calls.submit:status",
-        "Show the status of a submitted call or a map.",
-    ),
+    "submit": ("gpufn.cli.calls.submit:submit", "Queue a call and print its id, for `gpufn result ID`."),
+    "map": ("gpufn.cli.calls.map:map_", "Call a function for each line of a file, and print one result per line."),
+    "status": ("gpufn.cli.calls.submit:status", "Show the status of a submitted call or a map."),
     "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or its error."),
-    "cancel": (
-        "gpufn.cli.calls.submit:cancel",
-        "Cancel a submitted call, or the remaining items of a map.",
-    ),
+    "cancel": ("gpufn.cli.calls.submit:cancel", "Cancel a submitted call, or the remaining items of a map."),
     "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
     "describe": ("gpufn.cli.functions.manage:describe", "Show a function's revision, workers and options."),
     "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
@@ -58,21 +46,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scale": ("gpufn.cli.functions.manage:scale", "Set the minimum and maximum number of a function's workers."),
     "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
     "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
-    "schedules": (
-        "gpufn.cli.functions.schedules:app",
-        "List, add, pause and remove schedules.",
-    ),
-    "usage": (
-        "gpufn.cli.functions.usage:usage",
-        "Show the run time and the GPU seconds of calls.",
-    ),
+    "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
+    "usage": ("gpufn.cli.functions.usage:usage", "Show the run time and the GPU seconds of calls."),
     "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),
     "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
     "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
-    "engines": (
-        "gpufn.cli.models.engines:app",
-        "List built engines, and remove unused ones.",
-    ),
+    "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
     "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
     "keys": ("gpufn.cli.operate.keys:app", "Create, limit, list and delete API keys."),
     "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
@@ -218,12 +197,7 @@ def _version(context: click.Context, param: click.Parameter, show: bool) -> None
     "--url", metavar="<str>", help="Address of the gateway. Default: GPUFN_URL, else the one on this machine."
 )
 @click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_version,
-    help="Show the version of gpufn.",
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version of gpufn."
 )
 def app(url: str | None) -> None:
     """Serverless GPU functions on your own machines."""

@@ -11,11 +11,7 @@ from gpufn.cli.terminal.command import Argument, Command
 
 @click.command(cls=Command)
 @click.argument(
-    "shell",
-    cls=Argument,
-    type=click.Choice(["bash", "zsh", "fish"]),
-    metavar="SHELL",
-    help="Shell: bash, zsh or fish.",
+    "shell", cls=Argument, type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL", help="Shell: bash, zsh or fish."
 )
 def completion(shell: str) -> None:
     """Print a shell script that completes commands, options and functions.

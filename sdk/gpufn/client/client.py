@@ -19,16 +19,7 @@ from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
-from gpufn.client.views import (
-    FunctionView,
-    InvocationView,
-    Keys,
-    KeyView,
-    Nodes,
-    Schedules,
-    ScheduleView,
-    WebhookSecret,
-)
+from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView
 from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import GpufnError, InvalidInput
@@ -126,7 +117,7 @@ class Client(CallApi, ModelRequests):
     def schedules(self, function: str | None = None) -> list[ScheduleView]:
         """List the declared and the added schedules, of one function or of all."""
         params = {} if function is None else {"function": function}
-        return self._json(Schedules, "GET", "/v1/schedules", params=params).schedules
+        return self._member(list[ScheduleView], "schedules", "GET", "/v1/schedules", params=params)
 
     def add_schedule(
         self,
@@ -180,11 +171,11 @@ class Client(CallApi, ModelRequests):
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the last report of each node: its devices and processes."""
-        return self._json(Nodes, "GET", "/v1/nodes").nodes
+        return self._member(list[dict[str, Any]], "nodes", "GET", "/v1/nodes")
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""
-        return self._json(Keys, "GET", "/v1/keys").keys
+        return self._member(list[KeyView], "keys", "GET", "/v1/keys")
 
     def create_key(
         self,
@@ -226,7 +217,7 @@ class Client(CallApi, ModelRequests):
         The secret of `platform` signs the webhooks of functions, and of calls without a key. `change` creates a new
         secret; the previous one also signs until the next change.
         """
-        return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{segment(key)}/webhook-secret").secret
+        return self._member(str, "secret", "POST" if change else "GET", f"/v1/keys/{segment(key)}/webhook-secret")
 
     def is_alive(self) -> bool:
         """Return whether the gateway responds."""

@@ -159,6 +159,10 @@ class Requests:
             raise self._not_a_gateway(response)
         return decode(kind, response.content)
 
+    def _member(self, kind: type[T], name: str, method: str, path: str, **options: Any) -> T:
+        """Return the member `name` of the JSON object in the response."""
+        return decode(kind, self._json(dict[str, msgspec.Raw], method, path, **options).get(name, b""))
+
     def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
         for delay_s in (*_RETRY_DELAYS_S, None):
             try:

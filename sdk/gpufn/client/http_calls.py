@@ -13,16 +13,7 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.client.http import Requests
 from gpufn.client.responses import raw_result_of
 from gpufn.client.streams import events_of, items_of, lines_of
-from gpufn.client.views import (
-    AllReplayed,
-    Cancellation,
-    DeadLetters,
-    DeadLetterView,
-    DroppedLetters,
-    InvocationView,
-    RawResult,
-    Replayed,
-)
+from gpufn.client.views import DeadLetterView, InvocationView, RawResult, Replayed
 from gpufn.declare.argument_checks import check_body, check_seconds
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.urls import check_webhook, segment
@@ -61,11 +52,8 @@ class CallRequests(Requests):
         `priority` is hi, normal or low (default: the function's own class). If the body is one parameter's bytes,
         `query` has the other arguments, as a URL query string.
         """
-        check_body(body)
-        headers = _call_headers(content_type, accept, timeout_s, priority)
-        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
-        response = self._request("POST", path, content=body, headers=headers, timeout=self._no_timeout)
-        return raw_result_of(response)
+        options = _call_options(body, content_type, accept, timeout_s, priority)
+        return raw_result_of(self._request("POST", _invoke_path(function, query), **options, timeout=self._no_timeout))
 
     def stream_raw(
         self,
@@ -80,10 +68,8 @@ class CallRequests(Requests):
 
         Closing the iterator cancels the call.
         """
-        check_body(body)
-        headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
-        path = f"/v1/functions/{segment(function)}/invoke"
-        with self._stream("POST", path, content=body, headers=headers) as response:
+        options = _call_options(body, content_type, media.ITEMS, timeout_s, priority)
+        with self._stream("POST", _invoke_path(function), **options) as response:
             yield from items_of(self._chunks(response))
 
     def stream_json(
@@ -97,10 +83,8 @@ class CallRequests(Requests):
         query: str = "",
     ) -> Iterator[Any]:
         """Yield a generator's items as JSON values, read from server-sent events. `query` as for `invoke_raw`."""
-        check_body(body)
-        headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
-        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
-        with self._stream("POST", path, content=body, headers=headers) as response:
+        options = _call_options(body, content_type, media.EVENTS, timeout_s, priority)
+        with self._stream("POST", _invoke_path(function, query), **options) as response:
             yield from events_of(lines_of(self._chunks(response)))
 
     def submit(
@@ -122,14 +106,13 @@ class CallRequests(Requests):
         times out if it has started. The URL `webhook`, instead of the function's own, receives a webhook when the call
         ends; verify it with `gpufn.webhooks.verify`. `query` as for `invoke_raw`.
         """
-        check_body(body)
+        options = _call_options(body, content_type, accept, timeout_s, priority)
         id_ = new_invocation_id() if invocation is None else invocation
         path = _with_query(f"/v1/functions/{segment(function)}/invocations/{segment(id_)}", query)
-        headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
             check_webhook(webhook)
-            headers["x-gpufn-webhook"] = webhook
-        return self._json(InvocationView, "PUT", path, content=body, headers=headers)
+            options["headers"]["x-gpufn-webhook"] = webhook
+        return self._json(InvocationView, "PUT", path, **options)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
         """Return the status of a submitted call."""
@@ -153,7 +136,7 @@ class CallRequests(Requests):
 
     def cancel(self, id: str) -> bool:  # noqa: A002
         """Cancel a submitted call. Return False if it had already ended."""
-        return self._json(Cancellation, "DELETE", f"/v1/invocations/{segment(id)}").cancelled
+        return self._member(bool, "cancelled", "DELETE", f"/v1/invocations/{segment(id)}")
 
     # Dead letters
 
@@ -163,7 +146,7 @@ class CallRequests(Requests):
         Raises FunctionNotFound.
         """
         path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
-        return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
+        return self._member(list[DeadLetterView], "letters", "GET", path, params={"limit": str(limit)})
 
     def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
         """Return a dead letter with its error's traceback. Raises DeadLetterNotFound."""
@@ -180,7 +163,7 @@ class CallRequests(Requests):
 
     def replay_all(self, function: str) -> list[Replayed]:
         """Replay a function's dead letters, at most 1,000 per request."""
-        return self._json(AllReplayed, "POST", f"/v1/dlq/{segment(function)}/replay").replayed
+        return self._member(list[Replayed], "replayed", "POST", f"/v1/dlq/{segment(function)}/replay")
 
     def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
         """Remove a dead letter and its payload. Return 1."""
@@ -189,18 +172,26 @@ class CallRequests(Requests):
 
     def drop_dead_letters(self, function: str) -> int:
         """Remove all dead letters of a function. Return their number."""
-        return self._json(DroppedLetters, "DELETE", f"/v1/dlq/{segment(function)}").dropped
+        return self._member(int, "dropped", "DELETE", f"/v1/dlq/{segment(function)}")
+
+
+def _invoke_path(function: str, query: str = "") -> str:
+    return _with_query(f"/v1/functions/{segment(function)}/invoke", query)
 
 
 def _with_query(path: str, query: str) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: str | None) -> dict[str, str]:
+def _call_options(
+    body: bytes, content_type: str, accept: str, timeout_s: float | None, priority: str | None
+) -> dict[str, Any]:
+    """Return the body and the headers of a call, as options of a request."""
+    check_body(body)
     headers = {"content-type": content_type, "accept": accept}
     check_seconds("timeout_s", timeout_s)
     if timeout_s is not None:
         headers["x-gpufn-timeout"] = f"{timeout_s:g}"
     if priority is not None:
         headers["x-gpufn-priority"] = priority_of(priority).value
-    return headers
+    return {"content": body, "headers": headers}

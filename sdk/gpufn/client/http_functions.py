@@ -11,14 +11,10 @@ from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
 from gpufn.client.views import (
     BuildingRevision,
-    Calls,
-    Functions,
     FunctionView,
     InvocationView,
     RevisionProgress,
-    Revisions,
     RevisionView,
-    Usages,
     UsageView,
     WhyView,
 )
@@ -37,7 +33,7 @@ class FunctionRequests(Requests):
 
     def functions(self) -> list[FunctionView]:
         """List the deployed functions by name."""
-        return self._json(Functions, "GET", "/v1/functions").functions
+        return self._member(list[FunctionView], "functions", "GET", "/v1/functions")
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
         """Return one function. Raises FunctionNotFound, Forbidden.
@@ -75,7 +71,7 @@ class FunctionRequests(Requests):
 
     def revisions(self, name: str) -> list[RevisionView]:
         """List a function's revisions, oldest first."""
-        return self._json(Revisions, "GET", f"/v1/functions/{segment(name)}/revisions").revisions
+        return self._member(list[RevisionView], "revisions", "GET", f"/v1/functions/{segment(name)}/revisions")
 
     def revision(self, name: str, number: int) -> RevisionProgress:
         """Return one revision and the progress of its builds."""
@@ -120,7 +116,7 @@ class FunctionRequests(Requests):
         filters = {"function": function, "state": state, "since": since, "limit": limit}
         params = {option: str(value) for option, value in filters.items() if value is not None}
         path = "/v1/calls" if name is None else f"/v1/functions/{segment(name)}/calls"
-        return self._json(Calls, "GET", path, params=params).calls
+        return self._member(list[InvocationView], "calls", "GET", path, params=params)
 
     def usage(
         self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None
@@ -132,7 +128,7 @@ class FunctionRequests(Requests):
         """
         filters = {"function": function, "key": key, "since": since, "until": until}
         params = {option: value for option, value in filters.items() if value is not None}
-        return self._json(Usages, "GET", "/v1/usage", params=params).usage
+        return self._member(list[UsageView], "usage", "GET", "/v1/usage", params=params)
 
     def has_bundle(self, digest: Digest) -> bool:
         """Return whether the gateway has a bundle."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpufn.client.http import Requests
-from gpufn.client.views import MapCancellation, Maps, MapView
-from gpufn.maps.reader import End, parse_outcomes
+from gpufn.client.views import MapView
+from gpufn.maps.reader import ItemOutcome, parse_outcomes
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.priority import priority_of
@@ -46,7 +46,7 @@ class MapRequests(Requests):
         params = {"last": "true"} if last else {}
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)
 
-    def outcomes_raw(self, map_id: str, after: str = "") -> Iterator[list[End]]:
+    def outcomes_raw(self, map_id: str, after: str = "") -> Iterator[list[ItemOutcome]]:
         """Yield the outcomes of a map's items as they end, starting after the cursor `after`."""
         params = {"after": after} if after else {}
         headers = {"accept": media.OUTCOMES}
@@ -61,8 +61,8 @@ class MapRequests(Requests):
     def maps(self, function: str | None = None, *, limit: int = 20) -> list[MapView]:
         """List the maps of one function or of all, newest first."""
         params = {"limit": str(limit)} | ({} if function is None else {"function": function})
-        return self._json(Maps, "GET", "/v1/maps", params=params).maps
+        return self._member(list[MapView], "maps", "GET", "/v1/maps", params=params)
 
     def cancel_map(self, id: str) -> bool:  # noqa: A002
         """Cancel the items of a map that have not ended. Return False if all had ended."""
-        return self._json(MapCancellation, "DELETE", f"/v1/maps/{segment(id)}").cancelled
+        return self._member(bool, "cancelled", "DELETE", f"/v1/maps/{segment(id)}")

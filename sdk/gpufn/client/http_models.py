@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.client.http import JSON_BODY, MANAGE_TIMEOUT_S, Requests
-from gpufn.client.views import Builds, BuildView, CollectedEngines, Engines, EngineView, Models, ModelView
+from gpufn.client.views import BuildView, CollectedEngines, EngineView, ModelView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.model_spec import ModelSpec
@@ -39,7 +39,7 @@ class ModelRequests(Requests):
 
     def builds(self) -> list[BuildView]:
         """List the builds, newest first."""
-        return self._json(Builds, "GET", "/v1/builds").builds
+        return self._member(list[BuildView], "builds", "GET", "/v1/builds")
 
     def build(self, id: str, *, wait_s: float = 0.0, since: int | None = None) -> BuildView:  # noqa: A002
         """Return a build's state, after waiting at most `wait_s` (limit: 60) for its next change.
@@ -56,7 +56,7 @@ class ModelRequests(Requests):
 
     def engines(self) -> list[EngineView]:
         """List the engines, newest first."""
-        return self._json(Engines, "GET", "/v1/engines").engines
+        return self._member(list[EngineView], "engines", "GET", "/v1/engines")
 
     def collect_engines(self, *, dry_run: bool = False) -> CollectedEngines:
         """Remove the engines that no function and no build uses. With `dry_run`, only list them."""
@@ -65,7 +65,7 @@ class ModelRequests(Requests):
 
     def models(self) -> list[ModelView]:
         """List the models of the revisions that serve."""
-        return self._json(Models, "GET", "/v1/models").models
+        return self._member(list[ModelView], "models", "GET", "/v1/models")
 
     def model(self, name: str) -> ModelView:
         """Return a model: `NAME`, or `FUNCTION.PARAMETER` for a model in a function. Raises FunctionNotFound."""

@@ -8,15 +8,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from gpufn.call.transport_protocol import MapTarget
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
 from gpufn.client.views import MapView
-from gpufn.declare.declarations import declared_here
-from gpufn.maps.reader import End
+from gpufn.declare.declarations import declarations_of
+from gpufn.maps.reader import ItemOutcome
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
-from gpufn_core.spec.priority import Priority
 
 _CALLER_LEVEL = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport and the Remote
 
@@ -49,7 +48,7 @@ class HttpTransport:
         with self._lock:
             is_first = function not in self._compared
             self._compared.add(function)
-        if is_first and declared_here(function):
+        if is_first and declarations_of(function):
             from gpufn.deploy.deployed_code import difference  # noqa: PLC0415
 
             if warning := difference(self.client, function):
@@ -57,56 +56,26 @@ class HttpTransport:
         with _deploy_hint(function):
             yield
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
-        with self._calling(function):
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
             answer = self.client.invoke_raw(
-                _path(function, method),
-                body,
-                content_type,
-                accept=media.NATIVE,
-                timeout_s=timeout_s,
-                priority=priority,
+                target.path, body, content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=target.priority
             )
         return answer.content_type, answer.body
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
-        with self._calling(function):
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
             yield from self.client.stream_raw(
-                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+                target.path, body, content_type, timeout_s=timeout_s, priority=target.priority
             )
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
-        with self._calling(function):
-            return self.client.submit(
-                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
-            ).id
+    def submit(self, call: EncodedCall) -> str:
+        target, content_type, body, timeout_s = call
+        with self._calling(target.function):
+            view = self.client.submit(target.path, body, content_type, timeout_s=timeout_s, priority=target.priority)
+        return view.id
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state
@@ -118,16 +87,14 @@ class HttpTransport:
     def cancel(self, invocation: str) -> bool:
         return self.client.cancel(invocation)
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
+    def send_items(self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool) -> MapView:
         with self._calling(target.function):
             return self.client.send_items(
-                _path(target.function, target.method), map_id, first, items,
+                target.path, map_id, first, items,
                 content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,
             )  # fmt: skip
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
         return self.client.outcomes_raw(map_id, after)
 
     def map_status(self, map_id: str) -> MapView:
@@ -155,7 +122,3 @@ def _type_of(items: Sequence[bytes]) -> str:
     from gpufn_core.encoding import values  # noqa: PLC0415
 
     return media.PICKLED if any(values.call_type(item) == media.PICKLED for item in items) else media.NATIVE
-
-
-def _path(function: str, method: str) -> str:
-    return f"{function}.{method}" if method else function

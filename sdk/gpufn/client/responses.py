@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpufn.client.views import Problem, RawResult
-from gpufn_core.errors import ErrorInfo, GpufnError, PayloadTooLarge, ProtocolMismatch, error_from
+from gpufn_core.errors import GpufnError, PayloadTooLarge, ProtocolMismatch, error_from
 
 if TYPE_CHECKING:
     import httpx
@@ -51,33 +51,15 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> GpufnError
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except msgspec.MsgspecError:
-        problem = Problem(detail=body[:200].decode(errors="replace").strip())
+        problem = Problem(message=body[:200].decode(errors="replace").strip())
     if not problem.code and not body:
-        problem = Problem(detail=f"the gateway returned {status}")
-    retry_after = problem.retry_after_s
-    if retry_after is None:
-        with contextlib.suppress(ValueError):
-            retry_after = float(headers.get("retry-after", ""))
-    error = _exception_of(problem, retry_after)
-    error.status = status  # type: ignore[attr-defined]
-    return error
-
-
-def _exception_of(problem: Problem, retry_after_s: float | None) -> GpufnError:
-    message = problem.detail or problem.title
+        problem = Problem(message=f"the gateway returned {status}")
+    message, retry_after_s = problem.message or problem.title, problem.retry_after_s
     if problem.code == PayloadTooLarge.code:
         message = f"{message.rstrip('.')}: {_TOO_LARGE}"
-    return error_from(
-        ErrorInfo(
-            code=problem.code,
-            message=message,
-            retryable=problem.retryable,
-            retry_after_s=retry_after_s,
-            field=problem.field,
-            error_type=problem.error_type,
-            error_classes=problem.error_classes,
-            traceback=problem.traceback,
-            stage=problem.stage,
-            node=problem.node,
-        )
-    )
+    if retry_after_s is None:
+        with contextlib.suppress(ValueError):
+            retry_after_s = float(headers.get("retry-after", ""))
+    error = error_from(msgspec.structs.replace(problem, message=message, retry_after_s=retry_after_s))
+    error.status = status  # type: ignore[attr-defined]
+    return error

@@ -79,16 +79,6 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
     ended: int = 0
 
 
-class MapCancellation(MapView, frozen=True, kw_only=True):
-    """The result of a map's cancellation. `cancelled` is False if all items had already ended."""
-
-    cancelled: bool
-
-
-class Maps(msgspec.Struct, frozen=True):
-    maps: list[MapView]
-
-
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change."""
 
@@ -255,11 +245,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     invocation: str
 
 
-class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
-    state: InvocationState | None = None
-    cancelled: bool = True
-
-
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     """An API key. `key`, its secret, is only in the response that creates it."""
 
@@ -289,14 +274,6 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     invocation: str | None = None
 
 
-class Schedules(msgspec.Struct, frozen=True):
-    schedules: list[ScheduleView]
-
-
-class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
-    secret: str
-
-
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one function's calls by one API key on one UTC day, such as 2026-11-21."""
 
@@ -304,10 +281,6 @@ class UsageView(msgspec.Struct, frozen=True, kw_only=True):
     function: str
     key: str
     usage: Usage
-
-
-class Usages(msgspec.Struct, frozen=True):
-    usage: list[UsageView]
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,65 +293,12 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float] = {}
 
 
-class Functions(msgspec.Struct, frozen=True):
-    functions: list[FunctionView]
-
-
-class Revisions(msgspec.Struct, frozen=True):
-    revisions: list[RevisionView]
-
-
-class Calls(msgspec.Struct, frozen=True):
-    calls: list[InvocationView]
-
-
-class DeadLetters(msgspec.Struct, frozen=True):
-    letters: list[DeadLetterView]
-
-
-class AllReplayed(msgspec.Struct, frozen=True):
-    replayed: list[Replayed]
-
-
-class DroppedLetters(msgspec.Struct, frozen=True):
-    dropped: int
-
-
-class Builds(msgspec.Struct, frozen=True):
-    builds: list[BuildView]
-
-
-class Engines(msgspec.Struct, frozen=True):
-    engines: list[EngineView]
-
-
-class Models(msgspec.Struct, frozen=True):
-    models: list[ModelView]
-
-
-class Nodes(msgspec.Struct, frozen=True):
-    nodes: list[dict[str, Any]]
-
-
-class Keys(msgspec.Struct, frozen=True):
-    keys: list[KeyView]
-
-
-class Problem(msgspec.Struct, frozen=True):
+class Problem(ErrorInfo, frozen=True, rename={"message": "detail"}):
     """An RFC 9457 problem with gpufn's extension members."""
 
-    title: str = ""
-    detail: str = ""
-    status: int = 0
     code: str = ""
-    retryable: bool = False
-    field: str | None = None
-    error_type: str | None = None
-    error_classes: tuple[str, ...] = ()
-    traceback: str | None = None
-    stage: str | None = None
-    node: str | None = None
-    retry_after_s: float | None = None
+    message: str = ""
+    title: str = ""
 
 
 def _cause(error: dict[str, Any] | None) -> str:

@@ -17,11 +17,11 @@ _OPTIONAL: Any = msgspec.field(default_factory=lambda: msgspec.UNSET)
 _Field = tuple[str, Any, Any]
 
 
-def form_of(kind: type, readable: Callable[[Any], Any]) -> type[msgspec.Struct] | None:
+def constructor_struct(kind: type, adapt_hint: Callable[[Any], Any]) -> type[msgspec.Struct] | None:
     """Return a Struct with the parameters of the constructor of `kind`.
 
-    Return None if the class is of another kind, or if msgspec cannot read such a Struct. `readable` maps a hint to the
-    hint that msgspec reads in its place.
+    Return None if the class is of another kind, or if msgspec cannot read such a Struct. `adapt_hint` maps a hint to
+    the hint that msgspec reads in its place.
     """
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -44,13 +44,13 @@ def form_of(kind: type, readable: Callable[[Any], Any]) -> type[msgspec.Struct] 
         return None
     try:
         return msgspec.defstruct(
-            kind.__name__, [(name, readable(hint), *rest) for name, hint, *rest in fields], **options
+            kind.__name__, [(name, adapt_hint(hint), *rest) for name, hint, *rest in fields], **options
         )
     except TypeError:
         return None
 
 
-def made(kind: type, form: msgspec.Struct) -> Any:
+def construct(kind: type, form: msgspec.Struct) -> Any:
     """Return an instance of `kind`, made by its constructor from the fields of a decoded `form`."""
     arguments = {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not msgspec.UNSET}
     return kind(**arguments)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gpufn.declare.options import Settings
 
 
-class Declared(Protocol):
+class Declaration(Protocol):
     """A declared function or class: the user's object and its settings."""
 
     raw: Any
@@ -19,10 +19,10 @@ class Declared(Protocol):
 
 # By deployed name, then by module and qualified name. A notebook declares the same function many times: the last one
 # that is still referenced counts. A copy by value counts as a declaration, because its original may be gone.
-_declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declared]]]] = {}
+_declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declaration]]]] = {}
 
 
-def register(declared: Declared) -> None:
+def register(declared: Declaration) -> None:
     """Add a declaration. The registry holds a weak reference."""
     places = _declarations.setdefault(declared.settings.name, {})
     place = declared.raw.__module__, declared.raw.__qualname__
@@ -30,17 +30,17 @@ def register(declared: Declared) -> None:
     places[place] = [*living, weakref.ref(declared)]
 
 
-def declared_here(name: str) -> list[Declared]:
+def declarations_of(name: str) -> list[Declaration]:
     """Return the declarations that would be deployed as `name`."""
     return [declared for references in _declarations.get(name, {}).values() for declared in _last_of(references)]
 
 
-def declared_in(module: str) -> list[Declared]:
+def declarations_in(module: str) -> list[Declaration]:
     """Return the declarations of a module's code, whatever its names are bound to now."""
     places = [place for places in _declarations.values() for place in places.items()]
     return [declared for (name, _), references in places if name == module for declared in _last_of(references)]
 
 
-def _last_of(references: list[weakref.ref[Declared]]) -> list[Declared]:
+def _last_of(references: list[weakref.ref[Declaration]]) -> list[Declaration]:
     living = [declared for reference in references if (declared := reference()) is not None]
     return living[-1:]

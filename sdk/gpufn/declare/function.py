@@ -19,7 +19,7 @@ from gpufn.call.result_decoding import ResultReader
 from gpufn.call.threads import run_coroutine
 from gpufn.declare import declarations
 from gpufn.declare.hooks import hooks
-from gpufn.declare.type_hints import resolved, signature_of
+from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _REMOTE_CALLS = frozenset({"remote", "spawn", "map", "starmap", "stream", "aio", "options"})  # attributes of a Method
 
 
-class _Declared:
+class _Declaration:
     """The base of Function and FunctionClass: the user's object, its settings, its spec, and its pickling."""
 
     raw: Any
@@ -105,7 +105,7 @@ class _Declared:
         declarations.register(self)
 
 
-class Function(_Declared, Remote[P, R, V]):
+class Function(_Declaration, Remote[P, R, V]):
     """A function that gpufn can run on the platform. `@gpu_function` returns it.
 
     >>> from gpufn import gpu_function
@@ -182,7 +182,7 @@ class Function(_Declared, Remote[P, R, V]):
         return f"<Function {self.settings.name}>"
 
 
-class FunctionClass(_Declared):
+class FunctionClass(_Declaration):
     """A class that gpufn can run on the platform; each worker holds one instance. `@gpu_function` returns it."""
 
     raw: type
@@ -308,7 +308,7 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _reader_of(function: Callable[..., Any]) -> ResultReader:
-    return ResultReader(lambda: resolved(_signature_of(function).return_annotation, function))
+    return ResultReader(lambda: resolve_hint(_signature_of(function).return_annotation, function))
 
 
 def _check_not_remote_call(cls: type, name: str) -> None:

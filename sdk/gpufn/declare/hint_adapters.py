@@ -6,7 +6,7 @@
     a union of several classes with fields, and None                an instance of the first class that fits; classes
                                                                     that have all the keys come first
 
-`readable` replaces each such hint with a HintAdapter, in containers and classes too. It does not replace a class that
+`adapt_hint` replaces each such hint with a HintAdapter, in containers and classes too. It does not replace a class that
 has itself in a field, so msgspec refuses that class. msgspec treats a HintAdapter as a custom type: it calls
 `schema_hook` for the JSON Schema and `dec_hook` for a value, and checks the value with `isinstance`.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.declare.constructor_schema import form_of, made
+from gpufn.declare.constructor_schema import construct, constructor_struct
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 
 _CONTAINERS = (list, tuple, set, frozenset, dict, Sequence, Collection, Iterable, Set, Mapping)
@@ -54,7 +54,7 @@ class HintAdapter(type):
             raise ValueError(_error_text(error)) from None
 
 
-def readable(hint: Any, within: _Classes = ()) -> Any:
+def adapt_hint(hint: Any, within: _Classes = ()) -> Any:
     """Return `hint` with a HintAdapter for each part that msgspec refuses.
 
     `within` lists the classes whose fields are being read; they are not replaced again.
@@ -62,19 +62,19 @@ def readable(hint: Any, within: _Classes = ()) -> Any:
     >>> class Pace(enum.Enum):
     ...     SLOW = 0.5
     ...     FAST = 2.0
-    >>> readable(list[Pace])
+    >>> adapt_hint(list[Pace])
     list[gpufn.declare.hint_adapters.Pace]
-    >>> readable(Pace).read(2.0, None)
+    >>> adapt_hint(Pace).read(2.0, None)
     <Pace.FAST: 2.0>
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return typing.Annotated[(readable(args[0], within), *args[1:])]
+        return typing.Annotated[(adapt_hint(args[0], within), *args[1:])]
     if origin in (typing.Union, types.UnionType):
-        union = _adapt_union(tuple(readable(arg, within) for arg in args))
+        union = _adapt_union(tuple(adapt_hint(arg, within) for arg in args))
         return hint if union == hint else union
     if origin in _CONTAINERS:
-        parts = tuple(readable(arg, within) for arg in args)
+        parts = tuple(adapt_hint(arg, within) for arg in args)
         return hint if parts == args else origin[parts]
     if not isinstance(hint, type) or origin is not None or _is_supported(hint):
         return hint
@@ -108,13 +108,13 @@ def _adapt_class(kind: type, within: _Classes) -> Any:
     """Return an adapter that reads a Struct with the constructor's parameters and calls the constructor with them."""
     if kind in within:
         return kind
-    form = form_of(kind, lambda hint: readable(hint, (*within, kind)))
+    form = constructor_struct(kind, lambda hint: adapt_hint(hint, (*within, kind)))
     if form is None or not _is_supported(form):
         return kind
     is_dict = typing.is_typeddict(kind)
 
     def make(value: Any, dec_hook: Hook) -> Any:
-        return made(kind, msgspec.convert(value, form, dec_hook=dec_hook, str_keys=True))
+        return construct(kind, msgspec.convert(value, form, dec_hook=dec_hook, str_keys=True))
 
     return _adapter(kind.__name__, (dict if is_dict else kind,), (form,), make)
 

@@ -91,9 +91,9 @@ class PreparedImage(NamedTuple):
 def prepare(image: Image, folder: Path) -> PreparedImage:
     """Read the files of `image` and return its spec. Relative paths start at `folder`. Raises InvalidSpec."""
     contents: dict[str, bytes] = {}
-    for _, there in image.files:
-        if there.startswith(_MOUNTED_OVER):
-            raise InvalidSpec(f"image: a mount hides {there} from workers: put the file elsewhere, such as below /opt")
+    for _, target in image.files:
+        if target.startswith(_MOUNTED_OVER):
+            raise InvalidSpec(f"image: a mount hides {target} from workers: put the file elsewhere, such as below /opt")
 
     def add(path: str) -> str:
         """Add a file to `contents` and return its digest."""
@@ -111,6 +111,6 @@ def prepare(image: Image, folder: Path) -> PreparedImage:
         apt=image.apt,
         pip=image.pip,
         lock=add(image.lock) if image.lock else "",
-        files=tuple(ImageFile(there, add(here)) for here, there in image.files),
+        files=tuple(ImageFile(target, add(local)) for local, target in image.files),
     )
     return PreparedImage(spec, contents)

@@ -35,7 +35,7 @@ class NamedFunction(Remote[..., Any, Any]):
     @property
     def name(self) -> str:
         """The deployed name."""
-        return f"{self._function_name}.{self._method_name}".rstrip(".")
+        return self.target().path
 
     def _signature(self) -> inspect.Signature:
         return _ANY_ARGUMENTS

@@ -27,10 +27,7 @@ from gpufn_core.spec.units import parse_bytes
 
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
-_NOT_YET = {
-    "secrets": "; use env=... for values that are not secret",
-    "volumes": "",
-}
+_NOT_YET = {"secrets": "; use env=... for values that are not secret", "volumes": ""}
 # The names of the options on other platforms.
 _OTHER_NAMES = {
     "allow_concurrent_inputs": "concurrency",
@@ -66,8 +63,19 @@ _LIMITS = {
     "queue_timeout": "queue_timeout_s",
     "retention": "retention_s",
 }
-
-
+# The types of options that need no other check, and their description in an error.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "name": (str, "a string"),
+    "trust_domain": (str | None, "a string"),
+    "batch": (Batch | None, "a Batch, such as Batch(max_size=32, max_wait_ms=5)"),
+    "retries": (Retry | int | None, "a number or a Retry, such as Retry(3, backoff=2.0)"),
+    "schedule": (Schedule | str | None, "a cron line such as '*/5 * * * *', or a Schedule"),
+    "webhook": (str | None, "a URL, such as 'https://example.org/done'"),
+    "image": (Image | None, "an Image, such as Image.python('3.12').pip_install('torch')"),
+    "egress": (bool, "True or False"),
+    "pickle": (bool, "True or False"),
+    "models": (Mapping | None, 'a dict of parameters and Models, such as {"net": Model("net.onnx")}'),
+}
 _SPEC_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(FunctionSpec)}
 
 
@@ -221,20 +229,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
     """Check the options. Raises InvalidSpec, which names the wrong option."""
     _refuse_unknown(options)
+    _check_types(options)
+    retries, schedule = options.get("retries"), options.get("schedule")
     fields: dict[str, Any] = {
-        "name": _name(options.get("name", default_name)),
+        "name": options.get("name", default_name),
         "resources": _resources(options),
         "scaling": ScalingPolicy(**{field: options[name] for name, field in _SCALING.items() if name in options}),
-        "batch": _batch(options.get("batch")),
-        "retries": _retries(options.get("retries")),
+        "batch": options.get("batch"),
+        "retries": Retry(retries) if isinstance(retries, int) else retries,
         "priority": _priority(options.get("priority", Priority.NORMAL)),
         "env": _env(options.get("env")),
-        "egress": _egress(options.get("egress", False)),
-        "pickle": _pickle(options.get("pickle", False)),
-        "schedule": _schedule(options.get("schedule")),
-        "webhook": _webhook(options.get("webhook")),
-        "declared_models": _models(options.get("models")),
-        "declared_image": _image(options.get("image")),
+        "egress": options.get("egress", False),
+        "pickle": options.get("pickle", False),
+        "schedule": Schedule(schedule) if isinstance(schedule, str) else schedule,
+        "webhook": options.get("webhook"),
+        "declared_models": _models(options.get("models") or {}),
+        "declared_image": options.get("image"),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
     return Settings(**fields)
@@ -254,10 +264,12 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {matches[0]!r}?" if matches else ""))
 
 
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise InvalidSpec(f"name is a string, not {name!r}")
-    return name
+def _check_types(options: Mapping[str, Any]) -> None:
+    for option, (kind, description) in _TYPES.items():
+        value = options.get(option)
+        is_bool = isinstance(value, bool) and kind is not bool  # Python counts a bool as an int
+        if option in options and (is_bool or not isinstance(value, kind)):
+            raise InvalidSpec(f"{option} is {description}, not {value!r}")
 
 
 def _resources(options: Mapping[str, Any]) -> Resources:
@@ -270,7 +282,7 @@ def _resources(options: Mapping[str, Any]) -> Resources:
         memory_bytes=_bytes("memory", options.get("memory")),
         vram_bytes=_bytes("vram", options.get("vram")),
         sm_percent=options.get("sm"),
-        trust_domain=_trust_domain(options.get("trust_domain")),
+        trust_domain=options.get("trust_domain") or "",
     )
 
 
@@ -311,44 +323,10 @@ def _bytes(option: str, quantity: Any) -> int | None:
         raise InvalidSpec(f"{option}: {error}") from error
 
 
-def _trust_domain(name: Any) -> str:
-    if name is not None and not isinstance(name, str):
-        raise InvalidSpec(f"trust_domain is a string, not {name!r}")
-    return name or ""
-
-
-def _batch(batch: Any) -> Batch | None:
-    if batch is None or isinstance(batch, Batch):
-        return batch
-    raise InvalidSpec(f"batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not {batch!r}")
-
-
-def _retries(retries: Any) -> Retry | None:
-    if retries is None or isinstance(retries, Retry):
-        return retries
-    if isinstance(retries, int) and not isinstance(retries, bool):
-        return Retry(retries)
-    raise InvalidSpec(f"retries is a number or a Retry, such as Retry(3, backoff=2.0), not {retries!r}")
-
-
 def _priority(priority: Any) -> Priority:
     if priority not in tuple(Priority):
         raise InvalidSpec(f"priority is 'hi', 'normal' or 'low', not {priority!r}")
     return Priority(priority)
-
-
-def _schedule(schedule: Any) -> Schedule | None:
-    if schedule is None or isinstance(schedule, Schedule):
-        return schedule
-    if isinstance(schedule, str):
-        return Schedule(schedule)
-    raise InvalidSpec(f"schedule is a cron line such as '*/5 * * * *', or a Schedule, not {schedule!r}")
-
-
-def _webhook(webhook: Any) -> str | None:
-    if webhook is None or isinstance(webhook, str):
-        return webhook
-    raise InvalidSpec(f"webhook is a URL, such as 'https://example.org/done', not {webhook!r}")
 
 
 def _env(env: Any) -> dict[str, str]:
@@ -362,31 +340,7 @@ def _env(env: Any) -> dict[str, str]:
     return dict(env)
 
 
-def _image(image: Any) -> Image | None:
-    if image is None or isinstance(image, Image):
-        return image
-    raise InvalidSpec(f"image is an Image, such as Image.python('3.12').pip_install('torch'), not {image!r}")
-
-
-def _egress(egress: Any) -> bool:
-    if isinstance(egress, bool):
-        return egress
-    raise InvalidSpec(f"egress is True or False, not {egress!r}")
-
-
-def _pickle(pickle: Any) -> bool:
-    if isinstance(pickle, bool):
-        return pickle
-    raise InvalidSpec(f"pickle is True or False, not {pickle!r}")
-
-
-def _models(models: Any) -> dict[str, Model]:
-    if models is None:
-        return {}
-    if not isinstance(models, Mapping):
-        raise InvalidSpec(
-            f'models is a dict of parameters and Models, such as {{"net": Model("net.onnx")}}, not {models!r}'
-        )
+def _models(models: Mapping[Any, Any]) -> dict[str, Model]:
     for name, model in models.items():
         if not isinstance(name, str) or not isinstance(model, Model):
             raise InvalidSpec(f'models: write {{"net": Model("net.onnx")}}, not {name!r}: {model!r}')

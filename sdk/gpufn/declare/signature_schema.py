@@ -18,9 +18,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn.call.remote import kind_of
-from gpufn.declare.hint_adapters import HintAdapter, readable
+from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
 from gpufn.declare.hooks import hooks
-from gpufn.declare.type_hints import resolved, signature_of
+from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec
@@ -57,7 +57,7 @@ def _method_spec(
 ) -> MethodSpec:
     signature = signature_of(function)
     parameters = [p for p in list(signature.parameters.values())[skip:] if p.name not in models]
-    hints = {p.name: resolved(p.annotation, function) for p in parameters}
+    hints = {p.name: resolve_hint(p.annotation, function) for p in parameters}
     if batched:
         for parameter in parameters:
             hints[parameter.name] = _element_hint(parameter, hints[parameter.name])
@@ -65,7 +65,7 @@ def _method_spec(
         name=name,
         kind=kind_of(function),
         parameters=_parameters_schema(parameters, hints),
-        returns=_returns_schema(resolved(signature.return_annotation, function), function, batched),
+        returns=_returns_schema(resolve_hint(signature.return_annotation, function), function, batched),
         raw_parameter=_raw_parameter(parameters, hints),
         doc=inspect.getdoc(function) or "",
     )
@@ -135,7 +135,7 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     try:
         with computed_fields_optional(hint):
             (schema,), named = msgspec.json.schema_components(
-                [readable(hint)], schema_hook=schema_hook, ref_template=_REF
+                [adapt_hint(hint)], schema_hook=schema_hook, ref_template=_REF
             )
     except Exception:  # msgspec, pydantic and the user's classes may raise anything
         return {}

@@ -32,7 +32,7 @@ else:
         return hints
 
 
-def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+def resolve_hint(annotation: Any, function: Callable[..., Any]) -> Any:
     """Resolve a hint from the signature of `function`. Return Any if there is none or it cannot be resolved.
 
     Names are looked up in the module of the function that decorators wrap, whose signature `inspect` shows.

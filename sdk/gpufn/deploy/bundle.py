@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from gpufn.declare import type_hints
-from gpufn.declare.declarations import declared_in
+from gpufn.declare.declarations import declarations_in
 from gpufn.declare.function import Function, FunctionClass
 from gpufn.deploy import import_guard, missing_packages
 from gpufn.deploy.import_collector import Bundle, Collector, import_name, imports_of, is_below
@@ -97,8 +97,8 @@ def load(path: Path, *, to_run: bool = True) -> Project:
                 if missing:
                     reason += f" (imported without {', '.join(missing)}: not installed here)"
                 raise InvalidBundle(f"cannot import {path}: {reason}") from error
-        missing_packages.stand_in_for(package)
-        missing_packages.forget_project(root, before)
+        missing_packages.add_stand_in(package)
+        missing_packages.unload_project(root, before)
         missing.append(package)
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise InvalidBundle(f"{path} has the same name as the module {name} ({module.__file__}): rename the file")
@@ -210,7 +210,7 @@ def can_be_imported(function: AnyFunction) -> bool:
 
 def _hidden_in(module: ModuleType) -> str | None:
     """Return the name of a declared function that another decorator has wrapped, if there is one."""
-    for function in declared_in(module.__name__):
+    for function in declarations_in(module.__name__):
         value = vars(module).get(function.raw.__qualname__)
         is_declared = value is function.raw or isinstance(value, (Function, FunctionClass))
         if callable(value) and not is_declared and getattr(function.raw, "__globals__", vars(module)) is vars(module):
@@ -238,4 +238,4 @@ def describe_failure(error: BaseException, file: Path, root: Path) -> str:
     return f"{name}line {line}, `{text}`: {message}" if text else f"{name}line {line}: {message}"
 
 
-EMPTY = Collector([]).bundle()  # for functions without code
+EMPTY_BUNDLE = Collector([]).bundle()  # for functions without code

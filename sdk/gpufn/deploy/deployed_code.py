@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpufn.declare.declarations import Declared, declared_here
+from gpufn.declare.declarations import Declaration, declarations_of
 from gpufn.deploy.code_digest import code_digest
 from gpufn.deploy.import_collector import Collector, import_name
 from gpufn_core.errors import GpufnError, InvalidBundle
@@ -29,7 +29,7 @@ def difference(api: Api, name: str) -> str:
     Return "" if the code is the same or cannot be compared: this process does not declare the function exactly once, no
     file declares it, another version of Python made the digest, or the gateway does not show the function.
     """
-    declared = declared_here(name)
+    declared = declarations_of(name)
     if len(declared) != 1:
         return ""
     (function,) = declared
@@ -50,7 +50,7 @@ def difference(api: Api, name: str) -> str:
     )
 
 
-def digest_of_function(function: Declared) -> str:
+def digest_of_function(function: Declaration) -> str:
     """Return the digest of the function's code in its current file, or "" if no file declares it at top level."""
     file = _file_of(function)
     if file is None or "<locals>" in function.raw.__qualname__:
@@ -64,7 +64,7 @@ def digest_of_function(function: Declared) -> str:
     return code_digest(files.files, module, function.raw.__qualname__)
 
 
-def _file_of(function: Declared) -> Any:
+def _file_of(function: Declaration) -> Any:
     return getattr(sys.modules.get(function.raw.__module__), "__file__", None)
 
 

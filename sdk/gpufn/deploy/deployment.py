@@ -153,7 +153,7 @@ def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
     with 1, the worker decodes one call while another runs.
     """
     from gpufn.declare.options import settings_from  # noqa: PLC0415
-    from gpufn.deploy.bundle import EMPTY  # noqa: PLC0415
+    from gpufn.deploy.bundle import EMPTY_BUNDLE  # noqa: PLC0415
     from gpufn.deploy.model_files import prepare  # noqa: PLC0415
 
     batching = {"batch": Batch(model.max_batch)} if model.max_batch > 1 else {"concurrency": 2}
@@ -165,7 +165,7 @@ def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
         entry=EntryPoint("", "", Packaging.MODEL),
         models=(prepared.spec,),
     )
-    return Deployable(spec, EMPTY.digest, EMPTY.data, prepared.paths)
+    return Deployable(spec, EMPTY_BUNDLE.digest, EMPTY_BUNDLE.data, prepared.paths)
 
 
 def deploy(

@@ -43,7 +43,7 @@ def missing_package(error: BaseException) -> str | None:
     return name if rest and is_namespace and name not in _finder.names else None
 
 
-def stand_in_for(name: str) -> None:
+def add_stand_in(name: str) -> None:
     """Make `name` and the modules below it importable as stand-ins."""
     _finder.names.add(name)
     if _finder not in sys.meta_path:
@@ -51,14 +51,14 @@ def stand_in_for(name: str) -> None:
     importlib.invalidate_caches()
 
 
-def forget_stand_ins() -> None:
-    """Undo every `stand_in_for`."""
+def remove_stand_ins() -> None:
+    """Undo every `add_stand_in`."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _StandInModule)]:
         del sys.modules[name]
     _finder.names.clear()
 
 
-def forget_project(root: Path, before: frozenset[str]) -> None:
+def unload_project(root: Path, before: frozenset[str]) -> None:
     """Remove the project's modules that were imported since `before`, so that the next import runs them again."""
     for name in sys.modules.keys() - before:
         file = getattr(sys.modules[name], "__file__", None)

@@ -2,7 +2,7 @@
 
 1. `external_data` reads the names of the weight files from the ONNX file
 2. each file is hashed as a stream; a ModelSpec names the files by digest
-3. `Client.put_artifact` uploads the files that the gateway does not have, from the paths in `Prepared`
+3. `Client.put_artifact` uploads the files that the gateway does not have, from the paths in `PreparedModel`
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 _LOCATION = re.compile(rb"\x0a\x08location\x12(?:([\x01-\x7f])|([\x80-\xff])([\x01-\x1f]))")
 
 
-class Prepared(NamedTuple):
+class PreparedModel(NamedTuple):
     """A model with the digests of its files, and the local path of each digest's file."""
 
     spec: ModelSpec
     paths: dict[str, Path]
 
 
-def prepare(parameter: str, model: Model, folder: Path) -> Prepared:
+def prepare(parameter: str, model: Model, folder: Path) -> PreparedModel:
     """Hash the files of `model`, relative to `folder`. Raises InvalidSpec if a file is missing."""
     onnx = folder / model.path
     declared = [folder / name for name in model.files] if model.files is not None else None
@@ -52,7 +52,7 @@ def prepare(parameter: str, model: Model, folder: Path) -> Prepared:
     weights = declared if declared is not None else [onnx.parent / name for name in external_data(onnx)]
     files = tuple(map(hash_file, [onnx, *weights]))
     samples = None if model.samples is None else hash_file(folder / model.samples, ", which samples names")
-    return Prepared(model.spec(parameter, files, samples), paths)
+    return PreparedModel(model.spec(parameter, files, samples), paths)
 
 
 def external_data(onnx: Path) -> list[str]:
@@ -79,7 +79,7 @@ def folder_of(declared: Any) -> Path:
     return Path(file).resolve().parent if file else Path.cwd()
 
 
-def prepare_all(models: Mapping[str, Model], folder: Path) -> tuple[Prepared, ...]:
+def prepare_all(models: Mapping[str, Model], folder: Path) -> tuple[PreparedModel, ...]:
     return tuple(prepare(parameter, model, folder) for parameter, model in models.items())
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import Any, TypeVar
 
 from gpufn.call.cancellable_wait import CancelScope
-from gpufn.call.threads import Caught, caught
+from gpufn.call.threads import Outcome, capture
 from gpufn.declare.argument_checks import unpack_arguments
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ def results(
     """Yield the result of `call` for each tuple of arguments. The calls run in threads."""
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait  # noqa: PLC0415
 
-    pending: deque[Future[Caught[T]]] = deque()
+    pending: deque[Future[Outcome[T]]] = deque()
     scope = CancelScope()
-    run: Callable[..., Caught[T]] = scope.run
+    run: Callable[..., Outcome[T]] = scope.run
     pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{name}")
 
     def next_result() -> T | BaseException:
@@ -45,7 +45,7 @@ def results(
 
     try:
         for args in arguments:
-            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *unpack_arguments(args)))
+            pending.append(pool.submit(contextvars.copy_context().run, run, capture, call, *unpack_arguments(args)))
             while pending and (len(pending) >= window or _has_result(pending, ordered)):
                 yield next_result()
         while pending:
@@ -68,7 +68,7 @@ async def results_async(
     """Like `results`. The calls run in tasks."""
     import asyncio  # noqa: PLC0415
 
-    pending: deque[asyncio.Task[Caught[T]]] = deque()
+    pending: deque[asyncio.Task[Outcome[T]]] = deque()
 
     async def next_result() -> T | BaseException:
         if not ordered:
@@ -79,7 +79,7 @@ async def results_async(
 
     try:
         async for args in _iterate(arguments):
-            pending.append(asyncio.ensure_future(_caught(call(*unpack_arguments(args)))))
+            pending.append(asyncio.ensure_future(_capture(call(*unpack_arguments(args)))))
             while pending and (len(pending) >= window or _has_result(pending, ordered)):
                 yield await next_result()
         while pending:
@@ -102,14 +102,14 @@ def _has_result(pending: deque[Any], ordered: bool) -> bool:
     return bool(pending[0].done()) if ordered else any(call.done() for call in pending)
 
 
-def _value(outcome: Caught[T], return_exceptions: bool) -> T | BaseException:
+def _value(outcome: Outcome[T], return_exceptions: bool) -> T | BaseException:
     if return_exceptions and isinstance(outcome.error, Exception):
         return outcome.error
     return outcome.get()
 
 
-async def _caught(awaitable: Awaitable[T]) -> Caught[T]:
+async def _capture(awaitable: Awaitable[T]) -> Outcome[T]:
     try:
-        return Caught(await awaitable)
+        return Outcome(await awaitable)
     except Exception as error:
-        return Caught(error=error)
+        return Outcome(error=error)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from gpufn.call import transport as _transport
 from gpufn.call.result_decoding import PLAIN, ResultReader
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget, MapTransport
+from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.maps import local_map
 from gpufn.maps.platform_map import MapKeywords, MapOptions, PlatformMap
 from gpufn.maps.progress_bar import Bar
@@ -157,13 +157,13 @@ class AsyncMap(AsyncIterator[V]):
             await self.cancel()
 
 
-class Mapped(Protocol):
+class MappedFunction(Protocol):
     """The part of a Remote that a map needs."""
 
     @property
     def reader(self) -> ResultReader: ...
 
-    def target(self) -> MapTarget: ...
+    def target(self) -> Target: ...
 
     def encode_item(self, arguments: Iterable[Any]) -> bytes:
         """Return one encoded item. Raises TypeError if it does not fit the signature."""
@@ -171,7 +171,7 @@ class Mapped(Protocol):
 
 
 def begin(
-    mapped: Mapped,
+    function: MappedFunction,
     call: Callable[..., Any],
     arguments: Iterable[Iterable[Any]],
     total: int | None,
@@ -179,12 +179,12 @@ def begin(
 ) -> Map[Any]:
     """Start a map of `arguments`. `total` is their number, if known. `call` makes a single call."""
     options = MapOptions.of(keywords)
-    target = mapped.target()
+    target = function.target()
     platform_map = None
     transport = _transport.current()
     if isinstance(transport, MapTransport) and not _is_short(total, options):
-        platform_map = PlatformMap(transport, options.id or new_map_id(), options, mapped.reader)
-        platform_map.begin(target, arguments, mapped.encode_item, total=total)
+        platform_map = PlatformMap(transport, options.id or new_map_id(), options, function.reader)
+        platform_map.begin(target, arguments, function.encode_item, total=total)
         results = platform_map.results()
     else:
         results = local_map.results(call, arguments, name=target.function, **_local_options(options))
@@ -194,7 +194,7 @@ def begin(
 
 
 def begin_async(
-    mapped: Mapped,
+    function: MappedFunction,
     call: Callable[..., Awaitable[Any]],
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     total: int | None,
@@ -205,18 +205,18 @@ def begin_async(
     platform_map = None
     transport = _transport.current()
     if isinstance(transport, MapTransport) and not _is_short(total, options):
-        platform_map = PlatformMap(transport, options.id or new_map_id(), options, mapped.reader)
-        results = _platform_results(platform_map, mapped, arguments, total)
+        platform_map = PlatformMap(transport, options.id or new_map_id(), options, function.reader)
+        results = _platform_results(platform_map, function, arguments, total)
     else:
         results = local_map.results_async(call, arguments, **_local_options(options))
     if options.progress:
-        results = _with_bar_async(results, mapped.target().function, total, platform_map)
+        results = _with_bar_async(results, function.target().function, total, platform_map)
     return AsyncMap(results, platform_map)
 
 
 async def _platform_results(
     platform_map: PlatformMap,
-    mapped: Mapped,
+    function: MappedFunction,
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     total: int | None,
 ) -> AsyncIterator[Any]:
@@ -224,11 +224,11 @@ async def _platform_results(
 
     sending = None
     if isinstance(arguments, AsyncIterable):
-        await in_thread(platform_map.begin, mapped.target(), None, mapped.encode_item)
-        sending = asyncio.ensure_future(platform_map.offer(arguments, mapped.encode_item))
+        await in_thread(platform_map.begin, function.target(), None, function.encode_item)
+        sending = asyncio.ensure_future(platform_map.offer(arguments, function.encode_item))
     else:
         await in_thread(
-            functools.partial(platform_map.begin, mapped.target(), arguments, mapped.encode_item, total=total)
+            functools.partial(platform_map.begin, function.target(), arguments, function.encode_item, total=total)
         )
     try:
         async for result in platform_map.results_async():

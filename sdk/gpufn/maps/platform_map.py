@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
-from gpufn.call.transport_protocol import MapTarget, MapTransport
+from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.client.responses import error_of
 from gpufn.client.views import MapView
 from gpufn.declare.argument_checks import check_count, check_seconds
 from gpufn.maps.progress_bar import WaitDisplay
-from gpufn.maps.reader import Cursor, End, InArrivalOrder, InOrder, OutcomeReader, retry_while_unavailable
+from gpufn.maps.reader import ArrivalOrder, Cursor, ItemOrder, ItemOutcome, OutcomeReader, retry_while_unavailable
 from gpufn.maps.sender import MAX_WAIT_S, ItemSender
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
@@ -89,7 +89,7 @@ class PlatformMap:
         if options.ordered and options.after and after.item is None:
             raise InvalidInput("this cursor is of a map with ordered=False: set ordered=False", field="after")
         self.id = id
-        self.order = InOrder(after) if options.ordered else InArrivalOrder(after)
+        self.order = ItemOrder(after) if options.ordered else ArrivalOrder(after)
         self.is_over = False
         self.wait_display = WaitDisplay()
         self._transport = transport
@@ -102,12 +102,7 @@ class PlatformMap:
         weakref.finalize(self, self._reader.stop)
 
     def begin(
-        self,
-        target: MapTarget,
-        source: Iterable[Any] | None,
-        encode: Callable[[Any], bytes],
-        *,
-        total: int | None = None,
+        self, target: Target, source: Iterable[Any] | None, encode: Callable[[Any], bytes], *, total: int | None = None
     ) -> None:
         """Send the items of `source` that were not accepted before. `total` is their number, if known.
 
@@ -160,39 +155,39 @@ class PlatformMap:
         except Exception as error:
             self._reader.fail(error)
 
-    def ends(self) -> Iterator[End]:
+    def outcomes(self) -> Iterator[ItemOutcome]:
         """Yield the outcomes of the items, in the order that the options set. Closing the iterator calls `stop`."""
         try:
-            while (end := self._next()) is not None:
-                yield end
+            while (outcome := self._next()) is not None:
+                yield outcome
         finally:
             self.stop()
 
     def results(self) -> Iterator[Any]:
         """Yield the results of the items. A failure is raised, or yielded with `return_exceptions`."""
-        for end in self.ends():
-            yield self._value(end)
+        for outcome in self.outcomes():
+            yield self._value(outcome)
 
     async def results_async(self) -> AsyncIterator[Any]:
         """Like `results`."""
         try:
-            while (end := await self._next_async()) is not None:
-                is_elsewhere = end.kind is media.MapOutcomeKind.BY_REFERENCE
-                yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
+            while (outcome := await self._next_async()) is not None:
+                is_elsewhere = outcome.kind is media.MapOutcomeKind.BY_REFERENCE
+                yield await in_thread(self._value, outcome) if is_elsewhere else self._value(outcome)
         finally:
             self.stop()
 
-    def result_of(self, end: End) -> tuple[str, bytes]:
+    def result_of(self, outcome: ItemOutcome) -> tuple[str, bytes]:
         """Return the result of an item, or raise its error."""
-        match end.kind:
+        match outcome.kind:
             case media.MapOutcomeKind.RESULT:
-                return end.content_type, end.body
+                return outcome.content_type, outcome.body
             case media.MapOutcomeKind.BY_REFERENCE:
-                return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, end.item)))
+                return retry_while_unavailable(lambda: self._transport.result(item_id(self.id, outcome.item)))
             case media.MapOutcomeKind.PROBLEM:
-                raise error_of(0, {}, end.body)
+                raise error_of(0, {}, outcome.body)
             case media.MapOutcomeKind.EMPTY:
-                raise InvocationNotFound(f"the outcome of item {end.item} is no longer stored")
+                raise InvocationNotFound(f"the outcome of item {outcome.item} is no longer stored")
 
     def stop(self) -> None:
         """Stop sending and reading."""
@@ -209,7 +204,7 @@ class PlatformMap:
             accepted, is_open = _accepted(view)
             if is_open:
                 function, _, method = view.function.partition(".")
-                self._transport.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
+                self._transport.send_items(Target(function, method), self.id, accepted, [], is_last=True)
 
     def cancel(self) -> bool:
         """Cancel the items that have not ended. Return False if all had ended."""
@@ -221,64 +216,64 @@ class PlatformMap:
             self._reader.stop()
             return False
 
-    def _next(self) -> End | None:
+    def _next(self) -> ItemOutcome | None:
         """Wait for the next outcome. Return None after the last one."""
-        while (end := self._take()) is None:
+        while (outcome := self._take()) is None:
             if not self._wait_for_more():
                 return self._missing()
-        return end
+        return outcome
 
-    async def _next_async(self) -> End | None:
+    async def _next_async(self) -> ItemOutcome | None:
         """Like `_next`. A thread only waits: if it took the outcome, a cancelled reader would lose it."""
-        while (end := self._take()) is None:
+        while (outcome := self._take()) is None:
             if not await in_thread(self._wait_for_more):
                 return self._missing()
-        return end
+        return outcome
 
     def _wait_for_more(self) -> bool:
         """Wait for more outcomes. Return False if there are none."""
         self._report_taken()
-        if self.is_over or self._has_all() or (ends := self._reader.take()) is None:
+        if self.is_over or self._has_all() or (outcomes := self._reader.take()) is None:
             self.is_over = self.is_over or self._has_all() or self._reader.is_over  # else the reader was stopped
             return False
-        for end in ends:
-            self.order.add(end)
+        for outcome in outcomes:
+            self.order.add(outcome)
         return True
 
-    def _missing(self) -> End | None:
+    def _missing(self) -> ItemOutcome | None:
         """Return a placeholder for an outcome that is no longer stored, if outcomes of later items wait behind it."""
         item = self.order.skip()
-        return None if item is None else End(media.MapOutcomeKind.EMPTY, item, 0, 0, "", b"")
+        return None if item is None else ItemOutcome(media.MapOutcomeKind.EMPTY, item, 0, 0, "", b"")
 
-    def _take(self) -> End | None:
-        end = self.order.take()
-        if end is not None:
+    def _take(self) -> ItemOutcome | None:
+        outcome = self.order.take()
+        if outcome is not None:
             self._taken += 1
             self._unreported += 1
             if self._unreported >= _REPORT_EVERY:
                 self._report_taken()
-        return end
+        return outcome
 
     def _report_taken(self) -> None:
         if self._unreported and self._sender is not None:
-            self._sender.taken(self._unreported)
+            self._sender.report_taken(self._unreported)
         self._unreported = 0
 
     def _has_all(self) -> bool:
         """Return whether all outcomes were taken. Does not wait for the end of the gateway's stream."""
         return self._sender is not None and self._sender.total is not None and self._taken >= self._sender.total
 
-    def _value(self, end: End) -> Any:
+    def _value(self, outcome: ItemOutcome) -> Any:
         try:
             with remote_traceback():
-                return self._result_reader.decode(self.result_of(end))
+                return self._result_reader.decode(self.result_of(outcome))
         except GpufnError as error:
             if self._options.return_exceptions:
                 return error
             raise
 
 
-def _check_same_map(view: MapView, target: MapTarget, total: int | None) -> None:
+def _check_same_map(view: MapView, target: Target, total: int | None) -> None:
     """Raise Conflict if the map is of another function, or is closed and has fewer items.
 
     A gateway checks this when it receives items, but a closed map is not sent any.

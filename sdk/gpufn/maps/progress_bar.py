@@ -46,13 +46,7 @@ class Bar:
     def __enter__(self) -> Self:
         try:
             from rich.console import Console  # noqa: PLC0415
-            from rich.progress import (  # noqa: PLC0415
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-            )
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
         except ImportError:
             return self
         description = TextColumn("{task.description}", markup=False)

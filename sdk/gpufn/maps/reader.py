@@ -1,7 +1,7 @@
 """Reader of the outcomes of a map's items, which a gateway streams.
 
 parse_outcomes           parses the records of `media.OUTCOMES`
-InOrder                  sorts outcomes into the order of the items, with bounded memory
+ItemOrder                sorts outcomes into the order of the items, with bounded memory
 retry_while_unavailable  repeats a request while the gateway is unavailable
 OutcomeReader            reads outcomes in a thread, and resumes after the last one when the connection breaks
 """
@@ -23,14 +23,14 @@ from gpufn_core.errors import BusUnavailable, GatewayUnavailable, InvalidInput
 T = TypeVar("T")
 
 _MAX_BYTES: Final = 32 << 20  # for outcomes not yet taken, and again for outcomes that wait for an earlier item
-_MAX_ENDS: Final = 4096
+_MAX_OUTCOMES: Final = 4096
 _RETRY_S: Final = 60.0  # longer than the restart of a gateway takes
 _MIN_BACKOFF_S: Final = 0.05
 _MAX_BACKOFF_S: Final = 2.0
 _CURSOR = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){1,2}")
 
 
-class End(NamedTuple):
+class ItemOutcome(NamedTuple):
     """The outcome of an item: its result, or a problem as JSON. `seq` and `ended` are its position in the stream."""
 
     kind: media.MapOutcomeKind
@@ -71,12 +71,12 @@ class Cursor(NamedTuple):
         return cls(*map(int, (text or "0.0").split(".")))
 
 
-def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
+def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[ItemOutcome]]:
     """Yield the outcomes that each chunk completes. An empty list shows that the connection is alive."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
-        ends, at = [], 0
+        outcomes, at = [], 0
         while len(buffer) - at >= media.OUTCOME.size:
             kind, name_length, body_length, index, seq, ended = media.OUTCOME.unpack_from(buffer, at)
             name_at = at + media.OUTCOME.size
@@ -86,9 +86,11 @@ def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[End]]:
             at = start + body_length
             if kind != media.MapOutcomeKind.EMPTY:
                 name = buffer[name_at:start].decode("ascii")
-                ends.append(End(media.MapOutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at])))
+                outcomes.append(
+                    ItemOutcome(media.MapOutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at]))
+                )
         del buffer[:at]
-        yield ends
+        yield outcomes
     if buffer:
         raise GatewayUnavailable("the stream of outcomes broke off inside a record")
 
@@ -106,7 +108,7 @@ def retry_while_unavailable(request: Callable[[], T]) -> T:
         backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
 
-class InOrder:
+class ItemOrder:
     """Sorts outcomes into the order of the items.
 
     An early outcome waits for the items before it. Beyond `max_bytes` it waits without its body, which must be
@@ -116,30 +118,30 @@ class InOrder:
     def __init__(self, after: Cursor, max_bytes: int = _MAX_BYTES) -> None:
         self._next = after.item or 0
         self._read = after
-        self._early: dict[int, End] = {}
+        self._early: dict[int, ItemOutcome] = {}
         self._early_bytes = 0
         self._max_bytes = max_bytes
-        self._arrived: deque[End] = deque()  # outcomes after the `seq` of the cursor, without bodies
+        self._arrived: deque[ItemOutcome] = deque()  # outcomes after the `seq` of the cursor, without bodies
 
-    def add(self, end: End) -> None:
-        if end.item < self._next:
+    def add(self, outcome: ItemOutcome) -> None:
+        if outcome.item < self._next:
             return  # taken before the initial cursor
-        if end.item != self._next and self._early_bytes + len(end.body) > self._max_bytes:
-            end = end._replace(kind=media.MapOutcomeKind.BY_REFERENCE, body=b"")
-        self._early[end.item] = end
-        self._early_bytes += len(end.body)
-        self._arrived.append(end._replace(body=b""))
+        if outcome.item != self._next and self._early_bytes + len(outcome.body) > self._max_bytes:
+            outcome = outcome._replace(kind=media.MapOutcomeKind.BY_REFERENCE, body=b"")
+        self._early[outcome.item] = outcome
+        self._early_bytes += len(outcome.body)
+        self._arrived.append(outcome._replace(body=b""))
 
-    def take(self) -> End | None:
+    def take(self) -> ItemOutcome | None:
         """Return the next outcome, or None if it has not arrived."""
-        end = self._early.pop(self._next, None)
-        if end is not None:
-            self._early_bytes -= len(end.body)
+        outcome = self._early.pop(self._next, None)
+        if outcome is not None:
+            self._early_bytes -= len(outcome.body)
             self._next += 1
             while self._arrived and self._arrived[0].item < self._next:
                 arrived = self._arrived.popleft()
                 self._read = Cursor(arrived.seq, arrived.ended)
-        return end
+        return outcome
 
     def skip(self) -> int | None:
         """Skip the next item, whose outcome is no longer stored, and return its index.
@@ -156,24 +158,24 @@ class InOrder:
         return self._read._replace(item=self._next)
 
 
-class InArrivalOrder:
-    """Passes on outcomes in the order of their arrival. Has the interface of InOrder."""
+class ArrivalOrder:
+    """Passes on outcomes in the order of their arrival. Has the interface of ItemOrder."""
 
     def __init__(self, after: Cursor) -> None:
-        self._waiting: deque[End] = deque()
+        self._waiting: deque[ItemOutcome] = deque()
         self._first_item = after.item or 0
         self.cursor = Cursor(after.seq, after.ended)
 
-    def add(self, end: End) -> None:
-        if end.item >= self._first_item:
-            self._waiting.append(end)
+    def add(self, outcome: ItemOutcome) -> None:
+        if outcome.item >= self._first_item:
+            self._waiting.append(outcome)
 
-    def take(self) -> End | None:
+    def take(self) -> ItemOutcome | None:
         if not self._waiting:
             return None
-        end = self._waiting.popleft()
-        self.cursor = Cursor(end.seq, end.ended)
-        return end
+        outcome = self._waiting.popleft()
+        self.cursor = Cursor(outcome.seq, outcome.ended)
+        return outcome
 
     def skip(self) -> int | None:
         return None
@@ -182,11 +184,11 @@ class InArrivalOrder:
 class OutcomeReader:
     """Reads outcomes in a thread. `read(cursor)` yields the outcomes after a cursor, and returns after the last one."""
 
-    def __init__(self, read: Callable[[str], Iterator[list[End]]], after: Cursor) -> None:
+    def __init__(self, read: Callable[[str], Iterator[list[ItemOutcome]]], after: Cursor) -> None:
         self._read = read
         self._cursor = after
         self._lock = threading.Condition()
-        self._ends: list[End] = []
+        self._outcomes: list[ItemOutcome] = []
         self._bytes = 0
         self.is_over = False  # all outcomes have arrived
         self._error: BaseException | None = None
@@ -206,27 +208,27 @@ class OutcomeReader:
             self._error = self._error or error
             self._lock.notify_all()
 
-    def take(self) -> list[End] | None:
+    def take(self) -> list[ItemOutcome] | None:
         """Wait for outcomes. Return None after the last one. Raises the error of `fail` or of the reader."""
         with self._lock:
-            while not self._ends:
+            while not self._outcomes:
                 if self._error is not None:
                     raise self._error
                 if self.is_over or self._stopped:
                     return None
                 self._lock.wait()
-            ends, self._ends, self._bytes = self._ends, [], 0
+            outcomes, self._outcomes, self._bytes = self._outcomes, [], 0
             self._lock.notify_all()
-            return ends
+            return outcomes
 
     def _run(self) -> None:
         deadline, backoff_s = math.inf, _MIN_BACKOFF_S
         while not self._stopped:
             try:
                 with contextlib.closing(self._read(self._cursor.wire)) as stream:  # type: ignore[type-var]
-                    for ends in stream:
+                    for outcomes in stream:
                         deadline, backoff_s = math.inf, _MIN_BACKOFF_S
-                        if not self._put(ends):
+                        if not self._put(outcomes):
                             return
                 with self._lock:
                     self.is_over = True
@@ -243,14 +245,14 @@ class OutcomeReader:
             time.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
-    def _put(self, ends: list[End]) -> bool:
+    def _put(self, outcomes: list[ItemOutcome]) -> bool:
         """Wait for room, and add outcomes. Return False if the reader was stopped."""
         with self._lock:
-            while not self._stopped and (self._bytes > _MAX_BYTES or len(self._ends) > _MAX_ENDS):
+            while not self._stopped and (self._bytes > _MAX_BYTES or len(self._outcomes) > _MAX_OUTCOMES):
                 self._lock.wait()
-            if ends and not self._stopped:
-                self._ends += ends
-                self._bytes += sum(len(end.body) for end in ends)
-                self._cursor = Cursor(ends[-1].seq, ends[-1].ended)
+            if outcomes and not self._stopped:
+                self._outcomes += outcomes
+                self._bytes += sum(len(outcome.body) for outcome in outcomes)
+                self._cursor = Cursor(outcomes[-1].seq, outcomes[-1].ended)
                 self._lock.notify_all()
             return not self._stopped

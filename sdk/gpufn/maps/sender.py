@@ -141,7 +141,7 @@ class ItemSender:
     def is_sending(self) -> bool:
         return not self._stopped and self.total is None
 
-    def taken(self, count: int) -> None:
+    def report_taken(self, count: int) -> None:
         """Report that the reader has taken `count` more outcomes."""
         with self._lock:
             self._taken += count

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -51,15 +51,6 @@ class Turn(Generic[T]):
         self.charged_s = charged_s  # estimate that is included in its flow's tag while the turn runs
 
 
-class Order(Protocol[T]):
-    """A policy that decides which flow gets the next turn."""
-
-    def wait(self, flow: str, what: T, now: float) -> None: ...
-    def next(self, now: float) -> Turn[T] | None: ...
-    def end(self, turn: Turn[T], now: float) -> None: ...
-    def next_check_at(self, now: float) -> float: ...
-
-
 class _Flow(Generic[T]):
     __slots__ = ("ended_at", "mean_s", "name", "running", "tag", "waiting")
 
@@ -79,8 +70,8 @@ class _Flow(Generic[T]):
         self.mean_s = turn_s if self.mean_s is None else self.mean_s + _WEIGHT * (turn_s - self.mean_s)
 
 
-class _Flows(Generic[T]):
-    """The common part of the orders: flows, and the number of running turns."""
+class Order(Generic[T]):
+    """A policy that decides which flow gets the next turn: here the first by `_rank`."""
 
     def __init__(self, at_once: int = 1) -> None:
         self._at_once = at_once
@@ -98,6 +89,15 @@ class _Flows(Generic[T]):
     def forget(self, flow: str) -> None:
         """Remove a flow that gets no further work."""
         self._flows.pop(flow, None)
+
+    def next(self, now: float) -> Turn[T] | None:
+        waiting = self._waiting()
+        if not waiting or self._running >= self._at_once:
+            return None
+        return self._begin(min(waiting, key=self._rank), now)
+
+    def _rank(self, flow: _Flow[T]) -> tuple[float, ...]:
+        return (flow.since,)
 
     def end(self, turn: Turn[T], now: float) -> None:
         self._running -= 1
@@ -125,7 +125,7 @@ class _Flows(Generic[T]):
         return Turn(flow.name, flow.waiting.popleft()[1], now)
 
 
-class Arrivals(_Flows[T]):
+class Arrivals(Order[T]):
     """First come, first served.
 
     >>> order = Arrivals[str]()
@@ -136,24 +136,15 @@ class Arrivals(_Flows[T]):
     'f2'
     """
 
-    def next(self, now: float) -> Turn[T] | None:
-        waiting = self._waiting()
-        if not waiting or self._running >= self._at_once:
-            return None
-        return self._begin(min(waiting, key=lambda flow: flow.since), now)
 
-
-class ShortestFirst(_Flows[T]):
+class ShortestFirst(Order[T]):
     """The function with the shortest turns first. A function without a finished turn comes first of all."""
 
-    def next(self, now: float) -> Turn[T] | None:
-        waiting = self._waiting()
-        if not waiting or self._running >= self._at_once:
-            return None
-        return self._begin(min(waiting, key=lambda flow: (flow.mean_s or 0.0, flow.since)), now)
+    def _rank(self, flow: _Flow[T]) -> tuple[float, ...]:
+        return flow.mean_s or 0.0, flow.since
 
 
-class FairQueueing(_Flows[T]):
+class FairQueueing(Order[T]):
     """MQFQ-Sticky.
 
     >>> order = FairQueueing[str](overrun_s=0.0)

@@ -166,7 +166,7 @@ def _check_message(metadata: memoryview) -> int:
     if _EXTENSION in bytes(metadata):
         raise InvalidInput("a table has an extension type, which may run code when it is read")
     message = _Table(metadata, struct.unpack_from("<I", metadata, 0)[0])
-    kind, header = message.byte(1), message.table(2)
+    kind, header = message.number(1, "<B"), message.table(2)
     if kind == _DICTIONARY and header is not None:
         header = header.table(1)
     elif kind not in (_SCHEMA, _BATCH):
@@ -175,7 +175,7 @@ def _check_message(metadata: memoryview) -> int:
         raise InvalidInput("a table has an empty message")
     if kind != _SCHEMA and header.has(3):
         raise InvalidInput("a table is compressed, which is not accepted because it may expand a thousandfold")
-    length = message.long(3)
+    length = message.number(3, "<q")
     if length < 0:
         raise InvalidInput("a table has a message of negative length")
     return length
@@ -195,13 +195,9 @@ class _Table:
     def has(self, field: int) -> bool:
         return self._offset_of(field) is not None
 
-    def byte(self, field: int) -> int:
+    def number(self, field: int, form: str) -> int:
         offset = self._offset_of(field)
-        return 0 if offset is None else int(struct.unpack_from("<B", self._data, offset)[0])
-
-    def long(self, field: int) -> int:
-        offset = self._offset_of(field)
-        return 0 if offset is None else int(struct.unpack_from("<q", self._data, offset)[0])
+        return 0 if offset is None else int(struct.unpack_from(form, self._data, offset)[0])
 
     def table(self, field: int) -> _Table | None:
         offset = self._offset_of(field)

@@ -55,16 +55,16 @@ def form_of(value: Any) -> Form | None:
 
 def value_of(code: int, data: memoryview) -> Any:
     """Decode the value of an Ext. Raises InvalidInput, whose message contains no text of the library."""
-    make = _VALUES.get(code)
-    if make is None:
+    if code not in _VALUES:
         raise InvalidInput(f"a value has the unknown form {code}: a newer gpufn sent it")
+    name, make = _VALUES[code]
     try:
         content = msgspec.msgpack.decode(data, type=list[Any], ext_hook=_no_ext)
         return make(*content)
     except InvalidInput:
         raise
     except Exception as error:  # its text may show local addresses and names
-        raise InvalidInput(f"{_NAMES[code]} was sent in a damaged form") from error
+        raise InvalidInput(f"{name} was sent in a damaged form") from error
 
 
 def _no_ext(code: int, _: memoryview) -> Any:
@@ -246,20 +246,12 @@ _FORMS: dict[str, Callable[[Any], Form | None]] = {
     "pyarrow": _table_form,
     "polars": _table_form,
 }
-# Names of the forms in error messages.
-_NAMES: Final = {
-    _ARRAY: "a numpy array",
-    _NUMPY_SCALAR: "a numpy scalar",
-    _STRUCTURED_ARRAY: "a structured numpy array",
-    _TENSOR: "a torch tensor",
-    _IMAGE: "an image",
-    _ARROW: "a table",
-}
-_VALUES: dict[int, Callable[..., Any]] = {
-    _ARRAY: _array,
-    _NUMPY_SCALAR: lambda dtype, data: _array(dtype, [1], data)[0],
-    _STRUCTURED_ARRAY: _structured,
-    _TENSOR: _tensor,
-    _IMAGE: _image,
-    _ARROW: _table,
+# The name of each form in error messages, and the function that makes its value.
+_VALUES: dict[int, tuple[str, Callable[..., Any]]] = {
+    _ARRAY: ("a numpy array", _array),
+    _NUMPY_SCALAR: ("a numpy scalar", lambda dtype, data: _array(dtype, [1], data)[0]),
+    _STRUCTURED_ARRAY: ("a structured numpy array", _structured),
+    _TENSOR: ("a torch tensor", _tensor),
+    _IMAGE: ("an image", _image),
+    _ARROW: ("a table", _table),
 }

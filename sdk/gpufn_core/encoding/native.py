@@ -149,27 +149,18 @@ def _zone_of(value: datetime.datetime | datetime.time) -> str | None:
     return getattr(zone, "key", None) if kind.__module__.startswith("zoneinfo") else None
 
 
-def _datetime(value: datetime.datetime) -> msgspec.msgpack.Ext | None:
+def _dated(plain: int, zoned: int, value: datetime.datetime | datetime.time) -> msgspec.msgpack.Ext | None:
+    """Encode as `plain` without a time zone or with a fixed offset, as `zoned` with an IANA time zone."""
     if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
-        return _ext(_DATETIME, value.isoformat())
+        return _ext(plain, value.isoformat())
     zone = _zone_of(value)
-    return None if zone is None else _ext(_ZONED_DATETIME, [value.replace(tzinfo=None).isoformat(), zone, value.fold])
-
-
-def _time(value: datetime.time) -> msgspec.msgpack.Ext | None:
-    if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
-        return _ext(_TIME, value.isoformat())
-    zone = _zone_of(value)
-    return None if zone is None else _ext(_ZONED_TIME, [value.replace(tzinfo=None).isoformat(), zone, value.fold])
+    return None if zone is None else _ext(zoned, [value.replace(tzinfo=None).isoformat(), zone, value.fold])
 
 
 def _path(value: Any) -> msgspec.msgpack.Ext | None:
     name = type(value).__name__
-    return (
-        _ext(_PATH, [name, str(value)])
-        if name in _PATHS and vars(sys.modules["pathlib"])[name] is type(value)
-        else None
-    )
+    is_plain = name in _PATHS and vars(sys.modules["pathlib"])[name] is type(value)
+    return _ext(_PATH, [name, str(value)]) if is_plain else None
 
 
 def _wrap_collection(value: Any, rest: _Rest) -> msgspec.msgpack.Ext | None:
@@ -191,9 +182,9 @@ _WRAPPERS: dict[type, Callable[[Any], msgspec.msgpack.Ext | None]] = {
     complex: lambda value: _ext(_COMPLEX, [value.real, value.imag]),
     range: lambda value: _ext(_RANGE, [str(value.start), str(value.stop), str(value.step)]),
     bytearray: lambda value: _ext(_BYTEARRAY, value),
-    datetime.datetime: _datetime,
+    datetime.datetime: functools.partial(_dated, _DATETIME, _ZONED_DATETIME),
     datetime.date: lambda value: _ext(_DATE, value.isoformat()),
-    datetime.time: _time,
+    datetime.time: functools.partial(_dated, _TIME, _ZONED_TIME),
     datetime.timedelta: lambda value: _ext(_TIMEDELTA, [value.days, value.seconds, value.microseconds]),
     decimal.Decimal: lambda value: _ext(_DECIMAL, str(value)),
     uuid.UUID: lambda value: _ext(_UUID, value.bytes),
@@ -304,17 +295,18 @@ def _unpickled(code: int, data: memoryview, *, allow_pickle: bool, remedy: str) 
 
 
 def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise InvalidInput(f"an integer of {len(text):,} digits is longer than the {_MAX_DIGITS:,} that are accepted")
+    _check_digits("an integer", text, _MAX_DIGITS)
     return int(text)
 
 
 def _decimal(text: str) -> decimal.Decimal:
-    if len(text) > _MAX_DECIMAL_DIGITS:
-        raise InvalidInput(
-            f"a Decimal of {len(text):,} digits is longer than the {_MAX_DECIMAL_DIGITS:,} that are accepted"
-        )
+    _check_digits("a Decimal", text, _MAX_DECIMAL_DIGITS)
     return decimal.Decimal(text)
+
+
+def _check_digits(what: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise InvalidInput(f"{what} of {len(text):,} digits is longer than the {limit:,} that are accepted")
 
 
 def _zoned(read: Callable[[str], Any], parts: list[Any]) -> Any:
@@ -395,12 +387,8 @@ def loaded_class(module: str, qualname: str) -> type[Any] | None:
 
 def has_form(kind: type) -> bool:
     """Return whether instances of `kind` are sent as records."""
-    return (
-        issubclass(kind, (enum.Enum, msgspec.Struct))
-        or _is_dataclass(kind)
-        or is_pydantic(kind)
-        or _is_named_tuple(kind)
-    )
+    is_known = issubclass(kind, (enum.Enum, msgspec.Struct))
+    return is_known or _is_dataclass(kind) or is_pydantic(kind) or _is_named_tuple(kind)
 
 
 def restored(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from gpufn_core.errors import InvalidInput
 
@@ -20,12 +20,8 @@ def gateway_address(url: str) -> str:
     if not isinstance(url, str) or url.isdecimal():  # a port; as a host it would be an IPv4 address in decimal
         raise InvalidInput(f"{url!r} is not an address: write for example {DEFAULT_GATEWAY}")
     address = (url if "://" in url else f"http://{url}").rstrip("/")
-    try:
-        parts = urlsplit(address)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or parts.query or parts.fragment or not address.isprintable() or " " in address:
+    parts = _parts_of(address, "http", "https")
+    if parts is None or parts.query or parts.fragment:
         raise InvalidInput(f"{public(url)!r} is not an address: write for example {DEFAULT_GATEWAY}")
     return address
 
@@ -73,12 +69,8 @@ def check_webhook(url: str) -> None:
         raise InvalidInput(f"webhook is an address, such as 'https://example.org/done', not {url!r}", field="webhook")
     if len(url) > LONGEST_URL:
         raise InvalidInput(f"a webhook's address has at most {LONGEST_URL} characters", field="webhook")
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
+    parts = _parts_of(url, "http", "https")
+    if parts is None or not url.isascii():
         raise InvalidInput(f"a webhook goes to https://... or http://..., not to {url[:120]!r}", field="webhook")
     if parts.username is not None or parts.password is not None:
         raise InvalidInput(
@@ -97,10 +89,15 @@ def check_bus(url: str) -> None:
     gpufn.errors.InvalidInput: '10.0.0.1:4222' is not a NATS server's address: write for example nats://HOST:4222
     """
     for server in map(str.strip, url.split(",")):
-        try:
-            parts = urlsplit(server)
-            is_usable = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_usable = False
-        if not is_usable or not server.isprintable() or " " in server:
+        if _parts_of(server, "nats", "tls") is None:
             raise InvalidInput(f"{public(server)!r} is not a NATS server's address: write for example nats://HOST:4222")
+
+
+def _parts_of(url: str, *schemes: str) -> SplitResult | None:
+    """Split a URL with one of `schemes`; None if it has another scheme, no host, a wrong port, or white space."""
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if is_usable and url.isprintable() and " " not in url else None

@@ -19,6 +19,7 @@ import msgspec
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ParkedMemory
 from gpufn_core.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
+from gpufn_core.protocol import codec
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_core.spec.priority import Priority
 
@@ -29,14 +30,14 @@ F = TypeVar("F")
 _LENGTHS = struct.Struct("!II")
 
 
-class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
 # --- runner → worker -------------------------------------------------------------------------------------------------
 
 
-class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
+class Run(Frame, tag=1, frozen=True, array_like=True, gc=False):
     """Run one attempt. `stream` requests Items; `credits` is the number of Items that may be sent before a Credit.
 
     `shared_body` is the file name of the input in the worker's folder of shared bodies, if the input is not the frame's
@@ -60,31 +61,31 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     delivery: str = ""
 
 
-class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):
+class Cancel(Frame, tag=2, frozen=True, array_like=True, gc=False):
     attempt: int
 
 
-class Credit(_Frame, tag=3, frozen=True, array_like=True, gc=False):
+class Credit(Frame, tag=3, frozen=True, array_like=True, gc=False):
     attempt: int
     items: int
 
 
-class Drain(_Frame, tag=4, frozen=True, array_like=True, gc=False):
+class Drain(Frame, tag=4, frozen=True, array_like=True, gc=False):
     """Run the exit hooks and exit. The runner sends no further attempts."""
 
 
-class Park(_Frame, tag=7, frozen=True, array_like=True, gc=False):
+class Park(Frame, tag=7, frozen=True, array_like=True, gc=False):
     """Release the GPU. The worker may use at most `host_bytes` of host memory for this. No attempt runs, and no Run
     comes before the answer: a Ready with `parked`, or a NotParked."""
 
     host_bytes: int
 
 
-class Resume(_Frame, tag=8, frozen=True, array_like=True, gc=False):
+class Resume(Frame, tag=8, frozen=True, array_like=True, gc=False):
     """The GPU memory is available again. The answer is a Ready, or a StartFailed with the phase ``resume``."""
 
 
-class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
+class Answer(Frame, tag=5, frozen=True, array_like=True, gc=False):
     """The end of a Call: the outcome of a function's request to the platform.
 
     `shared_body` is the file name of the body in the worker's folder, if the body is not in the frame.
@@ -97,7 +98,7 @@ class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
     shared_body: str = ""
 
 
-class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
+class AnswerItem(Frame, tag=6, frozen=True, array_like=True, gc=False):
     """One item of a streaming Call."""
 
     call: int
@@ -121,7 +122,7 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int = 1
 
 
-class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
+class Hello(Frame, tag=10, frozen=True, array_like=True, gc=False):
     """The first frame of a connection. A worker that reconnects to a new runner `was_ready` and may still run attempts
     of the old one. Each of the `unfinished` attempts ends with a Result, as if this runner had started it: the runner
     adopts or cancels them. In addition, `running` other attempts end without a Result, each with a Freed."""
@@ -133,7 +134,7 @@ class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
     unfinished: tuple[Unfinished, ...] = ()
 
 
-class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
+class Ready(Frame, tag=11, frozen=True, array_like=True, gc=False):
     """The worker is loaded and warm, or parked. `modules` are its loaded third-party modules, for the next template
     process."""
 
@@ -143,12 +144,12 @@ class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
     parked: ParkedMemory | None = None
 
 
-class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
+class StartFailed(Frame, tag=12, frozen=True, array_like=True, gc=False):
     phase: str
     error: ErrorInfo
 
 
-class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
+class Result(Frame, tag=13, frozen=True, array_like=True, gc=False):
     """The end of an attempt. The slot is free when this is sent. `shared_body` is the file name of the result in the
     worker's folder of large bodies, if the result is not the frame's body. `run_s` is the attempt's run time.
     `charged_s` is its part of the run time if it ran in a batch with others, None if it ran alone."""
@@ -162,14 +163,14 @@ class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
     charged_s: float | None = None
 
 
-class Item(_Frame, tag=14, frozen=True, array_like=True, gc=False):
+class Item(Frame, tag=14, frozen=True, array_like=True, gc=False):
     """One item of a streaming Attempt; costs one credit."""
 
     attempt: int
     content_type: str
 
 
-class Log(_Frame, tag=15, frozen=True, array_like=True, gc=False):
+class Log(Frame, tag=15, frozen=True, array_like=True, gc=False):
     """Text that the function printed or logged. Attempt 0 is the worker itself. The body is UTF-8."""
 
     attempt: int
@@ -189,7 +190,7 @@ class Verb(enum.StrEnum):
     RESTORE = "restore"  # return the last checkpoint
 
 
-class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
+class Call(Frame, tag=16, frozen=True, array_like=True, gc=False):
     """A function's request to the platform. `target` is a function or an invocation's id.
 
     `shared_body` is the file name of the body in the worker's folder, if the body is not in the frame.
@@ -207,28 +208,28 @@ class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
     shared_body: str = ""
 
 
-class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
+class CloseCall(Frame, tag=17, frozen=True, array_like=True, gc=False):
     """The function does not want the rest of a Call (it left the loop over a stream, or stopped waiting)."""
 
     call: int
 
 
-class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
+class CallCredit(Frame, tag=18, frozen=True, array_like=True, gc=False):
     """`items` more items of a streaming Call were read. STREAM_WINDOW items may be sent before the first credit."""
 
     call: int
     items: int
 
 
-class Freed(_Frame, tag=19, frozen=True, array_like=True, gc=False):
+class Freed(Frame, tag=19, frozen=True, array_like=True, gc=False):
     """An attempt of an earlier connection has ended; its slot is free."""
 
 
-class Draining(_Frame, tag=20, frozen=True, array_like=True, gc=False):
+class Draining(Frame, tag=20, frozen=True, array_like=True, gc=False):
     """The worker received a signal to stop. It finishes its attempts, and exits at the runner's Drain."""
 
 
-class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
+class Progress(Frame, tag=21, frozen=True, array_like=True, gc=False):
     """Progress of an attempt: a fraction from 0 to 1 and a message."""
 
     attempt: int
@@ -236,7 +237,7 @@ class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
     message: str
 
 
-class NotParked(_Frame, tag=22, frozen=True, array_like=True, gc=False):
+class NotParked(Frame, tag=22, frozen=True, array_like=True, gc=False):
     """The worker could not park and must be stopped. `needs_bytes` of host memory would have sufficed; 0 if the failure
     had another cause."""
 
@@ -260,12 +261,10 @@ WorkerFrame = (
     | NotParked
 )
 
-_encode = msgspec.msgpack.Encoder().encode
-
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
     """Encode a frame. Raises PayloadTooLarge for a frame that the receiver would reject."""
-    header = _encode(frame)
+    header = codec.encode(frame)
     if len(header) > MAX_HEADER_BYTES:
         raise PayloadTooLarge(f"the header of a frame is {len(header)} bytes, more than the {MAX_HEADER_BYTES} allowed")
     if len(body) > MESSAGE_BYTES:

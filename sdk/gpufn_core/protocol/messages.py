@@ -29,7 +29,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     A submitted invocation without a client-chosen id is stored with a stem (`gpufn_core.ids`), which its queue position
     completes; `gpufn_platform.queue.queued_calls` reads it. `keep_s` is how long its record is kept after its end.
 
-    `shared_bodies` is the caller's folder in `Home.shared_bodies`, if the caller can receive the result as a file.
+    `shared_folder` is the caller's folder in `Home.shared_bodies`, if the caller can receive the result as a file.
     `shared_body` is the file name of the body in that folder, if the body does not follow this header. `reference`
     locates a body that is too large for the message.
     """
@@ -48,7 +48,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     not_before: float = 0.0  # a retry starts at this time or later
     parent: str = ""  # the invocation that made this one
     trace: str = ""  # W3C traceparent
-    shared_bodies: str = ""
+    shared_folder: str = ""
     shared_body: str = ""
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()

@@ -184,11 +184,6 @@ def device_token(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
 
 
-def runner_caller(runner: str) -> str:
-    """Name of a runner as a caller. Its first token keeps its replies separate from those to gateways."""
-    return f"{RUNNER_CALLERS}.{runner}"
-
-
 def replies(caller: str) -> str:
     """Filter that a caller (a gateway or a runner) subscribes to once for the replies to all of its calls."""
     return f"{PREFIX}.rep.*.{caller}.*"
@@ -204,7 +199,7 @@ def is_reply(subject: str) -> bool:
 
 
 WAIT_CHECK_PART = "-"
-RUNNER_CALLERS = "runner"
+RUNNER_CALLERS = "runner"  # first token of a runner as a caller: its replies are separate from those to gateways
 
 
 def wait_check(reply: str) -> str:

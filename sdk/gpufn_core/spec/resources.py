@@ -49,7 +49,8 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
         if self.share is Share.MPS:
             self._check_fraction()
-        elif (option := _first_set(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
+        elif self.vram_bytes is not None or self.sm_percent is not None:
+            option = "sm" if self.vram_bytes is None else "vram"
             raise InvalidSpec(f"{option}=... is a limit that only share='mps' has, not share={self.share.value!r}")
         if self.share is not Share.EXCLUSIVE and self.gpu_count > 1:
             raise InvalidSpec(
@@ -63,8 +64,3 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.vram_bytes is None:
             raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
         check_least_bytes("vram", parse_bytes(self.vram_bytes), MIN_VRAM_BYTES, "a CUDA context under MPS")
-
-
-def _first_set(**options: object) -> str | None:
-    """Return the name of the first option that is set."""
-    return next((name for name, value in options.items() if value is not None), None)

@@ -29,10 +29,9 @@ class Bounds(NamedTuple):
         """Raise InvalidSpec if `value` is out of bounds."""
         if value is None and self.may_be_none:
             return
-        if self.is_whole:
-            check_whole(self.option, value, int(self.low), int(self.high))
-        else:
-            check_number(self.option, value, self.low, self.high)
+        kinds, what = ((int,), "whole number") if self.is_whole else ((int, float), "number")
+        if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
+            raise InvalidSpec(f"{self.option} is a {what} from {self.low:g} to {self.high:.10g}, not {value!r}")
 
 
 def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
@@ -91,13 +90,3 @@ def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> N
         f"{option} is {amount:,} bytes, and {needed_by} needs at least {format_bytes(least)}: "
         f"write {option}='{suggested}Mi'"
     )
-
-
-def check_number(option: str, value: float | None, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InvalidSpec(f"{option} is a number from {low:g} to {high:.10g}, not {value!r}")
-
-
-def check_whole(option: str, value: float | None, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidSpec(f"{option} is a whole number from {low} to {high}, not {value!r}")

@@ -108,7 +108,7 @@ def test_a_time_zone_is_one_that_there_is(zone: Any) -> None:
 
 
 def test_a_path_and_a_collection_are_of_known_kinds() -> None:
-    assert "is not a class of pathlib" in refused(18, ["os", "a"])
+    assert "pathlib" in refused(18, ["os", "a"])
     assert refused(9, ["deque", [1], "x"])
     assert refused(9, ["defaultdict", [], "eval"])
     assert refused(9, ["UserDict", [], None])
@@ -234,7 +234,7 @@ def test_a_few_bytes_are_no_billions_of_rows() -> None:
     assert "cannot fit in" in refused(25, ["pandas.DataFrame", None, _stream(arrow, nulls)])
     for kind in (arrow.list_(arrow.null()), arrow.list_(arrow.int8(), 0), arrow.binary(0), arrow.struct([])):
         hollow = arrow.table({"a": arrow.array([None], kind)})
-        assert "is not supported in Arrow form" in refused(25, ["pyarrow.Table", None, _stream(arrow, hollow)])
+        assert str(kind) in refused(25, ["pyarrow.Table", None, _stream(arrow, hollow)])
 
 
 def test_a_table_whose_offsets_point_outside_is_refused() -> None:
@@ -265,7 +265,7 @@ def test_damaged_streams_are_refused() -> None:
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
-    assert "polars is not installed here: pip install polars" in refused(25, ["polars.DataFrame", None, b""])
+    assert "pip install polars" in refused(25, ["polars.DataFrame", None, b""])
 
 
 # Images
@@ -298,7 +298,7 @@ def test_images_of_other_formats_and_of_too_many_pixels_are_refused() -> None:
     image = pytest.importorskip("PIL.Image")
     out = io.BytesIO()
     image.new("RGB", (3, 2)).save(out, "TIFF")
-    assert refused(24, [out.getvalue()]) == "an image is not a PNG or is corrupt"
+    assert "PNG" in refused(24, [out.getvalue()])
     for size in ((20_000, 10_000), (9_500, 9_500), (60_000, 60_000)):
         assert "too large" in refused(24, [_png(*size)]) or "Bomb" in refused(24, [_png(*size)])
 
@@ -318,4 +318,4 @@ def test_tensors_arrive_as_they_were(dtype: str, shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("dtype", ["load", "quint8", "hub", 7])
 def test_a_tensor_is_of_a_known_dtype(dtype: Any) -> None:
-    assert "is not a supported torch dtype" in refused(23, [dtype, [1], bytes(4), False])
+    assert "torch dtype" in refused(23, [dtype, [1], bytes(4), False])

@@ -41,10 +41,11 @@ def test_a_bus_is_one_server_or_several(url: str) -> None:
 def test_what_is_no_address_of_a_bus_is_named(url: str, wrong: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_bus(url)
-    assert caught.value.message == f"{wrong} is not a NATS server's address: write for example nats://HOST:4222"
+    assert caught.value.message.startswith(f"{wrong} is not ")
 
 
 def test_a_wrong_address_of_a_bus_does_not_tell_its_password() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_bus("nats://gpufn:s3cret@h:99999")
-    assert caught.value.message.startswith("'nats://h:99999' is not a NATS server's address")
+    assert "'nats://h:99999'" in caught.value.message
+    assert "s3cret" not in caught.value.message

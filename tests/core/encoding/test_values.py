@@ -122,17 +122,17 @@ def test_arrays_keep_their_type_and_shape_and_can_be_written_to(array: np.ndarra
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_form_of_its_own_is_refused_where_it_is_made(value: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"f\[0\]: an? .* cannot be sent: its type is not supported") as argument:
+    with pytest.raises(InvalidInput, match=r"^f\[0\]: an? ") as argument:
         values.encode_call((), {"f": [value]})
     assert argument.value.field == "f[0]"
-    with pytest.raises(ResultNotEncodable, match=r"the result at \.f is an? .*: its type is not supported"):
+    with pytest.raises(ResultNotEncodable, match=r"result at \.f is an? "):
         values.encode_result({"f": value}, NATIVE)
 
 
 def test_a_refused_value_is_told_with_its_remedy() -> None:
-    with pytest.raises(InvalidInput, match=r"; send plain values, or deploy .* @gpu_function\(pickle=True\)"):
+    with pytest.raises(InvalidInput, match=r"; send .* @gpu_function\(pickle=True\)"):
         values.encode_call((object(),), {})
-    with pytest.raises(ResultNotEncodable, match=r"; return plain values, or deploy .* @gpu_function\(pickle=True\)"):
+    with pytest.raises(ResultNotEncodable, match=r"; return .* @gpu_function\(pickle=True\)"):
         values.encode_result(object(), NATIVE)
 
 
@@ -140,12 +140,12 @@ def test_pickles_are_made_on_request_and_read_on_request() -> None:
     body = values.encode_call((lambda x: x + 1,), {}, may_pickle=True)
     assert values.call_type(body) == PICKLED
     assert values.decode_call(body, allow_pickle=True)[0][0](1) == 2
-    with pytest.raises(InvalidInput, match="a function was sent as a pickle, which runs code when it is read: send"):
+    with pytest.raises(InvalidInput, match=r"a function .* pickle.*: send"):
         values.decode_call(body)
     content_type, result = values.encode_result([Text("a")], NATIVE, may_pickle=True)
     assert content_type == PICKLED
     assert values.decode_value(content_type, result, allow_pickle=True) == ["a"]
-    with pytest.raises(InvalidInput, match=r"Text was sent as a pickle.*trust_results=True to Client\(\.\.\.\) or"):
+    with pytest.raises(InvalidInput, match=r"Text .* pickle.*trust_results=True"):
         values.decode_value(content_type, result)
 
 
@@ -192,13 +192,13 @@ def test_fields_take_the_place_of_a_record_wherever_it_stands() -> None:
 @pytest.mark.parametrize("value", [{Frozen(1)}, {Frozen(1): 2}, frozenset({(Frozen(1),)})])
 def test_fields_that_cannot_be_hashed_are_refused_with_the_remedy(value: Any) -> None:
     content_type, body = values.encode_result(value, NATIVE)
-    with pytest.raises(InvalidInput, match=r"unhashable value: .* unless a type hint names its class"):
+    with pytest.raises(InvalidInput, match=r"unhashable value: .* type hint"):
         values.decode_value(content_type, body)
 
 
 def test_a_pickle_under_the_other_content_type_is_refused_with_what_to_send() -> None:
     body = msgspec.msgpack.encode(msgspec.msgpack.Ext(41, msgspec.msgpack.encode(["T", b"."])))
-    with pytest.raises(InvalidInput, match=r"T was sent as a pickle.* of the content type application/vnd.gpufn.p"):
+    with pytest.raises(InvalidInput, match=r"T .* pickle.* application/vnd\.gpufn\.pickle"):
         values.decode_value(NATIVE, body, allow_pickle=True)
 
 
@@ -369,7 +369,7 @@ def test_what_is_still_to_be_run_or_read_is_told_with_what_makes_a_value_of_it()
         assert result.value.message.endswith(remedy)
     with pytest.raises(InvalidInput) as argument:
         values.encode_call((iter_nothing(),), {})
-    assert argument.value.message.endswith("; make a list of it")
+    assert argument.value.message.endswith("list of it")
     coroutine.close()
 
 

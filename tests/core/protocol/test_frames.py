@@ -51,7 +51,7 @@ def test_what_is_larger_than_a_frame_is_refused_by_who_sends_it_and_by_who_reads
         frames.encode(Item(1, "a"), bytes(MESSAGE_BYTES + 1))
     with pytest.raises(PayloadTooLarge):
         frames.encode(Item(1, "a" * MAX_HEADER_BYTES))
-    with pytest.raises(ProtocolMismatch, match="a frame has a length of"):
+    with pytest.raises(ProtocolMismatch, match=f"1 \\+ {MESSAGE_BYTES + 1} bytes"):
         list(FrameReader[WorkerFrame](WorkerFrame).feed(struct.pack("!II", 1, MESSAGE_BYTES + 1)))
 
 
@@ -59,5 +59,5 @@ def test_what_came_whole_before_a_break_in_the_protocol_is_read() -> None:
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
     read = reader.feed(frames.encode(Item(1, "a"), b"x") + struct.pack("!II", 1, 0) + b"\xc1")
     assert next(read) == (Item(1, "a"), b"x")
-    with pytest.raises(ProtocolMismatch, match="could not be decoded"):
+    with pytest.raises(ProtocolMismatch, match="decoded"):
         next(read)

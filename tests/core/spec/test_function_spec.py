@@ -38,13 +38,14 @@ def spec(**options: Any) -> FunctionSpec:
 
 @pytest.mark.parametrize("name", ["num\0py", "-c", "", "a.b", "9lives", "x" * 101, "numpy\n", "a b"])
 def test_what_is_no_modules_name_is_refused(name: str) -> None:
-    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+    with pytest.raises(InvalidSpec, match="module") as caught:
         spec(modules=("numpy", name))
+    assert repr(name) in caught.value.message
 
 
 def test_it_is_refused_as_json_too() -> None:
     data = b'{"name": "f", "entry": {"module": "a", "qualname": "f"}, "methods": [{}], "modules": ["a\\u0000"]}'
-    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+    with pytest.raises(InvalidSpec, match=r"'a\\x00' .* module"):
         spec_from_json(data)
 
 
@@ -70,15 +71,13 @@ def test_a_spec_that_no_decorator_makes_is_refused(fields: dict[str, object], me
 
 def test_modules_have_a_number_that_is_too_many() -> None:
     assert len(spec(modules=tuple(f"m{number}" for number in range(256))).modules) == 256
-    with pytest.raises(InvalidSpec, match="257 modules are more than the 256"):
+    with pytest.raises(InvalidSpec, match=r"257 modules .* 256"):
         spec(modules=tuple(f"m{number}" for number in range(257)))
 
 
 def test_an_environment_has_a_size_that_is_too_much() -> None:
     assert spec(env={"A": "x" * 16_000, "B": "x" * 16_000}).env["A"]
-    with pytest.raises(
-        InvalidSpec, match="env holds 33,002 bytes, more than the 32,768 allowed: put large values into a file"
-    ):
+    with pytest.raises(InvalidSpec, match=r"env .* 33,002 bytes.* 32,768"):
         spec(env={"A": "x" * 16_000, "B": "x" * 17_000})
     with pytest.raises(InvalidSpec, match="env holds 40,001 bytes"):
         spec(env={"A": "é" * 20_000})
@@ -87,7 +86,7 @@ def test_an_environment_has_a_size_that_is_too_much() -> None:
 @pytest.mark.parametrize("seconds", [0, 31 * 86400, "1h"])
 def test_a_retention_has_bounds(seconds: Any) -> None:
     assert spec(retention_s=3600.0).retention_s == 3600.0
-    with pytest.raises(InvalidSpec, match="retention is a number from 1 to 2592000"):
+    with pytest.raises(InvalidSpec, match=r"^retention .* 1 to 2592000"):
         spec(retention_s=seconds)
 
 

@@ -180,13 +180,13 @@ def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
 
     spec = gpu_function(schedule=Schedule("0 6 * * *", arguments={"day": "today"}))(report).spec()
     assert spec.schedule == Schedule("0 6 * * *", arguments={"day": "today"})
-    with pytest.raises(InvalidSpec, match="the schedule lacks day"):
+    with pytest.raises(InvalidSpec, match=r"lacks day;"):
         gpu_function(schedule="0 6 * * *")(report).spec()
-    with pytest.raises(InvalidSpec, match="the schedule calls 'other'"):
+    with pytest.raises(InvalidSpec, match="calls 'other'"):
         gpu_function(schedule=Schedule("0 6 * * *", method="other"))(report).spec()
     with pytest.raises(InvalidSpec, match="never fires"):
         gpu_function(schedule="0 0 30 2 *")(report)
-    with pytest.raises(InvalidSpec, match="needs a cron line"):
+    with pytest.raises(InvalidSpec, match="cron line"):
         gpu_function(schedule=Schedule(at=5.0, arguments={"day": "today"}))(report).spec()
 
 
@@ -199,5 +199,5 @@ def test_where_there_are_no_time_zones_utc_is_known_and_how_to_have_others_is_to
     monkeypatch.setattr(zoneinfo, "ZoneInfo", knows_none)
     monkeypatch.setattr(zoneinfo, "available_timezones", set)
     assert next_time(Schedule("0 6 * * *"), NOON) == NOON + 18 * 3600
-    with pytest.raises(InvalidSpec, match=r"only UTC is installed here.*tzdata"):
+    with pytest.raises(InvalidSpec, match=r"Europe/Berlin.*UTC.*tzdata"):
         Schedule("0 6 * * *", timezone="Europe/Berlin")

@@ -38,6 +38,7 @@ from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.garbage_collection.rules import retired
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
+from tests import blobs
 from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on
 from tests.waiting import until_async
 
@@ -408,9 +409,7 @@ async def test_engines_that_nobody_uses_are_removed_with_their_files(nats: Any) 
         for dry_run in (True, False):
             swept = (await gateway.http.post("/v1/engines/gc", json={"dry_run": dry_run})).json()
             assert ([each["key"] for each in swept["engines"]], swept["files"], swept["bytes"]) == (["idle"], 1, 5)
-            there = [
-                await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b)) for b in (b"used", b"idle!")
-            ]
+            there = [await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b)) for b in (b"used", b"idle!")]
             assert there == [True, dry_run]
         assert await gateway.buckets.engines.keys() == ["used"]
 
@@ -429,11 +428,11 @@ async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what
         await gateway.finishing.step()
         revision = gateway.registry.revisions.pop("unheard")[1]
         assert "unheard-1" not in await collected(gateway)
-        assert await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
+        assert await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
         await gateway.deploys.delete("unheard")  # engines of a deleted function are removed on request
         await gateway.revisions.put("unheard.1", encode(retired(revision, gateway.clock.time())))
         assert "unheard-1" in await collected(gateway)
-        assert not await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
+        assert not await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
 
 
 async def test_an_engine_that_a_build_finds_again_meanwhile_stays(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +448,7 @@ async def test_an_engine_that_a_build_finds_again_meanwhile_stays(nats: Any, mon
         monkeypatch.setattr(engines, "records", found_meanwhile)
         assert "found-again" not in await collected(gateway)
         assert await gateway.buckets.engines.get("found-again") is not None
-        assert await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"found again"))
+        assert await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"found again"))
 
 
 @pytest.mark.parametrize("heard", [True, False])

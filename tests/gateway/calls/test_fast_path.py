@@ -68,7 +68,7 @@ class Runner:
 
     async def room(self, calls: int, *, created_at: float = 7.0) -> None:
         await self._connected.wait()
-        self.send(fast_path.Room("f", 1, created_at, calls))
+        self.send(fast_path.Limit("f", 1, created_at, calls))
 
     def disconnect(self) -> None:
         assert self._writer is not None
@@ -215,7 +215,7 @@ async def test_nothing_is_kept_of_a_revision_that_has_no_room_any_more(nats: Emb
 async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path, created_at=8.0) as it:
         assert it.invoke().offered is None
-        it.runner.send(fast_path.Room("f", 1, REVISION.created_at, 1))
+        it.runner.send(fast_path.Limit("f", 1, REVISION.created_at, 1))
         await until_async(lambda: len(it.lane._capacity) == 2)
         call, _ = await it.call_on_the_lane()
         assert call.offered is not None, "it is told apart by when it was made"

@@ -23,6 +23,7 @@ from gpufn_gateway.garbage_collection.collector import Collection
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.call_request import CallRequest
+from tests import blobs
 from tests.gateway.builds.test_builds import NET, ONNX, built, deploy, model, upload
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
@@ -211,7 +212,7 @@ async def test_what_the_records_say_counts_and_not_what_was_heard_of_them(nats: 
         assert gateway.registry.revision("late", 1).state == "ready"
         del gateway.registry.revisions["late"]
         await collected.after(0)
-        assert await object_store.exists(gateway.bus, subjects.BUNDLES, digest)
+        assert await blobs.exists(gateway.bus, subjects.BUNDLES, digest)
 
 
 async def test_bundles_go_an_hour_after_the_last_that_named_them_was_deployed(nats: Any, make: Any) -> None:
@@ -221,13 +222,13 @@ async def test_bundles_go_an_hour_after_the_last_that_named_them_was_deployed(na
         await gateway.deploys.deploy(make.spec("brief"), digest)
         await gateway.deploys.delete("brief")
         await collected.after(HOUR_S - 60)
-        assert await object_store.exists(gateway.bus, subjects.BUNDLES, digest)
+        assert await blobs.exists(gateway.bus, subjects.BUNDLES, digest)
         await collected.after(120)
-        assert not await object_store.exists(gateway.bus, subjects.BUNDLES, digest)
+        assert not await blobs.exists(gateway.bus, subjects.BUNDLES, digest)
         await upload_bundle(gateway, "brief")
         assert (await gateway.deploys.deploy(make.spec("brief"), digest)).active == 2
         await collected.after(HOUR_S)
-        assert await object_store.exists(gateway.bus, subjects.BUNDLES, digest)
+        assert await blobs.exists(gateway.bus, subjects.BUNDLES, digest)
 
 
 async def test_model_files_builds_and_reports_go_when_nothing_names_them(nats: Any) -> None:
@@ -241,21 +242,21 @@ async def test_model_files_builds_and_reports_go_when_nothing_names_them(nats: A
         await upload(gateway, b"samples that nobody came back for")
         unnamed = digest_of(b"samples that nobody came back for")
         await collected.after(2 * HOUR_S)
-        assert not await object_store.exists(gateway.bus, subjects.MODEL_FILES, unnamed)
+        assert not await blobs.exists(gateway.bus, subjects.MODEL_FILES, unnamed)
         assert await object_store.get(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX)) == ONNX
-        assert await object_store.exists(gateway.bus, subjects.ENGINE_FILES, report)
+        assert await blobs.exists(gateway.bus, subjects.ENGINE_FILES, report)
 
         running = await gateway.builds.begin(NET, "cpu")
         await gateway.deploys.delete("kept")
         await collected.after(8 * 24 * HOUR_S)
         assert list(gateway.builds.known) == [running.id]
         assert await gateway.buckets.builds.keys() == [running.id]
-        assert not await object_store.exists(gateway.bus, subjects.ENGINE_FILES, report)
-        assert await object_store.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
+        assert not await blobs.exists(gateway.bus, subjects.ENGINE_FILES, report)
+        assert await blobs.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
 
         await built(gateway, running.id, BuildState.FAILED, ended_at=time.time())
         await collected.after(0)
-        assert not await object_store.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
+        assert not await blobs.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
 
 
 async def test_calls_whose_gateway_died_end_when_they_are_past_their_deadline(nats: Any, make: Any) -> None:

@@ -48,7 +48,7 @@ def streaming(gateway: Any, make: Any) -> Any:
     def open_stream(request: CallRequest) -> PendingStream:
         name = f"i{len(gateway.streams)}"
         message = InvocationMessage(name, "count", 1, request.method, request.content_type, "", "", 1000.0)
-        stream = PendingStream(gateway.caller, message, asyncio.get_running_loop().create_future(), SystemClock())
+        stream = PendingStream(gateway.caller, message, SystemClock())
         gateway.streams.append(stream)
         return stream
 

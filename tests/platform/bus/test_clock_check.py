@@ -37,7 +37,7 @@ async def test_a_skewed_clock_is_measured_and_logged_once_per_change(
         await check.measure(0.0)
         assert check.skew_s == pytest.approx(ahead_s, abs=0.6)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
-    assert all(word in caplog.messages[0] for word in ("node n1", "ahead of the message bus", "NTP"))
+    assert all(word in caplog.messages[0] for word in ("node n1", "ahead of", "NTP"))
     await bus.close()
     await check.measure(0.0)
     assert check.skew_s is None

@@ -44,10 +44,10 @@ async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_
     connect: Any, nats: Any
 ) -> None:
     bus = await connect(nats)
-    with pytest.raises(NoResponders, match=r"No subscriber on t\.nobody"):
+    with pytest.raises(NoResponders, match=r"t\.nobody"):
         await bus.request("t.nobody", timeout_s=60)
     bus.subscribe("t.silent", lambda message: None)
-    with pytest.raises(BusUnavailable, match=r"t\.silent did not answer within 0\.05 s"):
+    with pytest.raises(BusUnavailable, match=r"^t\.silent .* 0\.05 s"):
         await bus.request("t.silent", timeout_s=0.05)
 
 
@@ -88,15 +88,15 @@ async def test_a_subject_cannot_smuggle_a_command(connect: Any, nats: Any, subje
 
 async def test_a_payload_above_the_limit_is_refused_and_the_connection_kept(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
-    with pytest.raises(PayloadTooLarge, match="exceed the message size limit"):
+    with pytest.raises(PayloadTooLarge, match=r"^t\.big: 9,437,184 bytes"):
         bus.publish("t.big", bytes(9 << 20))
     await bus.flush()
 
 
 async def test_connecting_to_nothing_or_with_a_wrong_password_says_so(nats: Any) -> None:
-    with pytest.raises(BusUnavailable, match=r"Cannot connect to the message bus at 127\.0\.0\.1:9: .*refused"):
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:9: .*refused"):
         await Bus.connect("nats://127.0.0.1:9", name="t")
-    with pytest.raises(BusUnavailable, match=r"Authorization Violation|wrong user or password"):
+    with pytest.raises(BusUnavailable, match=r"Authorization|password"):
         await Bus.connect(f"nats://admin:wrong@127.0.0.1:{nats.port}", name="t")
 
 
@@ -106,9 +106,9 @@ async def test_a_closed_bus_refuses_and_ends_what_waits(connect: Any, nats: Any)
     request = asyncio.create_task(bus.request("t.never"))
     await bus.flush()
     await bus.close()
-    with pytest.raises(BusUnavailable, match="the bus was closed"):
+    with pytest.raises(BusUnavailable, match="closed"):
         await request
-    with pytest.raises(BusUnavailable, match="the bus was closed"):
+    with pytest.raises(BusUnavailable, match="closed"):
         bus.publish("t", b"")
 
 
@@ -121,7 +121,7 @@ async def test_an_outage_fails_fast_then_everything_works_again(connect: Any, cr
     request = asyncio.create_task(bus.request("t.never", timeout_s=60))
     await bus.flush()
     crash.server.kill()
-    with pytest.raises(BusUnavailable, match="connection to the message bus was lost"):
+    with pytest.raises(BusUnavailable, match="was lost"):
         await request
     with pytest.raises(BusUnavailable, match="Not connected"):
         bus.publish("t", b"")
@@ -143,7 +143,7 @@ async def test_storing_tells_the_sequence_duplicates_conflicts_and_full_queues(c
     first = await bus.publish_stored("store.a", b"", msg_id="m")
     again = await bus.publish_stored("store.a", b"", msg_id="m")
     assert [(stored.seq, stored.duplicate) for stored in (first, again)] == [(1, False), (1, True)]
-    with pytest.raises(Conflict, match=r"store\.a was changed concurrently"):
+    with pytest.raises(Conflict, match=r"^store\.a "):
         await bus.publish_stored("store.a", b"", expected_last=0)
     await bus.publish_stored("store.a", b"", expected_last=1)
     with pytest.raises(QueueFull, match=r"store\.a is full"):
@@ -176,7 +176,7 @@ async def test_who_has_patience_waits_for_a_server_that_starts_later(crash: Any)
     crash.server.kill()
     with pytest.raises(BusUnavailable, match="Cannot connect"):
         await Bus.connect(url, name="hasty")
-    waiting = asyncio.create_task(Bus.connect(url, name="patient", patience_s=15.0))
+    waiting = asyncio.create_task(Bus.connect(url, name="patient", retry_for_s=15.0))
     await asyncio.sleep(0)
     crash.server = EmbeddedServer.start(crash.server.directory)
     await (await waiting).close()

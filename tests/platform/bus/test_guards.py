@@ -149,7 +149,7 @@ async def test_8_a_server_that_hangs_is_noticed_by_its_missing_pongs(connect: An
     assert (tcp_connection._MAX_PINGS_OUT, (await connect(crash.server))._ping_interval_s) == (2, 5.0)
     os.kill(crash.server.pid, signal.SIGSTOP)
     await until_async(lambda: not bus.connected)
-    assert bus._disconnect_reason == "the server does not answer pings"
+    assert "pings" in bus._disconnect_reason
     os.kill(crash.server.pid, signal.SIGCONT)
     await until_async(lambda: bus.connected)
     await bus.flush()

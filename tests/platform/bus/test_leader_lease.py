@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import BusUnavailable
-from gpufn_platform.bus.leader_lease import Lease
+from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.platform.late_answers import LateAnswers
 from tests.waiting import until_async
@@ -19,7 +19,7 @@ async def holder(kv: KeyValue) -> bytes | None:
 
 async def test_one_holds_it_renews_it_and_hands_it_on(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "leases")
-    first, second = Lease(kv, "controller", "a"), Lease(kv, "controller", "b")
+    first, second = LeaderLease(kv, "controller", "a"), LeaderLease(kv, "controller", "b")
     assert await first.try_acquire(0)
     epoch = first.epoch
     assert not await second.try_acquire(0)
@@ -35,7 +35,7 @@ async def test_one_holds_it_renews_it_and_hands_it_on(connect: Any, nats: Any) -
 
 async def test_a_term_that_is_not_renewed_ends_and_its_old_holder_begins_a_new_one(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "expiring")
-    first, second = Lease(kv, "l", "a", ttl_s=1), Lease(kv, "l", "b", ttl_s=1)
+    first, second = LeaderLease(kv, "l", "a", ttl_s=1), LeaderLease(kv, "l", "b", ttl_s=1)
     assert await first.try_acquire(0)
     old = first.epoch
     while not await second.try_acquire(1):
@@ -49,7 +49,7 @@ async def test_a_term_that_is_not_renewed_ends_and_its_old_holder_begins_a_new_o
 
 async def test_a_renewal_whose_answer_was_lost_is_recognised_as_our_own(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "lost")
-    lease = Lease(kv, "l", "a")
+    lease = LeaderLease(kv, "l", "a")
     await kv.create("l", b"a", ttl_s=5)  # the first attempt, from the server's view
     assert await lease.try_acquire(0)
     epoch = lease.epoch
@@ -63,7 +63,7 @@ async def test_a_renewal_whose_answer_was_lost_is_recognised_as_our_own(connect:
 @pytest.mark.parametrize("renewals", [0, 1])
 async def test_a_term_is_ended_though_its_last_write_was_cut_off_midway(connect: Any, nats: Any, renewals: int) -> None:
     kv = await LateAnswers.open(await connect(nats), f"cut-off-{renewals}")
-    lease = Lease(kv, "l", "a")
+    lease = LeaderLease(kv, "l", "a")
     kv.may_answer.set()
     for now in range(renewals):
         assert await lease.try_acquire(now)
@@ -82,7 +82,7 @@ async def test_a_term_is_ended_though_its_last_write_was_cut_off_midway(connect:
 
 async def test_while_the_bus_is_away_a_term_lasts_to_its_end(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
-    lease = Lease(await KeyValue.open(bus, "leases"), "l", "a")
+    lease = LeaderLease(await KeyValue.open(bus, "leases"), "l", "a")
     assert await lease.try_acquire(0)
     crash.server.kill()
     await until_async(lambda: not bus.connected)

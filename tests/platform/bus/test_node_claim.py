@@ -13,7 +13,7 @@ import pytest
 from gpufn_core.home import Home
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 MODULES = {"runner": "gpufn_runtime.runner", "builder": "gpufn_builder"}
 
@@ -37,7 +37,7 @@ async def test_a_second_process_of_a_node_is_refused_with_where_the_first_is(
     )  # fmt: skip
     _, said = await second.communicate()
     last_line = said.decode().splitlines()[-1]
-    assert f"Another {role} runs as node twice-{role}, on " in last_line
-    assert f"GPUFN_HOME={tmp_path / 'first'}, process {os.getpid()}: stop it, or set" in last_line
+    facts = (role, f"node twice-{role}", f"GPUFN_HOME={tmp_path / 'first'}", f"process {os.getpid()}", "GPUFN_NODE")
+    assert all(fact in last_line for fact in facts)
     assert second.returncode == EXIT_CONFIGURATION
     await first.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -26,17 +27,15 @@ def test_a_node_is_named_after_its_host(host: str, name: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["A node", "gpu.box", "x" * 41, "*"])
 def test_a_name_that_is_no_token_of_a_subject_is_refused(name: str) -> None:
-    with pytest.raises(
-        InvalidSetting, match=r"GPUFN_NODE=.* is not a valid node name: use 1 to 40 of a to z, 0 to 9 and"
-    ):
+    with pytest.raises(InvalidSetting, match=f"^GPUFN_NODE={re.escape(repr(name))} .* 40 "):
         node_name({"GPUFN_NODE": name})
 
 
 def test_the_bus_is_named() -> None:
     assert bus_url({"GPUFN_NATS_URL": "nats://h"}) == "nats://h"
-    with pytest.raises(InvalidSetting, match="GPUFN_NATS_URL is not set"):
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL .* set"):
         bus_url({"GPUFN_NATS_URL": ""})
-    with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL: 'h:1' is not a NATS server's address"):
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL: 'h:1' "):
         bus_url({"GPUFN_NATS_URL": "h:1"})
 
 
@@ -48,13 +47,11 @@ def test_yes_has_several_words_and_so_has_no(text: str, means: bool) -> None:
 
 
 def test_what_is_neither_yes_nor_no_names_the_variable() -> None:
-    with pytest.raises(InvalidSetting) as raised:
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_X='perhaps': .* yes or no"):
         yes_or_no("GPUFN_X", "perhaps")
-    assert str(raised.value) == "GPUFN_X='perhaps': write yes or no."
 
 
 def test_a_size_is_a_number_of_bytes_or_a_quantity() -> None:
     assert (size("GPUFN_X", "1000"), size("GPUFN_X", "64Mi"), size("GPUFN_X", " 2 GB")) == (1000, 64 << 20, 2 * 10**9)
-    with pytest.raises(InvalidSetting) as raised:
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_X: 'much' .* '512Mi'"):
         size("GPUFN_X", "much")
-    assert str(raised.value) == "GPUFN_X: 'much' is not a memory size; write for example '512Mi' or '2Gi'."

@@ -143,7 +143,7 @@ async def test_a_call_that_nobody_began_with_ends_with_its_queue_timeout(connect
     await caller._lookup._tasks.done()
     assert not call.future.done()
     caller.tick(call.since + 10.1)
-    with pytest.raises(InvocationExpired, match=r"in the queue for too long"):
+    with pytest.raises(InvocationExpired, match=r"queue .* s\)"):
         await call.future
     await bus.flush()
     assert await streams.next_message(bus, subjects.SYNC, subjects.sync_queue("f", 1, call.priority), 1) is None
@@ -317,7 +317,7 @@ async def test_a_large_result_that_is_told_twice_at_once_is_taken_before_the_sec
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller, seen = Caller(bus, name="gw-twice", clock=SystemClock()), asyncio.Queue[str]()
-    caller.start(shared_bodies="gw-twice", drop=lambda shared_body: seen.put_nowait(f"{shared_body} is dropped"))
+    caller.start(shared_folder="gw-twice", drop=lambda shared_body: seen.put_nowait(f"{shared_body} is dropped"))
     call = caller.invoke(request())
 
     async def take_it() -> None:

@@ -18,7 +18,7 @@ import msgspec
 from gpufn_core.protocol import subjects
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.storage import object_store
-from gpufn_platform.process.exits import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 ROOT = Path(__file__).parents[3]
 

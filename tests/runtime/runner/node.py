@@ -154,10 +154,6 @@ class Node:
     def runner(self, name: str = "r1", bus: Bus | None = None) -> Runner:
         return Runner(
             bus or self.bus,
-            assignments=self.assignments,
-            functions=self.functions,
-            revisions=self.revisions,
-            usage=self.usage,
             name=name,
             node=NODE,
             home=self.home,
@@ -229,7 +225,7 @@ class Node:
     def skip(self, passed_s: float) -> None:
         """Advance the clock, and wait until the runner has checked its attempts."""
         self.clock.skipped_s += passed_s
-        for queue in self.serving._queues:
+        for queue in self.serving._queues.values():
             for _ in range(2):  # the first look is at those of the time before
                 queue._on_timer()
 

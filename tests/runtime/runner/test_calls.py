@@ -355,13 +355,13 @@ def test_a_call_that_has_ended_is_held_until_its_record_says_so(
         monkeypatch.setattr(call_records, "end", end_later)
         worker.answer(*(await worker.run()))
         await is_called.wait()
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.worker == "w-1", "else its status would be queued again"
-        assert list(await call_records.held(node.bus)) == [invocation]
+        assert list(await call_records.running_calls(node.bus)) == [invocation]
         may_end.set()
         await call_records.wait(node.bus, invocation, 10)
-        assert await call_records.held(node.bus) == {}
+        assert await call_records.running_calls(node.bus) == {}
 
     on_node(url, tmp_path, test)
 
@@ -372,11 +372,11 @@ def test_who_runs_an_invocation_can_be_asked(url: str, tmp_path: Path) -> None:
         worker = await node.worker(revision)
         invocation = (await node.submit(revision)).id
         run, body = await worker.run()
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert (held.worker, held.node, held.attempt) == ("w-1", NODE, 1)
         worker.answer(run, body)
         await call_records.wait(node.bus, invocation, 10)
-        assert await call_records.where(node.bus, invocation) is None
+        assert await call_records.locate(node.bus, invocation) is None
 
     on_node(url, tmp_path, test)

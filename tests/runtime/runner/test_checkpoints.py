@@ -171,7 +171,7 @@ def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: 
         for verb in ("checkpoint", "restore"):
             nobodys, _ = await ask(worker, None, verb)
             assert nobodys.error is not None
-            assert nobodys.error.message == "only a running call has a checkpoint"
+            assert nobodys.error.code == "invalid_input"
         assert await stored(node) == 0
 
     on_node(url, tmp_path, test)
@@ -222,7 +222,7 @@ def test_progress_is_told_to_who_listens_and_to_who_asks(
         await node.bus.flush()
         worker.send(frames.Progress(run.attempt, *said))
         assert msgspec.msgpack.decode(await heard.get(), type=Progress) == told
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.progress == told
 

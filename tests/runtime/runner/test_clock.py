@@ -80,7 +80,7 @@ def test_a_runner_that_stood_still_reads_what_came_meanwhile_before_it_ends_call
         run, body = await worker.run()
         worker.answer(run, body)
         node.clock.skipped_s += 60
-        for queue in node.serving._queues:
+        for queue in node.serving._queues.values():
             queue._on_timer()
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 

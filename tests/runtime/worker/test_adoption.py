@@ -129,7 +129,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
         back.wait()
         link.number = 2
 
-    link = Mock(number=1, is_forked_child=False, wait_for_peer=wait)
+    link = Mock(number=1, is_forked_child=False, has_peer=Mock(wait=wait))
     requests, answers = PendingRequests(link, SharedBodies(tmp_path)), []
     thread = threading.Thread(target=lambda: answers.append(requests.request(Verb.STATUS, "i")))
     thread.start()

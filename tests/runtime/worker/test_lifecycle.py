@@ -127,7 +127,8 @@ def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: St
 
 def test_a_cgroup_that_cannot_be_joined_is_a_failed_start(make_peer: Start) -> None:
     failed = make_peer("def f(): ...", cgroup_procs=("/nowhere/cgroup.procs",)).launch().start_failure()
-    assert "cannot set the worker's limits" in failed.error.message
+    assert (failed.phase, failed.error.code) == ("load", "function_start_failed")
+    assert "/nowhere/cgroup.procs" in failed.error.message
 
 
 def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Path) -> None:
@@ -155,7 +156,8 @@ _WITH_EXIT_HOOK = """
         def m(self, wait: bool = False):
             if wait:
                 import gpufn.call.transport
-                gpufn.call.transport.current().call("other", "", "", b"")
+                from gpufn.call.transport_protocol import EncodedCall, Target
+                gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             return os.getpid()
     """
 
@@ -234,10 +236,11 @@ def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Sta
     worker = start(
         """
         import gpufn.call.transport
+        from gpufn.call.transport_protocol import EncodedCall, Target
         def f(wait: bool):
             if wait:
                 try:
-                    gpufn.call.transport.current().call("other", "", "", b"")
+                    gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
                 except Exception as error:
                     print(error)
             return wait
@@ -304,6 +307,6 @@ def test_atexit_hooks_that_never_return_do_not_keep_the_process() -> None:
     """Regression: a worker that had sent StartFailed held its share for as long as its atexit hooks ran."""
     script = (
         "import atexit, time; from gpufn_runtime.worker import process; process.ATEXIT_S = 0.2; "
-        "atexit.register(time.sleep, 60); process.leave(3)"
+        "atexit.register(time.sleep, 60); process.exit_now(3)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=20, check=False).returncode == 3

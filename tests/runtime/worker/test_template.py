@@ -278,5 +278,5 @@ def test_a_template_that_has_started_a_thread_since_refuses_and_ends(
     template.process.send_signal(10)
     threads = Path(f"/proc/{template.process.pid}/task")
     until(lambda: len(list(threads.iterdir())) == 2)
-    assert template.fork(make_peer()).error == "its modules started 1 threads, which would be lost in a fork"
+    assert "1 threads" in template.fork(make_peer()).error
     assert template.process.wait(30) == 1

@@ -94,7 +94,7 @@ def test_a_checkpoint_that_cannot_be_encoded_says_which_part(context: Context, c
 def test_a_checkpoint_that_is_too_large_says_what_to_do(context: Context, channel: FakeChannel) -> None:
     context.checkpoint(bytes(CHECKPOINT_BYTES - 100))
     stored = channel.stored
-    with pytest.raises(PayloadTooLarge, match=r"has 4,194,3\d\d bytes, and at most 4,194,304 are allowed: write"):
+    with pytest.raises(PayloadTooLarge, match=r"4,194,3\d\d bytes.*4,194,304.*: write"):
         context.checkpoint(bytes(CHECKPOINT_BYTES))
     assert channel.stored is stored
 
@@ -104,7 +104,7 @@ def test_a_local_function_has_a_context_that_stores_nothing() -> None:
     context.progress(0.5)
     context.checkpoint({"step": 1})
     assert (context.attempt, context.deadline, context.restored, gpufn.current().restored) == (1, None, None, None)
-    assert repr(context) == "<Context of a local call, attempt 1>"
+    assert "attempt 1" in repr(context)
 
 
 def test_a_restored_checkpoint_has_its_python_types(channel: FakeChannel) -> None:

@@ -93,9 +93,9 @@ def test_the_first_failure_is_raised_with_its_step_and_its_dependents_never_run(
 def test_wrong_uses_of_a_graph_are_refused() -> None:
     graph, other = Graph(), Graph()
     step = other.call(increased, 1)
-    with pytest.raises(InvalidInput, match="is a step of another graph"):
+    with pytest.raises(InvalidInput, match=r"<Step 0 .*another graph"):
         graph.call(increased, step)
-    with pytest.raises(InvalidInput, match="window is at least 1"):
+    with pytest.raises(InvalidInput, match=r"window.* 1, not 0"):
         list(other.run(window=0))
     with pytest.raises(InvalidInput, match="a step's cost"):
         step.taking(-1)
@@ -107,7 +107,7 @@ def test_gather_returns_results_in_order_and_failures_if_requested() -> None:
         calls = [increased.spawn(1), breaks.spawn("no"), increased.spawn(3)]
         assert gather(calls[0], calls[2]) == [1, 3]
         assert gather() == []
-        with pytest.raises(InvalidInput, match=r"takes the calls that \.spawn"):
+        with pytest.raises(InvalidInput, match=r"\.spawn.*, not 1"):
             gather(1)  # type: ignore[arg-type]
         with pytest.raises(FunctionRaised, match="no"):
             gather(*calls)
@@ -143,7 +143,8 @@ def test_the_timeout_of_gather_starts_at_the_same_time_for_all_calls() -> None:
         errors = gather(*calls, timeout=0.05, return_exceptions=True)
     finally:
         _transport.install(before)
-    assert [str(error) for error in errors] == [f"invocation {call.id} has not ended after 0.05 s" for call in calls]
+    assert {type(error) for error in errors} == {TimeoutError}
+    assert all(call.id in str(error) and "0.05 s" in str(error) for call, error in zip(calls, errors, strict=True))
     assert sum(timeout_s != 0 for timeout_s in transport.timeouts) <= 64
 
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from gpufn.call.threads import Caught, _ThreadPool, in_thread, run_coroutine
+from gpufn.call.threads import Outcome, _ThreadPool, in_thread, run_coroutine
 
 LEAVES = """
 import asyncio, threading
@@ -53,7 +53,7 @@ def test_a_thread_is_started_only_if_all_are_busy() -> None:
     pool = _ThreadPool(128)
 
     def one_after_another(remaining: int, ended: threading.Event) -> None:
-        def callback(caught: Caught[threading.Thread]) -> None:
+        def callback(caught: Outcome[threading.Thread]) -> None:
             seen.add(caught.get().name)
             one_after_another(remaining - 1, ended)
 

@@ -19,14 +19,14 @@ def test_a_map_begins_with_a_gateway_that_answers(monkeypatch: pytest.MonkeyPatc
     (lines := tmp_path / "lines.jsonl").write_text("{}\n")
     monkeypatch.setattr(Client, "send_items", lambda *_, **__: pytest.fail("it was sent"))
     result = command("map", "f", "-d", f"@{lines}")
-    assert (result.exit_code, result.stderr.startswith("gpufn: no gateway answers at ")) == (3, True)
+    assert (result.exit_code, "http://127.0.0.1:1" in result.stderr) == (3, True)
 
 
 def test_a_map_of_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/g", {"code": "function_not_found", "detail": "There is no function 'g'."}, status=404)
     gateway.on("GET /v1/functions", {"functions": [VIEW | {"name": "gg"}]})
     result = command("map", "g", "-d", "@/dev/null")
-    assert (result.exit_code, result.stderr) == (4, "gpufn: there is no function 'g'; did you mean 'gg'?\n")
+    assert (result.exit_code, "'gg'" in result.stderr) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,9 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
     assert gateway.requests[0].headers["x-gpufn-timeout"] == "90"
     assert (gateway.requests[0].json, gateway.requests[0].headers["accept"]) == ({"x": 1}, "application/json")
     early = command("result", id_)
-    assert (early.exit_code, early.stderr) == (
-        1,
-        f"gpufn: {id_} is still running; `gpufn result {id_} --wait` waits until it ends\n",
-    )
+    assert (early.exit_code, early.stderr.count("\n")) == (1, 1)
+    assert "running" in early.stderr
+    assert f"`gpufn result {id_} --wait`" in early.stderr
     assert command("result", id_, "--wait").stdout == "[7]\n"
     assert gateway.requests[-1].path.endswith("wait=30.000")
     gateway.answers.pop(f"GET /v1/invocations/{id_}/result")
@@ -163,10 +162,10 @@ def test_invoke_shows_the_traceback_of_the_users_code(gateway: StubGateway) -> N
 
 def test_a_result_that_cannot_be_sent_is_told_as_no_exception_of_the_function(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
-    problem = {"code": "result_not_encodable", "detail": "the result is a lock, which cannot be sent"}
+    problem = {"code": "result_not_encodable", "detail": "a lock"}
     gateway.on("POST /v1/functions/f/invoke", problem, status=500)
     result = command("invoke", "f")
-    assert (result.exit_code, result.stderr) == (7, "gpufn: the result is a lock, which cannot be sent\n")
+    assert (result.exit_code, result.stderr) == (7, "gpufn: a lock\n")
 
 
 def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> None:
@@ -179,10 +178,7 @@ def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> 
 
 def test_invoke_refuses_arguments_that_are_no_object() -> None:
     result = command("invoke", "f", "[1]")
-    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments must be a JSON object such as")) == (
-        2,
-        True,
-    )
+    assert (result.exit_code, "JSON object" in result.stderr) == (2, True)
 
 
 def test_a_key_that_may_only_invoke_can_invoke(gateway: StubGateway) -> None:

@@ -49,7 +49,7 @@ def test_doctor_has_the_gateways_reason(gateway: StubGateway, answer: Any, detai
 
 def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
     result = command("down")
-    assert (result.exit_code, result.stdout) == (0, f"gpufn is not running in {tmp_path / 'home'}\n")
+    assert (result.exit_code, result.stdout.endswith(f"not running in {tmp_path / 'home'}\n")) == (0, True)
 
 
 def test_a_file_of_a_dead_platform_is_not_believed(gateway: StubGateway, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_top_needs_rich(gateway: StubGateway) -> None:
     result = command("top", "--once")
     assert (result.exit_code, gateway.requests) == (1, [])
-    assert result.stderr == "gpufn: gpufn top needs rich: pip install rich\n"
+    assert result.stderr.endswith(": pip install rich\n")
 
 
 @pytest.mark.usefixtures("no_rich")
@@ -44,7 +44,7 @@ def test_without_rich_a_step_shows_nothing_and_a_build_prints_lines(
     assert capsys.readouterr().err == ""
     with build_progress(["b1"]) as show:
         show([BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=BuildStage.VERIFY)])
-    assert capsys.readouterr().err == "model on cpu: verify\n"
+    assert capsys.readouterr().err.endswith("on cpu: verify\n")
 
 
 @pytest.mark.usefixtures("no_rich")
@@ -54,8 +54,8 @@ def test_without_rich_the_wait_of_a_map_is_a_line(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     waits = WaitDisplay()
     with Bar("f", 3) as waits.bar:
-        waits("waiting for the key's limit")
-    assert capsys.readouterr().err == "gpufn: waiting for the key's limit\n"
+        waits("a limit")
+    assert capsys.readouterr().err == "gpufn: a limit\n"
 
 
 def _gpufn_without_platform(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -106,7 +106,7 @@ def test_dead_letters_are_replayed_or_dropped(
 def test_one_or_all_is_said(gateway: StubGateway, verb: str) -> None:
     for arguments in (("f",), ("f", ID, "--all")):
         result = _gpufn("dlq", verb, *arguments)
-        assert (result.exit_code, result.stderr) == (2, "gpufn: pass either an id or --all\n")
+        assert (result.exit_code, "--all" in result.stderr) == (2, True)
     assert gateway.requests == []
 
 
@@ -179,7 +179,7 @@ def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
     assert _gpufn("cancel", ID).stdout == f"cancelled {ID}\n"
     gateway.on(f"GET /v1/invocations/{ID}/result", nothing, 404, content_type="application/problem+json")
     result = _gpufn("result", ID)
-    assert (result.exit_code, f"{ID} is a map: `gpufn result {ID}-0` prints the result" in result.stderr) == (4, True)
+    assert (result.exit_code, f"`gpufn result {ID}-0`" in result.stderr) == (4, True)
     gateway.answers[f"GET /v1/maps/{ID}"] = []
     gateway.on(f"GET /v1/maps/{ID}", b'{"code": "map_not_found"}', 404, content_type="application/problem+json")
     result = _gpufn("status", ID)

@@ -97,7 +97,7 @@ def test_in_a_very_narrow_one_columns_go_before_names_do() -> None:
 
 
 def test_nobody_reports() -> None:
-    assert _drawn() == ["no node has reported: is an agent running?"]
+    assert "no node" in _drawn()[0]
 
 
 def test_in_a_pipe_it_looks_once(gateway: StubGateway) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from gpufn import Client
 from gpufn.cli.calls import wait_reasons
-from gpufn.cli.calls.wait_reasons import reported_waits
+from gpufn.cli.calls.wait_reasons import report_waits
 from tests.sdk.conftest import StubGateway
 
-WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it has no L4 GPU"}}
+_DETAIL = "n1: it has no L4 GPU"
+WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": _DETAIL}}
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +30,15 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
         if reason == "running":
             runs.set()
 
-    with Client() as client, reported_waits(client, "f", show):
+    with Client() as client, report_waits(client, "f", show):
         assert runs.wait(30)
-    assert reasons[:2] == ["n1: it has no L4 GPU", "running"]
+    assert reasons[:2] == [_DETAIL, "running"]
 
 
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)
-    with Client() as client, reported_waits(client, "f", pytest.fail):
+    with Client() as client, report_waits(client, "f", pytest.fail):
         while not gateway.requests:
             pass
     assert len(gateway.requests) == 1, "once is enough"
@@ -52,13 +53,13 @@ def test_without_a_terminal_each_new_reason_is_a_line_on_standard_error(
         "GET /v1/functions/f/why", {"function": "f", "waiting": {"reason": "starting", "detail": "a worker starts"}}
     )
     gateway.on("GET /v1/functions/f/why", {"function": "f"})
-    with Client() as client, reported_waits(client, "f", pytest.fail):
+    with Client() as client, report_waits(client, "f", pytest.fail):
         while len(gateway.requests) < 5:
             pass
-    assert capsys.readouterr().err == "f is waiting: n1: it has no L4 GPU\nf is waiting: a worker starts\n"
+    assert capsys.readouterr().err == f"f is waiting: {_DETAIL}\nf is waiting: a worker starts\n"
 
 
 def test_with_json_and_without_a_terminal_standard_error_is_left_to_the_error(gateway: StubGateway) -> None:
-    with Client() as client, reported_waits(client, "f", pytest.fail, json=True):
+    with Client() as client, report_waits(client, "f", pytest.fail, json=True):
         pass
     assert gateway.requests == []

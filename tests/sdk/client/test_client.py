@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from gpufn import Client, gpu_function
 from gpufn.call import context
 from gpufn.call import transport as _transport
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.http import find_url
 from gpufn.client.http_transport import HttpTransport
 from gpufn.client.streams import lines_of
@@ -110,9 +112,9 @@ def test_a_key_whose_limit_is_no_number_is_not_one_without_a_limit(
 ) -> None:
     """JSON encodes both as null, and null means no limit."""
     with Client() as client:
-        with pytest.raises(InvalidInput, match=f"{next(iter(limits))} must be a finite number"):
+        with pytest.raises(InvalidInput, match=f"{next(iter(limits))} .*finite"):
             client.create_key("ci", ["read"], **limits)
-        with pytest.raises(InvalidInput, match="must be a finite number"):
+        with pytest.raises(InvalidInput, match="finite"):
             client.limit_key("k", **limits)
     assert gateway.requests == []
 
@@ -203,7 +205,7 @@ def test_an_upload_that_a_key_may_not_do_says_what_it_needs(
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999", ""])
 def test_an_address_that_leads_nowhere_is_refused_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_URL", "http://:0")
-    with pytest.raises(GatewayUnavailable, match="is not an address") as caught:
+    with pytest.raises(GatewayUnavailable, match=re.escape(repr(url or "http://:0"))) as caught:
         Client(url)
     assert caught.value.__cause__ is None
 
@@ -212,7 +214,7 @@ def test_an_address_of_the_environment_that_leads_nowhere_is_told_with_its_varia
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GPUFN_URL", "ftp://x")
-    with pytest.raises(GatewayUnavailable, match=r"^GPUFN_URL: 'ftp://x' is not an address"):
+    with pytest.raises(GatewayUnavailable, match=r"^GPUFN_URL: 'ftp://x'"):
         Client()
 
 
@@ -251,11 +253,9 @@ def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
         "POST /v1/functions/f-x/invoke", {"code": "function_not_found", "detail": "There is no function 'f-x'."}, 404
     )
     with pytest.raises(FunctionNotFound) as caught:
-        transport.call("f-x", "", media.NATIVE, b"")
-    assert str(caught.value) == (
-        "There is no function 'f-x' at this gateway; deploy its file with `gpufn deploy FILE`, "
-        "or a function of this process with Client().deploy(f_x)"
-    )
+        transport.call(EncodedCall(Target("f-x"), media.NATIVE, b""))
+    message = str(caught.value)
+    assert all(each in message for each in ("'f-x'", "`gpufn deploy FILE`", "Client().deploy(f_x)"))
     transport.close()
 
 
@@ -265,9 +265,9 @@ def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
     gateway.on("HEAD /v1/bundles/abc", status=404)
     gateway.on("PUT /v1/bundles/abc", problem, status=413)
     with Client() as client:
-        with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: pass a path or URL that the other side can read"):
+        with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: .*path or URL"):
             client.invoke("f")
-        with pytest.raises(PayloadTooLarge, match=r"the bundle of \d+ B exceeds .*: leave large files out"):
+        with pytest.raises(PayloadTooLarge, match=r"bundle of \d+ B .*leave large files"):
             client.put_bundle(_digest("abc"), b"zip")
 
 
@@ -279,7 +279,7 @@ def test_retry_after_is_kept(gateway: StubGateway) -> None:
 
 
 def test_nothing_listening_asks_whether_the_platform_is_up() -> None:
-    with Client("http://127.0.0.1:1") as client, pytest.raises(GatewayUnavailable, match="is `gpufn up` running"):
+    with Client("http://127.0.0.1:1") as client, pytest.raises(GatewayUnavailable, match="`gpufn up`"):
         client.functions()
 
 
@@ -313,7 +313,7 @@ def test_a_result_is_waited_for_until_it_is_there(gateway: StubGateway) -> None:
 
 def test_a_result_that_does_not_come_in_time_is_a_timeout(gateway: StubGateway) -> None:
     gateway.on(f"GET /v1/invocations/{'0' * 26}/result", _STATUS, status=202)
-    with Client() as client, pytest.raises(TimeoutError, match="has not ended after 0 s"):
+    with Client() as client, pytest.raises(TimeoutError, match=r"0{26} .* 0 s"):
         client.result_raw("0" * 26, timeout_s=0)
 
 
@@ -336,7 +336,7 @@ def test_a_function_reaches_the_gateway(gateway: StubGateway, monkeypatch: pytes
     assert gateway.requests[0].headers["accept"] == "application/vnd.gpufn.items"
     with pytest.raises(FunctionRaised, match="no"):
         counting.remote(3)
-    with pytest.raises(GatewayUnavailable, match="broke off before its end"):
+    with pytest.raises(GatewayUnavailable, match="broke off"):
         counting.remote(3)
     transport.close()
 
@@ -347,7 +347,7 @@ def test_a_spawned_call_has_the_id_that_was_sent(gateway: StubGateway, monkeypat
     gateway.on(f"PUT /v1/functions/f.go/invocations/{'0' * 26}", _STATUS, status=202)
     gateway.on(f"GET /v1/invocations/{'0' * 26}", _STATUS | {"state": "running"})
     gateway.on(f"DELETE /v1/invocations/{'0' * 26}", _STATUS | {"cancelled": False})
-    invocation = transport.submit("f", "go", media.NATIVE, b"")
+    invocation = transport.submit(EncodedCall(Target("f", "go"), media.NATIVE, b""))
     assert is_invocation_id(invocation)
     assert (transport.status(invocation), transport.cancel(invocation)) == (InvocationState.RUNNING, False)
     transport.close()
@@ -473,9 +473,9 @@ def test_nothing_is_deployed_where_one_of_several_cannot_be(gateway: StubGateway
         return lock.locked()
 
     with Client() as client:
-        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: set name="):
+        with pytest.raises(InvalidSpec, match=r"first and second .* first: set name="):
             client.deploy(first, first, second)
-        with pytest.raises(InvalidBundle, match="bad cannot be sent by value"):
+        with pytest.raises(InvalidBundle, match=r"bad .*by value"):
             client.deploy(first, bad)
     assert gateway.requests == []
 
@@ -582,7 +582,7 @@ def test_no_name_leads_to_another_address(gateway: StubGateway, send: Callable[[
         for name in ("", ".", "..", "a/b", "../nodes", "a\n", "\x1b[2J"):
             with pytest.raises(InvalidInput) as caught:
                 send(client, name)
-            assert caught.value.message == f"{name!r} is neither a name nor an id"
+            assert repr(name) in caught.value.message
         assert gateway.requests == []
         with contextlib.suppress(GpufnError):
             send(client, "a b?c#d%2f")
@@ -594,6 +594,6 @@ def test_in_a_worker_a_client_without_an_address_says_how_to_do_without(
 ) -> None:
     worker = {"GPUFN_HOME": str(tmp_path)}
     monkeypatch.setattr(context, "_find", lambda: None)  # as in a worker, which installs its own
-    with pytest.raises(GatewayUnavailable, match=r"a worker does not know the gateway's address.*\.remote"):
+    with pytest.raises(GatewayUnavailable, match=r"worker.*f\.remote\(.*GPUFN_URL"):
         find_url(worker)
     assert find_url(worker | {"GPUFN_URL": "http://x"}) == "http://x"

@@ -83,7 +83,7 @@ def test_a_call_of_the_wrong_shape_raises_a_type_error_with_the_right_shape(
 def test_only_an_asyncio_map_takes_an_asynchronous_iterable() -> None:
     for begin in (pair.map, pair.starmap, pair.aio.map):
         message = _error_of(functools.partial(begin, _numbers()), TypeError)
-        assert message.endswith("; aio.starmap takes an asynchronous iterable of tuples")
+        assert "aio.starmap" in message
 
     async def all_of() -> list[int]:
         return [result async for result in pair.aio.starmap(_numbers())]
@@ -120,14 +120,14 @@ def test_gather_refuses_a_list_of_calls() -> None:
     calls = [pair.spawn(1)]
     for wrong in (calls, (call for call in calls)):
         message = _error_of(functools.partial(gather, cast("Any", wrong)))
-        assert message.endswith("; pass each call as an argument, as in gather(*calls)")
+        assert message.endswith("gather(*calls)")
 
 
 @pytest.mark.parametrize("wrong", ["pair", len, pair.remote, Tally, 3])
 def test_a_step_takes_a_function_and_not_the_result_of_a_call(wrong: Any) -> None:
-    assert _error_of(lambda: Graph().call(wrong, 1)).startswith(
-        "graph.call takes a @gpu_function or a @method, and its arguments, as in graph.call(f, 1), not "
-    )
+    message = _error_of(lambda: Graph().call(wrong, 1))
+    assert "graph.call(f, 1)" in message
+    assert message.endswith(repr(wrong))
 
 
 def test_a_step_that_does_not_fit_its_function_is_refused_when_it_is_added() -> None:
@@ -184,7 +184,8 @@ def test_a_list_of_functions_is_deployed_one_by_one() -> None:
 @pytest.mark.parametrize("wrong", [8090, "8090", True])
 def test_a_number_is_not_an_address(wrong: Any) -> None:
     message = _error_of(lambda: Client(wrong), GatewayUnavailable)
-    assert message == f"{wrong!r} is not an address: write for example http://127.0.0.1:8090"
+    assert message.startswith(repr(wrong))
+    assert message.endswith("http://127.0.0.1:8090")
 
 
 def test_a_key_is_a_string() -> None:

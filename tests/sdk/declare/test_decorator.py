@@ -276,7 +276,7 @@ def test_batch_and_a_generator_contradict_each_other() -> None:
     def items(x: list[int]) -> Iterator[int]:
         yield from x
 
-    with pytest.raises(InvalidSpec, match=r"items: batch=\.\.\. and a generator contradict each other: return a list"):
+    with pytest.raises(InvalidSpec, match=r"items: batch=.*generator"):
         gpu_function(batch=Batch(2))(items)
 
 
@@ -290,7 +290,7 @@ def test_the_method_that_contradicts_the_options_of_its_class_is_named() -> None
         def items(self, x: list[int]) -> Iterator[int]:
             yield from x
 
-    with pytest.raises(InvalidSpec, match=r"Two_Words: items: batch=\.\.\. and a generator contradict"):
+    with pytest.raises(InvalidSpec, match=r"Two_Words: items: batch=.*generator"):
         gpu_function(batch=Batch(2))(Two_Words)
 
 
@@ -298,7 +298,7 @@ def test_a_function_is_decorated_once() -> None:
     @gpu_function
     def twice() -> None: ...
 
-    with pytest.raises(InvalidSpec, match="twice is already a @gpu_function"):
+    with pytest.raises(InvalidSpec, match="twice is already"):
         gpu_function(twice)
 
 
@@ -311,6 +311,6 @@ def test_the_signature_shows_every_option_with_its_default() -> None:
 
 
 def test_a_lambda_needs_a_name() -> None:
-    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or set"):
+    with pytest.raises(InvalidSpec, match=r"^a lambda .*name="):
         gpu_function(lambda x: x)
     assert gpu_function(name="doubled")(lambda x: 2 * x).name == "doubled"

@@ -16,9 +16,9 @@ import pytest
 
 from gpufn import Batch, Call, Function, Graph, Retry, current, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.call import transport as _transport
+from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
 from gpufn_core.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
-from gpufn_core.spec.priority import Priority
 
 
 @gpu_function
@@ -90,7 +90,7 @@ def test_remote_calls_of_each_kind_return_values() -> None:
 
 
 def test_a_wrong_call_fails_before_it_is_sent() -> None:
-    with run_locally() as platform, pytest.raises(TypeError, match="missing a required argument: 'a'"):
+    with run_locally() as platform, pytest.raises(TypeError, match="required argument: 'a'"):
         plus.remote()  # type: ignore[call-arg]
     assert platform.calls == []
 
@@ -158,7 +158,7 @@ def test_method_names_of_other_sdks_get_a_hint(use: Callable[[], Any], message: 
 
 
 def test_only_generators_stream() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match="is not a generator"):
+    with run_locally(), pytest.raises(InvalidInput, match="not a generator"):
         plus.stream(1)
 
 
@@ -257,7 +257,7 @@ def test_a_spawned_call_can_be_found_again() -> None:
 
 
 def test_a_wrong_id_is_refused_without_a_request() -> None:
-    with pytest.raises(InvalidInput, match="'abc' is not an invocation's id"):
+    with pytest.raises(InvalidInput, match="'abc'"):
         Call.from_id("abc")
 
 
@@ -356,7 +356,7 @@ def test_a_local_instance_is_created_and_entered_on_first_use() -> None:
 
 
 def test_constructor_arguments_are_not_sent() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) got arguments that are not sent"):
+    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) got arguments"):
         Tally(5).add.remote(1)
 
 
@@ -479,7 +479,7 @@ def test_replacements_are_called_and_calls_are_recorded() -> None:
 
 def test_a_function_that_was_not_imported_is_not_found() -> None:
     with run_locally() as platform, pytest.raises(FunctionNotFound, match="no @gpu_function named nowhere"):
-        platform.call("nowhere", "", "", b"\x82\xa4args\x90\xa6kwargs\x80")
+        platform.call(EncodedCall(Target("nowhere"), "", b"\x82\xa4args\x90\xa6kwargs\x80"))
 
 
 def test_the_earlier_transport_is_restored() -> None:
@@ -539,7 +539,7 @@ def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:
 
 
 def test_aio_is_not_callable() -> None:
-    with pytest.raises(InvalidInput, match=r"plus\.aio is not callable: use plus\.aio\.remote\(\.\.\.\)"):
+    with pytest.raises(InvalidInput, match=r"plus\.aio\.remote\(\.\.\.\)"):
         plus.aio(1)
 
 
@@ -551,20 +551,21 @@ class Recorder(LocalTransport):
         self.classes: list[tuple[str, str | None]] = []
         self.timeouts: list[float | None] = []
 
-    def call(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> tuple[str, bytes]:
-        self.classes.append(("call", priority))
-        self.timeouts.append(options.get("timeout_s"))
-        return super().call(*arguments, **options)
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
+        self._record("call", call)
+        return super().call(call)
 
-    def stream(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> Iterator[tuple[str, bytes]]:
-        self.classes.append(("stream", priority))
-        self.timeouts.append(options["timeout_s"])
-        return super().stream(*arguments, **options)
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
+        self._record("stream", call)
+        return super().stream(call)
 
-    def submit(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> str:
-        self.classes.append(("submit", priority))
-        self.timeouts.append(options["timeout_s"])
-        return super().submit(*arguments, **options)
+    def submit(self, call: EncodedCall) -> str:
+        self._record("submit", call)
+        return super().submit(call)
+
+    def _record(self, kind: str, call: EncodedCall) -> None:
+        self.classes.append((kind, call.target.priority))
+        self.timeouts.append(call.timeout_s)
 
 
 @pytest.fixture
@@ -613,8 +614,9 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, message: str) -> None:
     ],
 )
 def test_a_map_has_no_timeout(begin: Callable[[Any], Any]) -> None:
-    with pytest.raises(InvalidInput, match="the items of a map have the timeout of the function"):
+    with pytest.raises(InvalidInput) as caught:
         begin(plus.options(timeout=2))
+    assert caught.value.field == "timeout"
 
 
 def test_options_keep_everything_else_of_a_function() -> None:
@@ -623,9 +625,9 @@ def test_options_keep_everything_else_of_a_function() -> None:
     assert repr(plus.options(timeout=2)) == "<Function plus>.options(timeout=2.0)"
     with pytest.raises(TypeError):
         urgent.remote()  # type: ignore[call-arg]
-    with pytest.raises(InvalidInput, match="is not a generator"):
+    with pytest.raises(InvalidInput, match="not a generator"):
         urgent.stream(1)
-    with pytest.raises(InvalidInput, match="hi, normal or low, not 'high'"):
+    with pytest.raises(InvalidInput, match="not 'high'"):
         plus.options(priority="high")  # type: ignore[arg-type]
 
 
@@ -653,7 +655,7 @@ def test_a_remote_call_of_a_class_names_its_methods() -> None:
             with pytest.raises(AttributeError, match=message):
                 getattr(owner, name)
     assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
-    with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'Model'.* 'nothing'"):
         getattr(Model, "nothing")  # noqa: B009  mypy knows that there is none
 
 
@@ -678,7 +680,7 @@ def spots(spot: Spot, other: Any = None) -> list[Spot]:
 
 def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
     with run_locally():
-        with pytest.raises(InvalidInput, match=r"Thing was sent as a pickle.*trust_results=True"):
+        with pytest.raises(InvalidInput, match=r"Thing .*pickle.*trust_results=True"):
             things.remote(Thing)
         trusted = things.options(trust_results=True)
         results = [trusted.remote(Thing), *trusted.map([Thing]), trusted.spawn(Thing).result()]
@@ -693,7 +695,7 @@ def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
 
 def test_an_argument_that_needs_a_pickle_is_refused_at_the_call() -> None:
     with run_locally() as platform:
-        with pytest.raises(InvalidInput, match=r"other: a type cannot be sent: .*; send plain values, or deploy"):
+        with pytest.raises(InvalidInput, match=r"^other: a type .*deploy"):
             spots.remote(Spot(1), other=Thing)
         with pytest.raises(InvalidInput, match=r"@gpu_function\(pickle=True\)"):
             spots.spawn(Spot(1), Thing())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -83,13 +84,13 @@ def test_files_can_be_path_objects() -> None:
 
 @pytest.mark.parametrize("path", ["opt/x", "/opt/../etc/passwd", "/opt/", "/opt/$HOME", "/opt/a b", "/"])
 def test_a_file_needs_a_plain_absolute_path(path: str) -> None:
-    with pytest.raises(InvalidSpec, match="is not a file's absolute path in the image"):
+    with pytest.raises(InvalidSpec, match=re.escape(repr(path))):
         ImageFile(path, "0" * 64)
 
 
 def test_two_files_cannot_have_one_path() -> None:
     files = (ImageFile("/opt/x", "0" * 64), ImageFile("/opt/x", "1" * 64))
-    with pytest.raises(InvalidSpec, match="two files have the same path"):
+    with pytest.raises(InvalidSpec, match="the same path"):
         ImageSpec(python="3.12", files=files)
 
 
@@ -123,7 +124,7 @@ def test_the_files_of_an_image_are_in_the_bundle_by_digest(tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_named_at_deploy(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpec, match=r"image: cannot read nothing\.txt: No such file or directory"):
+    with pytest.raises(InvalidSpec, match=r"image: cannot read nothing\.txt: "):
         prepare(Image.python("3.12").add_file("nothing.txt", "/opt/x"), tmp_path)
 
 

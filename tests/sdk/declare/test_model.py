@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_wrong_option_is_refused_at_the_declaration(options: dict[str, Any], m
 
 @pytest.mark.parametrize("limit", [0, -1, 1 << 63])
 def test_a_spec_of_another_client_needs_a_possible_memory_limit(limit: int) -> None:
-    with pytest.raises(InvalidSpec, match="net: memory_limit_bytes is positive and less than 8 EiB, not"):
+    with pytest.raises(InvalidSpec, match=r"^net: memory_limit_bytes .*8 EiB"):
         ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),), memory_limit_bytes=limit)
 
 
@@ -120,18 +121,18 @@ def test_listed_files_replace_the_detected_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize("location", ["../net.onnx.data", "/weights.bin", "a/b"])
 def test_external_data_elsewhere_is_refused(tmp_path: Path, location: str) -> None:
     _onnx_with_external_data(tmp_path, location)
-    with pytest.raises(InvalidSpec, match="is not a plain file name: a model's files lie in one folder"):
+    with pytest.raises(InvalidSpec, match=re.escape(repr(location))):
         prepare("net", Model("net.onnx"), tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSpec, match=r"net: there is no file .*net\.onnx$"):
+    with pytest.raises(InvalidSpec, match=r"^net: .*/net\.onnx$"):
         prepare("net", Model("net.onnx"), tmp_path)
     _onnx_with_external_data(tmp_path, "weights")
-    with pytest.raises(InvalidSpec, match=r"there is no file .*no\.npz, which samples names$"):
+    with pytest.raises(InvalidSpec, match=r"/no\.npz, .*samples"):
         prepare("net", Model("net.onnx", samples="no.npz"), tmp_path)
     os.remove(tmp_path / "weights")
-    with pytest.raises(InvalidSpec, match=r"there is no file .*weights, which holds the weights of net\.onnx"):
+    with pytest.raises(InvalidSpec, match=r"/weights, .* net\.onnx"):
         prepare("net", Model("net.onnx"), tmp_path)
 
 
@@ -167,7 +168,7 @@ def test_models_without_a_parameter_are_refused(models: Any, message: str) -> No
 
 
 def test_a_class_cannot_receive_a_model_as_a_method() -> None:
-    with pytest.raises(InvalidSpec, match="models: run is a @method; a model is an attribute of the class"):
+    with pytest.raises(InvalidSpec, match="models: run is a @method"):
 
         @gpu_function(models={"run": Model("n.onnx")})
         class Runs:
@@ -253,7 +254,7 @@ def test_a_session_has_the_interface_of_a_worker_session(tmp_path: Path) -> None
     assert [output.name for output in session.outputs] == ["y", "z"]
     assert session([[1, 3]]).z.tolist() == [[-1.0, -3.0]]  # converted
     assert asyncio.run(session.aio([[1, 3]]))["y"].tolist() == [[1.0, 9.0]]
-    with pytest.raises(AttributeError, match="the model has no output 'q'; it has y, z"):
+    with pytest.raises(AttributeError, match=r"'q'.* y, z"):
         session([[1, 3]]).q  # noqa: B018
 
 

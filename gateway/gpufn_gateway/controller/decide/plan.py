@@ -9,8 +9,8 @@
 4. Resume missing workers where one is parked and its share is free, or place new ones. Functions without workers come
    first, of these the ones whose starts do not fail, then the longest waiting.
 5. If there is no room for a function with calls, drain parked workers of other functions, least worth first. Then park
-   or drain idle ones, longest idle first. If no worker is idle and the function has waited `PATIENCE_S`, take a
-   worker from a function that has several.
+   or drain idle ones, longest idle first. If no worker is idle and the function has waited `BUSY_EVICTION_AFTER_S`,
+   take a worker from a function that has several.
 
 An exception while one function is processed affects that function only: its actions of this step are dropped, and its
 last decision stands.
@@ -53,7 +53,7 @@ from gpufn_gateway.controller.placement.request import Wanted
 from gpufn_gateway.controller.state.views import WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
-PATIENCE_S = 2.0
+BUSY_EVICTION_AFTER_S = 2.0
 DELETED_FOR_S = 2.0
 START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and must not keep others from starting
 
@@ -362,7 +362,7 @@ class _Step:
         parked, idle = room.parked_workers(), room.idle_workers()
         for need in waiting:
             with self._isolated(need.key[0]):
-                include_busy = self._has_lost_patience(need)
+                include_busy = self._may_evict_busy(need)
                 if room.claim(need) or not room.can_make(need, include_busy=include_busy):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
@@ -391,9 +391,9 @@ class _Step:
             and (self.world.idle_for(worker, self.now) or 0.0) >= need.view.circuit.backoff_s
         ]
 
-    def _has_lost_patience(self, need: Need) -> bool:
+    def _may_evict_busy(self, need: Need) -> bool:
         since = need.view.waiting_since
-        if need.has_begun or since is None or self.now - since < PATIENCE_S:
+        if need.has_begun or since is None or self.now - since < BUSY_EVICTION_AFTER_S:
             return False
         # The next revision takes another place when its present worker is READY: it may fail, or one may be enough.
         return need.waits_for_first or (need.is_next and not need.view.in_state(WorkerState.STARTING))

@@ -170,10 +170,10 @@ def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str,
     terms["base"] = min(base, _ceil(max(demand.calls, demand.peak_calls_60s or 0) / slots))
     burst = keep = 0
     if demand.service_s is not None:
-        patience_s = max(demand.cold_start_s or 0.0, policy.target_delay_s)
+        retry_for_s = max(demand.cold_start_s or 0.0, policy.target_delay_s)
         backlog = max(0, demand.calls - workers.ready * slots)
         flow = (demand.arrivals_per_s or 0.0) * demand.service_s / planned
-        per_call = min(demand.service_s, patience_s) / (slots * patience_s)
+        per_call = min(demand.service_s, retry_for_s) / (slots * retry_for_s)
         drain = backlog * per_call
         bound = _ceil(max(demand.calls, demand.peak_calls_6s or 0) / slots)
         burst = min(_ceil(flow + drain), bound)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 from gpufn_core.errors import PlatformError
@@ -34,10 +33,10 @@ class Follower:
         return not self._ready and newest_seq < self._next_seq  # check `_ready` last: messages may arrive meanwhile
 
     def wake(self) -> None:
-        """Make `some` return."""
+        """Make `next_batch` return."""
         self._wake.set()
 
-    async def some(self, timeout_s: float) -> list[StoredMessage]:
+    async def next_batch(self, timeout_s: float) -> list[StoredMessage]:
         """Return the messages that have arrived. Empty after `timeout_s`, after `wake()`, or if reading failed."""
         if self._feed is None:  # not under the timeout, which would restart a slow open again and again
             await self._open()
@@ -87,8 +86,6 @@ class Follower:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._feed is not None:
             self._feed.close()

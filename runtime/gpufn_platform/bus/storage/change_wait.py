@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from types import TracebackType
 from typing import Final, Self
 
 from gpufn_platform.bus.connection import Bus, Message
@@ -19,7 +18,7 @@ _LONGEST_TIMEOUT_S: Final = 5.0
 
 
 class ChangeSignal:
-    """`async with ChangeSignal(bus, subject) as signs`, then repeatedly: check, and `await signs.next()`."""
+    """`async with ChangeSignal(bus, subject) as changes`, then repeatedly: check, and `await changes.next()`."""
 
     def __init__(self, bus: Bus, *subjects: str) -> None:
         self._bus = bus
@@ -44,7 +43,5 @@ class ChangeSignal:
             self._stack.callback(self._bus.subscribe(subject, self._on_message).unsubscribe)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stack.close()

@@ -73,9 +73,8 @@ async def newest(
     first. Looks at the last 100,000 messages at most, and may skip those stored before `since` (unix seconds)."""
     records: list[S] = []
     remaining = SCAN_LIMIT
-    async with contextlib.aclosing(
-        stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
-    ) as ranges:
+    scan = stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
+    async with contextlib.aclosing(scan) as ranges:
         async for range_messages in ranges:
             messages, newer, records = range_messages[-remaining:], records, []
             for start in range(0, len(messages), _READ_AT_ONCE):

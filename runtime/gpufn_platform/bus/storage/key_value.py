@@ -59,14 +59,12 @@ class KeyValue:
         self.stream = stream_of(bucket)
         self._prefix = f"$KV.{bucket}."
         self._config = config
-        self._watches: set[Watch] = set()
+        self.watches: set[Watch] = set()  # local reads and writes are reported to them at once
 
     @classmethod
-    async def open(
-        cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
-    ) -> Self:
-        """Open the bucket, creating it if absent. `ttl_s`: record lifetime; watches do not see expiries."""
-        ttl = int((ttl_s or 0) * _NANO)
+    async def open(cls, bus: Bus, bucket: str, *, ttl_s: float = 0, history: int = 1, memory: bool = False) -> Self:
+        """Open the bucket, creating it if absent. `ttl_s`: record lifetime, 0 for none; watches do not see expiries."""
+        ttl = int(ttl_s * _NANO)
         window = 120 * _NANO
         kv = cls(
             bus,
@@ -108,32 +106,26 @@ class KeyValue:
 
     async def put(self, key: str, value: bytes) -> int:
         """Store the record unconditionally; returns the new revision."""
-        stored = await self.bus.publish_stored(self.subject(key), value, headers=_REPLACE)
-        self._notify(key, Entry(key, value, stored.seq), stored.seq)
-        return stored.seq
+        return await self.update(key, value, None)
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
         """Create the record; returns its revision. Raises Conflict if the key exists. A deleted key may be reused."""
         try:
             return await self.update(key, value, 0, ttl_s=ttl_s, timeout_s=timeout_s)
-        except Conflict:
-            last = await streams.last_message(self.bus, self.stream, self.subject(key))
-            if last is not None and self.entry_of(last) is not None:
-                raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.") from None
-        # The key has a deletion marker, or has just expired.
-        return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
+        except Conflict:  # the key may have a deletion marker, or has just expired
+            return await self.update(key, value, await self.deleted_at(key), ttl_s=ttl_s, timeout_s=timeout_s)
 
     async def deleted_at(self, key: str) -> int:
         """Return the revision of a deletion marker, 0 if there is none. Raises Conflict if the key exists."""
         last = await streams.last_message(self.bus, self.stream, self.subject(key))
-        if self.entry_of(last) is not None:
-            raise Conflict(f"{self.bucket}/{key} exists.")
+        if last is not None and self.entry_of(last) is not None:
+            raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.")
         return 0 if last is None else last.seq
 
     async def update(
-        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None, timeout_s: float = 5.0
+        self, key: str, value: bytes, revision: int | None, *, ttl_s: float | None = None, timeout_s: float = 5.0
     ) -> int:
-        """Replace the record; returns the new revision. Raises Conflict unless the key is at `revision`."""
+        """Replace the record; returns the new revision. Raises Conflict unless the key is at `revision`, if given."""
         stored = await self.bus.publish_stored(
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s, headers=_REPLACE
         )
@@ -158,12 +150,10 @@ class KeyValue:
                 continue
         raise Conflict(f"{self.bucket}/{key} is being changed by too many writers at once; try again.")
 
-    async def delete(self, key: str, revision: int | None = None, *, marked_s: float | None = None) -> None:
+    async def delete(self, key: str, revision: int | None = None, *, marked_s: float = _MARKED_S) -> None:
         """Delete a record. Raises Conflict unless the key is at `revision`. `marked_s`: lifetime of the marker."""
-        ttl_s = _MARKED_S if marked_s is None else marked_s
-        stored = await self.bus.publish_stored(
-            self.subject(key), b"", expected_last=revision, ttl_s=ttl_s, headers=_DELETE
-        )
+        subject = self.subject(key)
+        stored = await self.bus.publish_stored(subject, b"", expected_last=revision, ttl_s=marked_s, headers=_DELETE)
         self._notify(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
@@ -195,15 +185,8 @@ class KeyValue:
         await watch.start()
         return watch
 
-    def add_watch(self, watch: Watch) -> None:
-        """Report local reads and writes to `watch` at once, before its Feed delivers them."""
-        self._watches.add(watch)
-
-    def remove_watch(self, watch: Watch) -> None:
-        self._watches.discard(watch)
-
     def _notify(self, key: str, entry: Entry | None, revision: int) -> None:
-        for watch in list(self._watches):
+        for watch in list(self.watches):
             watch.notify(key, entry, revision)
 
     def subjects(self, prefix: str) -> str:
@@ -243,7 +226,7 @@ class Watch:
         self._complete = asyncio.Event()
 
     def stop(self) -> None:
-        self._kv.remove_watch(self)
+        self._kv.watches.discard(self)
         if self._task is not None:
             self._task.cancel()
         for task in (self._missing_task, self._damage_task):
@@ -257,15 +240,12 @@ class Watch:
         if not key.startswith(self._prefix) or revision <= max(self._seq, self._reported_revisions.get(key, 0)):
             return
         self._reported_revisions[key] = revision
-        if self._snapshot_keys is not None and entry is not None:
-            self._snapshot_keys.add(key)
-        if entry is not None or key in self._known:
-            self._report(key, entry)
+        self._report(key, entry)
 
     async def start(self) -> None:
         """Open the first Feed and wait for its snapshot. Call once. Raises PlatformError."""
         await self._open()
-        self._kv.add_watch(self)
+        self._kv.watches.add(self)
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
             await self._first_snapshot()
@@ -323,11 +303,7 @@ class Watch:
         if message.seq >= reported:
             self._reported_revisions.pop(key, None)
         if key.startswith(self._prefix) and message.seq > reported:
-            entry = self._kv.entry_of(message)
-            if self._snapshot_keys is not None and entry is not None:
-                self._snapshot_keys.add(key)
-            if entry is not None or key in self._known:
-                self._report(key, entry)
+            self._report(key, self._kv.entry_of(message))
         if not pending and self._snapshot_keys is not None and self._feed.is_open:
             self._snapshot_done()
 
@@ -365,11 +341,15 @@ class Watch:
                     self._report(key, None)
 
     def _report(self, key: str, entry: Entry | None) -> None:
+        if entry is None and key not in self._known:
+            return
         self._missing.discard(key)
         if entry is None:
             self._known.discard(key)
         else:
             self._known.add(key)
+            if self._snapshot_keys is not None:
+                self._snapshot_keys.add(key)
         try:
             self._on_change(key, entry)
         except Exception:

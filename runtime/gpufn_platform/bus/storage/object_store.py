@@ -30,6 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, BusUnavailable, Conflict, GpufnError, InvalidInput
+from gpufn_core.ids import digest_of
 from gpufn_platform.bus import jetstream
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.jetstream import Stored
@@ -57,10 +58,6 @@ class Blob(msgspec.Struct, frozen=True):
 
 def stream_of(bucket: str) -> str:
     return f"OBJ_{bucket}"
-
-
-def digest_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False, max_bytes: int | None = None) -> None:
@@ -158,7 +155,7 @@ async def check(digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
 
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
     """Return a blob's bytes. Raises ArtifactUnavailable if it is absent, incomplete or damaged."""
-    async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+    async with contextlib.aclosing(read(bus, bucket, digest)) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
 
@@ -197,22 +194,12 @@ async def keep_stream(
     return await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
 
 
-def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerator[bytes, None]:
-    """Iterate over a blob's bytes. Raises ArtifactUnavailable, before the first chunk or instead of the end."""
-    return _read_checked(bus, bucket, digest, owner)
-
-
-async def exists(bus: Bus, bucket: str, digest: str) -> bool:
-    description = await _description(bus, bucket, digest)
-    return description is not None and await _is_whole(bus, description)
-
-
 async def verify(bus: Bus, bucket: str, digest: str) -> bool:
     """Return whether a blob exists and is intact; reads all of its bytes. A damaged blob's description is removed, or
     `put` would assume that the blob exists."""
     description = await _description(bus, bucket, digest)
     try:
-        async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+        async with contextlib.aclosing(read(bus, bucket, digest)) as chunks:
             async for _ in chunks:
                 pass
     except ArtifactUnavailable:
@@ -277,15 +264,6 @@ async def discard(bus: Bus, bucket: str, digest: str, *, owner: str) -> None:
 
 async def _roll_up(bus: Bus, subject: str) -> None:
     await bus.publish_stored(subject, b"", headers=_REPLACE, ttl_s=_MARKER_S)
-
-
-async def delete(bus: Bus, bucket: str, digest: str) -> None:
-    """Delete a blob and its chunks. An absent blob is no error."""
-    description = await _description(bus, bucket, digest)
-    if description is not None:
-        await streams.purge(bus, stream_of(bucket), description.subject)
-        if (info := object_info.read(description)) is not None:
-            await streams.purge(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}")
 
 
 async def withdraw(bus: Bus, bucket: str, digest: str) -> None:
@@ -375,21 +353,20 @@ def _size_and_digest(path: Path) -> tuple[int, str]:
 
 
 async def _write(bus: Bus, bucket: str, digest: str, path: Path) -> None:
-    async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+    async with contextlib.aclosing(read(bus, bucket, digest)) as chunks:
         with path.open("wb") as file:
             async for chunk in chunks:
                 await asyncio.to_thread(file.write, chunk)
             await asyncio.to_thread(file.flush)
 
 
-async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> AsyncGenerator[bytes, None]:
+async def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerator[bytes, None]:
+    """Iterate over a blob's bytes. Raises ArtifactUnavailable, before the first chunk or instead of the end."""
     description = await _description(bus, bucket, _name(digest, owner))
-    if description is None:
-        raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
-    info = object_info.read(description)
-    if info is None:
+    info = None if description is None else object_info.read(description)
+    if description is not None and info is None:
         raise ArtifactUnavailable(f"The description of {digest[:12]} in {bucket} cannot be read: put it again.")
-    if info.deleted:
+    if info is None or info.deleted:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
     sha256, size = Sha256(), 0
     async with contextlib.aclosing(_read_chunks(bus, bucket, info)) as chunks:

@@ -49,16 +49,11 @@ class StoredMessage(msgspec.Struct, frozen=True):
     time: float  # seconds since the epoch, by the server's clock
 
 
+_OnMessage = Callable[[StoredMessage, int], None]
+
+
 class Feed:
-    def __init__(
-        self,
-        bus: Bus,
-        stream: str,
-        filter_subject: str,
-        on_message: Callable[[StoredMessage, int], None],
-        *,
-        waits: bool,
-    ) -> None:
+    def __init__(self, bus: Bus, stream: str, filter_subject: str, on_message: _OnMessage, *, waits: bool) -> None:
         self.pending = 0
         self._waits = waits
         self._bus = bus
@@ -95,7 +90,7 @@ class Feed:
         bus: Bus,
         stream: str,
         filter_subject: str,
-        on_message: Callable[[StoredMessage, int], None],
+        on_message: _OnMessage,
         on_lost: Callable[[str], None],
         *,
         since_seq: int | None = None,
@@ -206,12 +201,9 @@ class Feed:
         body: dict[str, Any] = {"batch": batch, "no_wait": True}
         if self._waits:
             body = {"batch": batch, "expires": _EXPIRES_S * _NANO, "idle_heartbeat": _HEARTBEAT_S * _NANO}
+        subject = f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
-            self._bus.publish(
-                f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
-                msgspec.json.encode(body),
-                reply=self._inbox,
-            )
+            self._bus.publish(subject, msgspec.json.encode(body), reply=self._inbox)
         except BusUnavailable as error:
             self._lost(error.message)
         else:
@@ -280,11 +272,8 @@ class Feed:
         """Ask the stream's leader whether there are readable messages after the last one delivered."""
         consumer_seq, is_readable = self._consumer_seq, True
         body = {"next_by_subj": self._filter, "seq": self._seq + 1}
-        with contextlib.suppress(BusUnavailable):
-            try:
-                await self._bus.js(f"STREAM.MSG.GET.{self._stream}", body)
-            except JetStreamError as error:
-                is_readable = error.err_code not in jetstream.NOT_FOUND
+        with contextlib.suppress(BusUnavailable, JetStreamError):
+            is_readable = await self._bus.js_or_none(f"STREAM.MSG.GET.{self._stream}", body) is not None
         if self._consumer_seq != consumer_seq:
             return  # more arrived; the next heartbeat checks again
         loop = asyncio.get_running_loop()
@@ -313,13 +302,9 @@ class Feed:
 
 async def last_seq(bus: Bus, stream: str, filter_subject: str) -> int:
     """Return the sequence of the newest message, according to the stream's leader; 0 if there is none."""
-    try:
-        response = await bus.js(f"STREAM.MSG.GET.{stream}", {"last_by_subj": filter_subject})
-    except JetStreamError as error:
-        if error.err_code == jetstream.NO_MESSAGE:
-            return 0
-        raise
-    return int(response["message"]["seq"])
+    query = {"last_by_subj": filter_subject}
+    response = await bus.js_or_none(f"STREAM.MSG.GET.{stream}", query, codes=(jetstream.NO_MESSAGE,))
+    return 0 if response is None else int(response["message"]["seq"])
 
 
 async def reopen_pause() -> None:

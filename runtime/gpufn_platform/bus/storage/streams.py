@@ -147,11 +147,8 @@ async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
 
 
 async def _ensure(bus: Bus, body: dict[str, Any]) -> None:
-    try:
-        await bus.js(f"STREAM.CREATE.{body['name']}", body)
-    except JetStreamError as error:
-        if error.err_code != jetstream.STREAM_NAME_IN_USE:
-            raise
+    created = await bus.js_or_none(f"STREAM.CREATE.{body['name']}", body, codes=(jetstream.STREAM_NAME_IN_USE,))
+    if created is None:
         await bus.js(f"STREAM.UPDATE.{body['name']}", body)
 
 
@@ -164,21 +161,11 @@ async def wait_for(bus: Bus, names: Iterable[str]) -> None:
     """Return once these streams exist: a gateway may start later. Raises BusUnavailable, JetStreamError."""
     has_logged = False
     for name in names:
-        while not await _exists(bus, name):
+        while await bus.js_or_none(f"STREAM.INFO.{name}") is None:
             if not has_logged:
                 has_logged = True
                 log.info("waiting for a gateway to create %s", name)
             await asyncio.sleep(_WAIT_S)
-
-
-async def _exists(bus: Bus, name: str) -> bool:
-    try:
-        await bus.js(f"STREAM.INFO.{name}")
-    except JetStreamError as error:
-        if error.err_code not in jetstream.NOT_FOUND:
-            raise
-        return False
-    return True
 
 
 async def server_time(bus: Bus, stream: str, *, timeout_s: float = 5.0) -> float:
@@ -219,13 +206,9 @@ async def messages_per_subject(bus: Bus, stream: str, subject: str = ">") -> dic
 
 async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
     """Remove one stored message; returns False if it no longer exists."""
-    try:
-        response = await bus.js(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
-    except JetStreamError as error:
-        if error.err_code in (*jetstream.NOT_FOUND, jetstream.DELETE_FAILED):
-            return False
-        raise
-    return bool(response.get("success"))
+    absent = (*jetstream.NOT_FOUND, jetstream.DELETE_FAILED)
+    response = await bus.js_or_none(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True}, codes=absent)
+    return response is not None and bool(response.get("success"))
 
 
 async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
@@ -299,22 +282,15 @@ class ConsumerProgress(msgspec.Struct, frozen=True):
 
 async def consumed(bus: Bus, stream: str, consumer: str) -> ConsumerProgress | None:
     """Return the progress of a consumer, or None if the consumer does not exist."""
-    try:
-        info = await bus.js(f"CONSUMER.INFO.{stream}.{consumer}")
-    except JetStreamError as error:
-        if error.err_code in jetstream.NOT_FOUND:
-            return None
-        raise
+    if (info := await bus.js_or_none(f"CONSUMER.INFO.{stream}.{consumer}")) is None:
+        return None
     return ConsumerProgress(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
 
 
 async def _message(bus: Bus, stream: str, query: dict[str, Any]) -> StoredMessage | None:
-    try:
-        response = await bus.js(f"STREAM.MSG.GET.{stream}", query)
-    except JetStreamError as error:
-        if error.err_code == jetstream.NO_MESSAGE:
-            return None
-        raise
+    response = await bus.js_or_none(f"STREAM.MSG.GET.{stream}", query, codes=(jetstream.NO_MESSAGE,))
+    if response is None:
+        return None
     message = response["message"]
     headers = nats_protocol.parse_headers(base64.b64decode(message["hdrs"]))[0] if "hdrs" in message else None
     return StoredMessage(
@@ -351,18 +327,13 @@ async def ensure_consumer(
         "max_ack_pending": max_ack_pending,
         "inactive_threshold": 60 * _MINUTE,
     }
-    await bus.js(
-        f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", {"stream_name": stream, "config": config, "action": ""}
-    )
+    request = {"stream_name": stream, "config": config, "action": ""}
+    await bus.js(f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", request)
 
 
 async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
     """Delete a consumer. An absent consumer is no error."""
-    try:
-        await bus.js(f"CONSUMER.DELETE.{stream}.{name}")
-    except JetStreamError as error:
-        if error.err_code not in jetstream.NOT_FOUND:
-            raise
+    await bus.js_or_none(f"CONSUMER.DELETE.{stream}.{name}")
 
 
 async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,20 +23,13 @@ log = logging.getLogger(__name__)
 _usage = msgspec.msgpack.Decoder(Usage)
 
 
-class _Write(NamedTuple):
-    """A write whose success is unknown."""
-
-    usage: Usage
-    value: bytes
-
-
 class Meter:
     def __init__(self, records: KeyValue, node: str, clock: Clock) -> None:
         self._records = records
         self._node = node
         self._clock = clock
         self._counted: dict[UsageKey, Usage] = {}
-        self._sent: dict[UsageKey, _Write] = {}
+        self._sent: dict[UsageKey, tuple[Usage, bytes]] = {}  # writes whose success is unknown
 
     def count(self, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
         """Count an attempt that has ended."""
@@ -68,14 +60,14 @@ class Meter:
         name = key.record(self._node)
         entry = await self._records.get(name)
         sent = self._sent.pop(key, None)
-        if sent is not None and (entry is None or entry.value != sent.value):
-            self._add(key, sent.usage)
+        if sent is not None and (entry is None or entry.value != sent[1]):
+            self._add(key, sent[0])
         usage = self._counted.pop(key, None)
         if usage is None:
             return
         previous = Usage() if entry is None else _usage.decode(entry.value)
         value = encode(previous + usage)
-        self._sent[key] = _Write(usage, value)
+        self._sent[key] = usage, value
         if entry is None:
             await self._records.create(name, value)
         else:

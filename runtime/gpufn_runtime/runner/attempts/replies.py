@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from gpufn_core.errors import BusUnavailable, PayloadTooLarge
 from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Replies:
         self._count = 0
         self._confirmed_number = 0  # NATS has received replies up to this number
         self._has_unsent = False  # some unconfirmed replies have not been sent
-        self._confirming: asyncio.Task[None] | None = None
+        self._confirming = Tasks("replies")
         bus.on_reconnect(self._resend)
 
     def send(self, subject: str, payload: bytes) -> None:
@@ -71,8 +72,8 @@ class Replies:
     def tick(self) -> None:
         if self._has_unsent:
             self._resend()
-        elif self._confirmed_number < self._count and self._bus.connected and not self._is_confirming:
-            self._confirming = self._loop.create_task(self.confirm(), name="replies")
+        elif self._confirmed_number < self._count and self._bus.connected and not self._confirming:
+            self._confirming.start(self.confirm())
         expiry = self._loop.time() - _KEEP_S
         while self._replies and (oldest := next(iter(self._replies.values()))).number <= self._confirmed_number:
             if oldest.at >= expiry and self._bytes <= _MAX_CONFIRMED_BYTES:
@@ -85,10 +86,6 @@ class Replies:
         with contextlib.suppress(BusUnavailable):
             await self._bus.flush()
             self._confirmed_number = last_sent
-
-    @property
-    def _is_confirming(self) -> bool:
-        return self._confirming is not None and not self._confirming.done()
 
     def _forget(self, invocation: str) -> None:
         if (reply := self._replies.pop(invocation, None)) is not None:

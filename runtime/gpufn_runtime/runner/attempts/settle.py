@@ -37,6 +37,7 @@ from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeup
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_runtime.runner.attempts.replies import Replies
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
 from gpufn_runtime.runner.core.start_numbers import next_start
@@ -63,51 +64,34 @@ class Settler:
         self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
-        self._replies = Replies(bus)
+        self.replies = Replies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
         self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call
         self.unsettled: dict[str, Attempt] = {}  # by id: ended attempts of submitted calls, record not yet stored
 
-    def settle(
-        self,
-        attempt: Attempt,
-        outcome: Outcome,
-        settlement: Settlement,
-        content_type: str = "",
-        body: bytes = b"",
-        *,
-        shared_body: str = "",
-        runner_file: str = "",
-        run_s: float = 0.0,
-        gather_s: float = 0.0,
-        now: float,
-    ) -> None:
-        """Settle an attempt, once, after its slot is free or poisoned. A large result is named by `shared_body` in the
-        caller's folder, or by `runner_file` in the runner's folder (of a submitted call, or for a caller on another
-        host)."""
-        message = attempt.message
+    def settle(self, end: Settle) -> None:
+        """Settle an attempt, once, after its slot is free or poisoned."""
+        attempt, now = end.attempt, self._clock.time()
         if attempt.is_submitted:
-            self.unsettled[message.id] = attempt
-        if settlement is Settlement.RETRY:
-            self._retry(attempt, outcome, now)
+            self.unsettled[attempt.message.id] = attempt
+        if end.settlement is Settlement.RETRY:
+            self._retry(attempt, end.outcome, now)
         elif attempt.is_submitted:
-            record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._start_log.node)
-            record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
-            self._start(attempt.delivery, self._end_attempt(attempt, record, body, runner_file))
+            record = _record_of(end, now, self._start_log.node)
+            self._start(attempt.delivery, self._end_attempt(attempt, record, end.body, end.runner_file))
+        elif end.runner_file:
+            self._start(attempt.delivery, self._send_large_result(end))
         else:
-            reply = _reply_of(attempt, outcome, content_type, shared_body, run_s=run_s, gather_s=gather_s)
-            if runner_file:
-                self._start(attempt.delivery, self._send_large_result(attempt, reply, runner_file))
-                return
-            self._reply(attempt.delivery, message, reply, body)
+            self._reply(attempt.delivery, attempt.message, _reply_of(end), end.body)
             self._ack(attempt.delivery)
-            if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, message):
-                self._tasks.start(self._forget_checkpoint(message.id, attempt.run.checkpoint_seq))
+            if _may_have_checkpoint(attempt):
+                self._tasks.start(self._forget_checkpoint(attempt))
 
-    async def _send_large_result(self, attempt: Attempt, reply: ResultReply, runner_file: str) -> None:
+    async def _send_large_result(self, end: Settle) -> None:
         """Send a large result to a caller on another host: in the reply, or stored in the object store."""
-        message, path, body = attempt.message, self._shared_bodies.kept_path(runner_file), b""
+        attempt, message, reply, body = end.attempt, end.attempt.message, _reply_of(end), b""
+        path = self._shared_bodies.kept_path(end.runner_file)
         try:
             if path.stat().st_size <= self._inline_bytes:
                 body = path.read_bytes()
@@ -120,8 +104,8 @@ class Settler:
             path.unlink(missing_ok=True)
         self._reply(attempt.delivery, message, reply, body)
         self._ack(attempt.delivery)
-        if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, message):
-            await self._forget_checkpoint(message.id, attempt.run.checkpoint_seq)
+        if _may_have_checkpoint(attempt):
+            await self._forget_checkpoint(attempt)
 
     async def _store_result(self, path: Path, message: InvocationMessage) -> BodyReference:
         """Store the result. While the bus is away, retry until the caller's deadline."""
@@ -141,28 +125,27 @@ class Settler:
     async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, runner_file: str) -> None:
         await self._end(attempt.delivery, record, body, runner_file, arguments=attempt.message.reference)
         # Not earlier: until its end is stored the call may be redelivered, and continues from its checkpoint.
-        if attempt.run.checkpoint_seq or _may_have_checkpoint(attempt.delivery, attempt.message):
-            await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
+        if _may_have_checkpoint(attempt):
+            await self._forget_checkpoint(attempt)
         await self._start_log.forget(attempt)
 
-    async def _forget_checkpoint(self, invocation: str, seq: int = 0) -> None:
-        """Delete the call's checkpoint, because there is no next attempt. `seq` is its position if this attempt knows
-        it. If the bus is away, the checkpoint expires."""
-        with contextlib.suppress(GpufnError):
-            if seq:
+    async def _forget_checkpoint(self, attempt: Attempt) -> None:
+        """Delete the call's checkpoint, because there is no next attempt. If the bus is away, the checkpoint
+        expires."""
+        if seq := attempt.run.checkpoint_seq:
+            with contextlib.suppress(GpufnError):
                 await checkpoints.forget(self._bus, seq)
-            else:
-                await checkpoints.drop(self._bus, invocation)
+        else:
+            await self._drop_checkpoint(attempt.message.id)
 
-    def refuse(
-        self,
-        delivery: DeliveryView,
-        message: InvocationMessage,
-        outcome: Outcome,
-        now: float,
-        keep_s: float,
-    ) -> None:
+    async def _drop_checkpoint(self, invocation: str) -> None:
+        """Like `_forget_checkpoint`, for a checkpoint whose position is unknown."""
+        with contextlib.suppress(GpufnError):
+            await checkpoints.drop(self._bus, invocation)
+
+    def refuse(self, delivery: DeliveryView, message: InvocationMessage, outcome: Outcome, keep_s: float) -> None:
         """End an invocation that never reached a worker."""
+        now = self._clock.time()
         if message.reply:
             reply = ResultReply(
                 message.id, outcome.kind, outcome.error, "", message.revision, message.attempt,
@@ -173,8 +156,8 @@ class Settler:
         else:
             record = _record(delivery, message, outcome, now, keep_s)
             self._start(delivery, self._end_refused(delivery, message, record))
-        if _may_have_checkpoint(delivery, message):
-            self._tasks.start(self._forget_checkpoint(message.id))
+        if _was_started(delivery, message):
+            self._tasks.start(self._drop_checkpoint(message.id))
 
     async def _end_refused(self, delivery: DeliveryView, message: InvocationMessage, record: CallRecord) -> None:
         """Store the end, including an interrupted attempt if there is a note of it."""
@@ -185,13 +168,13 @@ class Settler:
                     attempts = next_start(message, note, 0, self._clock.time())[0].attempts
                     record = msgspec.structs.replace(record, attempt=note.attempt, attempts=attempts)
         await self._end(delivery, record, arguments=message.reference)
-        if _may_have_checkpoint(delivery, message):
+        if _was_started(delivery, message):
             await self._start_log.drop(message.id)
 
     def confirm(self, delivery: DeliveryView, record: CallRecord) -> None:
         """Complete the settlement of a call that has ended: its settler may have died before completing it."""
         self._start(delivery, self._store_dead_letter_and_ack(delivery, record))
-        self._tasks.start(self._forget_checkpoint(record.id))
+        self._tasks.start(self._drop_checkpoint(record.id))
         self._tasks.start(self._start_log.drop(record.id))
 
     def drop(self, delivery: DeliveryView) -> None:
@@ -203,9 +186,9 @@ class Settler:
             delivery.reply(reply, body)
             return
         try:
-            self._replies.send(message.reply, pack(reply, body))
+            self.replies.send(message.reply, pack(reply, body))
         except PayloadTooLarge as error:
-            self._replies.send(message.reply, pack(too_large(reply, error)))
+            self.replies.send(message.reply, pack(too_large(reply, error)))
 
     def _ack(self, delivery: DeliveryView) -> None:
         try:
@@ -214,7 +197,7 @@ class Settler:
             log.info("cannot acknowledge %r: the bus is away", delivery)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        message, retries = attempt.message, attempt.link.revision.spec.retries
+        message, retries = attempt.message, attempt.worker.revision.spec.retries
         assert retries is not None
         retried = message.retries_used + 1
         not_before = now + retries.delay_before(retried + 1)
@@ -282,11 +265,8 @@ class Settler:
             except (PayloadTooLarge, InvalidInput, OSError) as error:  # the worker may have tampered with the file
                 info = ResultNotEncodable(f"the result cannot be stored: {error}").info()
                 state = state_after(OutcomeKind.RAISED)
-                record, body, unstored = (
-                    msgspec.structs.replace(record, state=state, error=info, content_type=""),
-                    b"",
-                    "",
-                )
+                record = msgspec.structs.replace(record, state=state, error=info, content_type="")
+                body, unstored = b"", ""
             except GpufnError as error:
                 log.warning("cannot store the end of %s yet: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
@@ -295,7 +275,7 @@ class Settler:
             self._shared_bodies.kept_path(runner_file).unlink(missing_ok=True)
         await self._store_dead_letter_and_ack(delivery, record)
         if not record.state.leaves_dead_letter:
-            self._bodies.remove_arguments(arguments)
+            self._bodies.remove(subjects.ARGUMENT_FILES, arguments)
 
     async def _store_large_result(self, record: CallRecord, runner_file: str) -> tuple[CallRecord, bytes]:
         """Store a large result. Returns the record that refers to it, or the result itself if it fits in the record."""
@@ -333,16 +313,12 @@ class Settler:
     def tick(self, now: float) -> None:
         """Extend the leases of deliveries that take long to settle. Otherwise they would be redelivered. Called each
         second; `now` is monotonic."""
-        self._replies.tick()
+        self.replies.tick()
         for delivery, touched_at in self._touched_at.items():
             if now - touched_at >= TOUCH_EVERY_S:
                 self._touched_at[delivery] = now
                 with contextlib.suppress(GpufnError):  # the bus is away
                     delivery.touch()
-
-    def repeat_reply(self, invocation: str) -> None:
-        """Repeat the reply of an ended call, because its caller looks for it and has not received it."""
-        self._replies.repeat(invocation)
 
     async def finish(self) -> None:
         """Wait until all ended calls are stored."""
@@ -351,43 +327,41 @@ class Settler:
         await self._bodies.finish()
 
 
-def _reply_of(
-    attempt: Attempt, outcome: Outcome, content_type: str, shared_body: str, *, run_s: float, gather_s: float
-) -> ResultReply:
-    message, run = attempt.message, attempt.run
+def _reply_of(end: Settle) -> ResultReply:
+    attempt, message, run = end.attempt, end.attempt.message, end.attempt.run
     return ResultReply(
         invocation=message.id,
-        kind=outcome.kind,
-        error=outcome.error,
-        content_type=content_type,
+        kind=end.outcome.kind,
+        error=end.outcome.error,
+        content_type=end.content_type,
         revision=message.revision,
         attempt=message.attempt,
         queue_s=max(0.0, run.started_at - message.submitted_at),
-        run_s=run_s,
-        worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if run.is_cold else None,
+        run_s=end.run_s,
+        worker=attempt.worker.id,
+        cold_start=attempt.worker.cold_start if run.is_cold else None,
         items=run.items,
-        shared_body=shared_body,
+        shared_body=end.shared_body,
         gpu_s=attempt.gpu_s,
-        gather_s=gather_s,
+        gather_s=end.gather_s,
     )
 
 
-def _record_of(
-    attempt: Attempt, outcome: Outcome, now: float, *, run_s: float, gather_s: float, node: str
-) -> CallRecord:
-    message, run = attempt.message, attempt.run
-    ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
+def _record_of(end: Settle, now: float, node: str) -> CallRecord:
+    attempt, message, run = end.attempt, end.attempt.message, end.attempt.run
+    ended = _record(attempt.delivery, message, end.outcome, now, attempt.worker.revision.spec.retention_s)
     return msgspec.structs.replace(
         ended,
-        attempts=_attempts(attempt, outcome, now, node),
+        attempts=_attempts(attempt, end.outcome, now, node),
         started_at=run.started_at,
+        content_type=end.content_type,
+        size=len(end.body),
         queue_s=max(0.0, run.started_at - message.submitted_at),
-        run_s=run_s,
-        gather_s=gather_s,
+        run_s=end.run_s,
+        gather_s=end.gather_s,
         gpu_s=ended.gpu_s + attempt.gpu_s,
-        worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if run.is_cold else None,
+        worker=attempt.worker.id,
+        cold_start=attempt.worker.cold_start if run.is_cold else None,
     )
 
 
@@ -399,8 +373,12 @@ def _record(
     return msgspec.structs.replace(record, queue_seq=_queue_seq(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
 
 
-def _may_have_checkpoint(delivery: DeliveryView, message: InvocationMessage) -> bool:
-    """Return whether an earlier attempt or a runner that died may have left a checkpoint."""
+def _may_have_checkpoint(attempt: Attempt) -> bool:
+    return bool(attempt.run.checkpoint_seq) or _was_started(attempt.delivery, attempt.message)
+
+
+def _was_started(delivery: DeliveryView, message: InvocationMessage) -> bool:
+    """Return whether an earlier attempt, or one of a runner that died, may have left a checkpoint or a note."""
     return message.attempt > 1 or delivery.delivered > 1
 
 
@@ -417,7 +395,7 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float, node: str) -> tupl
         outcome=outcome.kind,
         ended_at=now,
         started_at=attempt.run.started_at,
-        worker=attempt.link.worker,
+        worker=attempt.worker.id,
         gpu_s=attempt.gpu_s,
         code="" if error is None else error.code[:_MAX_MESSAGE_CHARS],
         message="" if error is None else error.summary[:_MAX_MESSAGE_CHARS],

@@ -16,7 +16,7 @@ from gpufn_core.protocol.records import StartNote
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import start_notes
+from gpufn_platform.queue import checkpoints, start_notes
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_runtime.runner.core.attempt import Attempt
 
@@ -65,7 +65,7 @@ class StartLog:
         seq = await storing
         with contextlib.suppress(GpufnError):
             if seq:
-                await start_notes.forget(self._bus, seq)
+                await checkpoints.forget(self._bus, seq)
 
     async def drop(self, invocation: str) -> None:
         """Delete the note of a call that ended without an attempt here."""
@@ -92,7 +92,7 @@ class StartLog:
             attempt=invocation.attempt,
             reason=attempt.reason,
             node=self.node,
-            worker=attempt.link.worker,
+            worker=attempt.worker.id,
             started_at=attempt.run.started_at,
             attempts=invocation.attempts,
             interrupted=interrupted,

@@ -17,101 +17,85 @@ class Action(msgspec.Struct, eq=False, gc=False):
     pass
 
 
-class GetArguments(Action):
+class AttemptAction(Action):
+    attempt: Attempt
+
+
+class DeliveryAction(Action):
+    delivery: DeliveryView
+
+
+class WorkerAction(Action):
+    worker: WorkerView
+
+
+class GetArguments(AttemptAction):
     """Link the arguments into the worker's folder, or fetch them. Answered by ArgumentsReady or ArgumentsFailed."""
 
-    attempt: Attempt
 
-
-class RequestTurn(Action):
+class RequestTurn(AttemptAction):
     """Request a turn on the worker's GPU. Answered by TurnGranted."""
 
-    attempt: Attempt
 
-
-class CheckRecord(Action):
+class CheckRecord(AttemptAction):
     """Look up whether a submitted call has ended or runs elsewhere. Answered by RecordChecked."""
 
-    attempt: Attempt
-    is_repeated: bool
 
-
-class CheckCaller(Action):
+class CheckCaller(AttemptAction):
     """Look up whether the caller still waits. Answered by CallerChecked."""
 
-    attempt: Attempt
-    is_repeated: bool
 
-
-class SendRun(Action):
+class SendRun(AttemptAction):
     """Start the attempt in its worker."""
 
-    attempt: Attempt
     run: frames.Run
     body: bytes
 
 
-class SendStop(Action):
+class SendStop(AttemptAction):
     """Have the worker stop the attempt, and cancel its nested calls."""
 
-    attempt: Attempt
 
-
-class Adopt(Action):
+class Adopt(AttemptAction):
     """Take over an attempt of an earlier runner, with its delivery."""
 
-    attempt: Attempt
 
+class StopUnfinished(WorkerAction):
+    """Have the worker stop an attempt of an earlier runner that is not adopted. Its slot is in use until then."""
 
-class StopUnfinished(Action):
-    """Have the worker stop an attempt of an earlier runner that is not adopted."""
-
-    link: WorkerView
     number: int
 
 
-class AnnounceStart(Action):
+class AnnounceStart(AttemptAction):
     """Tell the followers of the call that it has started."""
 
-    attempt: Attempt
 
-
-class NoteStart(Action):
+class NoteStart(AttemptAction):
     """Store a note of the start, for a runner that starts the call again."""
 
-    attempt: Attempt
 
-
-class Release(Action):
+class Release(AttemptAction):
     """The attempt has no slot any longer: remove it from the index, and pass its turn on the GPU on."""
 
-    attempt: Attempt
 
-
-class DropBody(Action):
+class DropBody(WorkerAction):
     """Remove a file from the worker's folder."""
 
-    link: WorkerView
     shared_body: str
 
 
-class Touch(Action):
+class Touch(DeliveryAction):
     """Extend the ack deadline of the delivery."""
 
-    delivery: DeliveryView
 
-
-class Nak(Action):
+class Nak(DeliveryAction):
     """Return the delivery to its queue, not before `delay_s`."""
 
-    delivery: DeliveryView
     delay_s: float = 0.0
 
 
-class Term(Action):
+class Term(DeliveryAction):
     """Drop the delivery."""
-
-    delivery: DeliveryView
 
 
 class CountReturned(Action):
@@ -120,46 +104,43 @@ class CountReturned(Action):
     message: InvocationMessage
 
 
-class Refuse(Action):
+class Refuse(DeliveryAction):
     """End a call that never got to a worker."""
 
-    delivery: DeliveryView
     message: InvocationMessage
     outcome: Outcome
 
 
-class Confirm(Action):
+class Confirm(DeliveryAction):
     """Complete the settlement of a call whose record shows its end."""
 
-    delivery: DeliveryView
     record: CallRecord
 
 
-class AckSuperseded(Action):
+class AckSuperseded(DeliveryAction):
     """Acknowledge a delivery whose next attempt is already queued."""
 
-    delivery: DeliveryView
 
-
-class CollectResult(Action):
+class CollectResult(AttemptAction):
     """Take a large result from the worker's folder. Answered by ResultCollected."""
 
-    attempt: Attempt
     result: frames.Result
 
 
-class HandBack(Action):
+class HandBack(AttemptAction):
     """Return an interrupted call to its queue, to start under its next number."""
 
-    attempt: Attempt
     reason: StartReason
     message: str
 
 
-class Settle(Action):
-    """Reply to the caller or store the record; or publish the retry. Then acknowledge."""
+class Settle(AttemptAction):
+    """Reply to the caller or store the record; or publish the retry. Then acknowledge.
 
-    attempt: Attempt
+    A large result is named by `shared_body` in the caller's folder, or by `runner_file` in the runner's folder (of a
+    submitted call, or for a caller on another host).
+    """
+
     outcome: Outcome
     settlement: Settlement
     content_type: str = ""
@@ -170,18 +151,16 @@ class Settle(Action):
     gather_s: float = 0.0
 
 
-class Charge(Action):
+class Charge(AttemptAction):
     """Add the attempt to the usage records."""
 
-    attempt: Attempt
     is_failed: bool
     run_s: float
 
 
-class LogFailure(Action):
+class LogFailure(WorkerAction):
     """Write a failure to the function's log."""
 
-    link: WorkerView
     error: ErrorInfo | None
     invocation: str
 
@@ -189,25 +168,21 @@ class LogFailure(Action):
 class AwaitExit(Action):
     """Report the end of the worker's process by WorkerExited."""
 
-    worker: str
+    worker_id: str
 
 
 class StopAwaiting(Action):
     """Do not report the end of the worker's process."""
 
-    worker: str
+    worker_id: str
 
 
-class RevokeTurns(Action):
+class RevokeTurns(WorkerAction):
     """Withdraw the requests for a turn of a worker that is about to end."""
 
-    link: WorkerView
 
-
-class SlotChanged(Action):
+class SlotChanged(WorkerAction):
     """A slot is free or poisoned: the worker may be empty now."""
-
-    link: WorkerView
 
 
 class OfferCredits(Action):
@@ -218,5 +193,5 @@ class ShrinkCredits(Action):
     """Withdraw requests for slots that are gone."""
 
 
-class ReportRoom(Action):
+class ReportLimit(Action):
     """Tell the gateways of this host how many calls the fast path may bring."""

@@ -92,7 +92,7 @@ class Attempt(msgspec.Struct, eq=False):
     delivery: DeliveryView
     message: InvocationMessage
     method: MethodSpec
-    link: WorkerView
+    worker: WorkerView
     touched_at: float  # monotonic: when the ack deadline of its delivery was last extended
     reason: StartReason = StartReason.FIRST  # why it was started
     body: bytes = b""  # its arguments, until it begins
@@ -117,7 +117,12 @@ class Attempt(msgspec.Struct, eq=False):
     @property
     def gpu_s(self) -> float:
         """GPU seconds to charge, once it has ended."""
-        return self.run.busy_s * self.link.gpus_charged
+        return self.run.busy_s * self.worker.gpus_charged
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether its delivery is a repeated one: the call may have been started before."""
+        return self.delivery.delivered > 1
 
     @property
     def is_direct(self) -> bool:

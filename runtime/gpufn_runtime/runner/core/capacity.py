@@ -15,10 +15,10 @@ W = TypeVar("W", bound=WorkerView)
 
 
 class Capacity(Generic[W]):
-    """`links` are the Revision's workers here, by id. Only `free` decides whether a slot may take a call."""
+    """`workers` are the Revision's workers here, by id. Only `free` decides whether a slot may take a call."""
 
     def __init__(self, spec: FunctionSpec) -> None:
-        self.links: dict[str, W] = {}
+        self.workers: dict[str, W] = {}
         self.backlog = Backlog()
         self._warm_since = math.inf  # since then some worker has always been ready; unix seconds
         self._runs_per_worker = spec.concurrency
@@ -28,22 +28,22 @@ class Capacity(Generic[W]):
     def free(self) -> int:
         """Number of slots that may take a call now."""
         free = 0
-        for link in self.links.values():  # faster than a generator, here and below: each call needs these several times
-            free += link.free
+        for worker in self.workers.values():  # faster than a generator, here and below; each call needs these often
+            free += worker.free
         return free
 
     @property
     def slots(self) -> int:
         """Number of slots of the workers that take calls, free or not."""
         slots = 0
-        for link in self.links.values():
-            if link.accepts_calls:
-                slots += link.slots.total
+        for worker in self.workers.values():
+            if worker.accepts_calls:
+                slots += worker.slots.total
         return slots
 
-    def became_ready(self, link: WorkerView, since: float) -> None:
+    def became_ready(self, worker: WorkerView, since: float) -> None:
         """Record a READY worker. `since` is in unix seconds."""
-        if not any(other.accepts_calls for other in self.links.values() if other is not link):
+        if not any(other.accepts_calls for other in self.workers.values() if other is not worker):
             self._warm_since = since
         else:
             self._warm_since = min(self._warm_since, since)
@@ -56,16 +56,17 @@ class Capacity(Generic[W]):
         """Return the worker with the most free slots, preferring workers that need no GPU turn; None if no slot is
         free."""
         best = None
-        for link in self.links.values():
-            if link.free and (best is None or (not link.needs_turn, link.free) > (not best.needs_turn, best.free)):
-                best = link
+        for worker in self.workers.values():
+            free = worker.free
+            if free and (best is None or (not worker.needs_turn, free) > (not best.needs_turn, best.free)):
+                best = worker
         return best
 
     @property
     def must_take_turns(self) -> bool:
         """Whether turns are required on a GPU that the workers share by time; then calls are not ordered here."""
-        for link in self.links.values():  # noqa: SIM110  faster
-            if link.must_take_turns:
+        for worker in self.workers.values():  # noqa: SIM110  faster
+            if worker.must_take_turns:
                 return True
         return False
 
@@ -81,13 +82,13 @@ class Capacity(Generic[W]):
         """Return whether a call may arrive now."""
         return self.free > len(self.backlog) or self.room() > 0
 
-    def fast_path_room(self) -> int:
+    def fast_path_limit(self) -> int:
         """Return the number of calls that gateways may bring by the fast path at once."""
         return self.total() if self.backlog.is_short and not self.must_take_turns else 0
 
     def attempts(self) -> Iterator[Attempt]:
-        for link in self.links.values():
-            yield from link.attempts.values()
+        for worker in self.workers.values():
+            yield from worker.attempts.values()
 
     def ended(self, run_s: float, body_bytes: int) -> None:
         """Record a run's duration, for as many calls as a batch may have."""
@@ -96,7 +97,7 @@ class Capacity(Generic[W]):
     def _max_backlog(self) -> int:
         if self.must_take_turns:
             return 0
-        workers = 0
-        for link in self.links.values():
-            workers += link.accepts_calls
-        return self.backlog.max_length(workers * self._runs_per_worker)
+        ready_workers = 0
+        for worker in self.workers.values():
+            ready_workers += worker.accepts_calls
+        return self.backlog.max_length(ready_workers * self._runs_per_worker)

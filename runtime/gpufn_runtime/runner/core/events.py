@@ -89,30 +89,28 @@ class ResultReceived(Event):
 
 
 class ResultCollected(Event):
-    """A large result was taken from the worker's folder.
-
-    `shared_body` is its name for a caller on this host, `runner_file` its name in the runner's folder. `outcome` is
-    RAISED if it could not be taken.
-    """
+    """A large result was taken from the worker's folder; its names are those of `actions.Settle`. `outcome` is RAISED
+    if it could not be taken."""
 
     attempt: Attempt
     result: Result
     outcome: Outcome
     shared_body: str = ""
     runner_file: str = ""
+    body: bytes = b""  # instead, for a small result
 
 
 class SlotFreed(Event):
     """A slot that an attempt of an earlier runner had used is free."""
 
-    link: WorkerView
+    worker: WorkerView
     shared_body: str = ""
 
 
 class UnfinishedFound(Event):
     """A reconnected worker reported an attempt of an earlier runner. `delivery` is None if it cannot be adopted."""
 
-    link: WorkerView
+    worker: WorkerView
     unfinished: Unfinished
     delivery: DeliveryView | None = None
     message: InvocationMessage | None = None
@@ -135,7 +133,7 @@ class Withdrawn(Event):
 class WorkerReady(Event):
     """A worker takes calls. `since` in unix seconds."""
 
-    link: WorkerView
+    worker: WorkerView
     since: float
 
 
@@ -151,14 +149,14 @@ class WorkerLost(Event):
     """The worker's socket closed. The agent reports the exit within `explained_within_s`; then the process counts as
     dead."""
 
-    link: WorkerView
+    worker: WorkerView
     explained_within_s: float
 
 
 class WorkerExited(Event):
     """The worker's process is dead; `exit` says how, if the agent reported it."""
 
-    worker: str
+    worker_id: str
     exit: Exit | None
 
 

@@ -20,16 +20,7 @@ import msgspec
 from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Exit, WorkerState
-from gpufn_core.errors import (
-    DeviceFailed,
-    ErrorInfo,
-    GpufnError,
-    InvalidInput,
-    InvocationCancelled,
-    InvocationTimedOut,
-    PlatformStopping,
-    WorkerLost,
-)
+from gpufn_core.errors import ErrorInfo, InvalidInput, WorkerLost
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import StartNote
@@ -38,7 +29,15 @@ from gpufn_runtime.runner.core import actions, events, start_numbers
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Execution, Stop, may_run_s
 from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S
 from gpufn_runtime.runner.core.capacity import Capacity, W
-from gpufn_runtime.runner.core.end_rules import SETTLEMENTS, Ending, ending_of, hand_back_reason
+from gpufn_runtime.runner.core.end_rules import (
+    CANCELLED,
+    SETTLEMENTS,
+    Ending,
+    ending_of,
+    hand_back_reason,
+    outcome_of_stop,
+    worker_exit_error,
+)
 from gpufn_runtime.runner.core.events import Now
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 
@@ -48,7 +47,6 @@ NOTED_AFTER_S: Final = 0.25  # a start is noted when it lasts: most calls end so
 _MAX_DELIVERIES = 100  # each one is a hand-back, or a runner that died with the call
 _CALLER_RECONNECT_S = 1.0  # a caller that lost the bus has reconnected by then
 _FETCH_RETRY_S = 1.0  # until the bus is back or memory is free
-_CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 # Each call needs these, and Python looks up a member of an enum slowly.
 _SUCCEEDED, _HAND_BACK = OutcomeKind.SUCCEEDED, Ending.HAND_BACK
 _RUNNING, _ENDED = AttemptState.RUNNING, AttemptState.ENDED
@@ -62,7 +60,7 @@ _STOP_TIMEOUT_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED:
 class _Loss(msgspec.Struct):
     """Attempts of a lost worker, until the report of its exit or `until` (monotonic)."""
 
-    link: WorkerView
+    worker: WorkerView
     attempts: list[Attempt]
     until: float
 
@@ -93,7 +91,7 @@ class RevisionMachine(Generic[W]):
     @property
     def is_busy(self) -> bool:
         """Whether attempts depend on the time: Ticked has to come."""
-        return bool(self._unbegun or self._losses) or any(link.attempts for link in self.capacity.links.values())
+        return bool(self._unbegun or self._losses) or any(worker.attempts for worker in self.capacity.workers.values())
 
     @property
     def awaits_exits(self) -> bool:
@@ -116,7 +114,7 @@ class RevisionMachine(Generic[W]):
         elif now >= message.expires_at(self._spec.queue_timeout_s, delivery.delivered):
             expired = queue_timeout_error(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
-        elif (link := self.capacity.least_busy()) is None:
+        elif (worker := self.capacity.least_busy()) is None:
             self._add_to_backlog(event)
         elif delivery.delivered > _MAX_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
@@ -126,19 +124,19 @@ class RevisionMachine(Generic[W]):
             self._refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown))
         else:
             attempt = Attempt(
-                link.next_attempt_number(),
+                worker.next_attempt_number(),
                 delivery,
                 message,
                 method,
-                link,
+                worker,
                 touched_at=self._now.monotonic,
                 body=event.body,
                 caller_was_away=event.caller_was_away,
             )
             if message.attempt > 1:
                 attempt.reason = start_numbers.first_reason(message)
-            link.slots.take()
-            link.idle_since = None
+            worker.slots.take()
+            worker.idle_since = None
             self._unbegun[attempt] = None
             if message.shared_body or message.reference is not None:
                 self._emit(actions.GetArguments(attempt))
@@ -187,7 +185,7 @@ class RevisionMachine(Generic[W]):
         if not self._has_worker(attempt):
             self._return(attempt)
         elif attempt.is_unwanted:
-            self._end_unbegun(attempt, _CANCELLED)
+            self._end_unbegun(attempt, CANCELLED)
         else:
             self._proceed(attempt)
 
@@ -199,7 +197,7 @@ class RevisionMachine(Generic[W]):
 
     def _proceed(self, attempt: Attempt) -> None:
         """Request a turn on the GPU if its worker shares it by time."""
-        if not attempt.link.shares_by_time:
+        if not attempt.worker.shares_by_time:
             self._check_or_run(attempt)
             return
         expires_at = attempt.message.expires_at(self._spec.queue_timeout_s, attempt.delivery.delivered)
@@ -210,9 +208,6 @@ class RevisionMachine(Generic[W]):
     def _on_turn_granted(self, event: events.TurnGranted) -> None:
         if event.attempt.state is AttemptState.WAITING:  # it may have ended since the turn was granted
             self._check_or_run(event.attempt)
-
-    def _on_turns_revoked(self, event: events.TurnsRevoked) -> None:
-        self._return_waiting_for_turn(event.attempts)
 
     def _return_waiting_for_turn(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
@@ -225,10 +220,10 @@ class RevisionMachine(Generic[W]):
         is_repeated = attempt.delivery.delivered > 1
         if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
             attempt.move(AttemptState.CHECKING)
-            self._emit(actions.CheckRecord(attempt, is_repeated))
+            self._emit(actions.CheckRecord(attempt))
         elif is_repeated or (not attempt.is_direct and attempt.caller_was_away):
             attempt.move(AttemptState.CHECKING)
-            self._emit(actions.CheckCaller(attempt, is_repeated))
+            self._emit(actions.CheckCaller(attempt))
         else:
             if attempt.message.may_have_begun:
                 self._number(attempt, None)
@@ -241,26 +236,22 @@ class RevisionMachine(Generic[W]):
         the call between two attempts, or during the lookup. Or another runner has it: after a stall NATS redelivers a
         running call before it reads our in-progress acks.
         """
-        attempt, record, is_repeated = event.attempt, event.record, event.attempt.delivery.delivered > 1
+        attempt, record = event.attempt, event.record
         if not self._has_worker(attempt):
             self._return(attempt)
         elif record is not None and record.state.ended:
-            self._free_unbegun(attempt)
-            self._emit(actions.Confirm(attempt.delivery, record))
-            self._after_end_unless_gone(attempt.link)
+            self._give_up(attempt, actions.Confirm(attempt.delivery, record))
         elif record is not None and record.attempt > attempt.message.attempt:
-            self._free_unbegun(attempt)
-            self._emit(actions.AckSuperseded(attempt.delivery))
-            self._after_end_unless_gone(attempt.link)
+            self._give_up(attempt, actions.AckSuperseded(attempt.delivery))
         elif attempt.is_unwanted:
-            self._end_unbegun(attempt, _CANCELLED)
+            self._end_unbegun(attempt, CANCELLED)
         elif event.is_elsewhere:
             self._return(attempt, ACK_WAIT_S)
         else:
-            if is_repeated:
+            if attempt.is_repeated:
                 self._number(attempt, event.note)
             self._run(attempt)
-            if is_repeated:
+            if attempt.is_repeated:
                 self._note(attempt)
 
     def _on_caller_checked(self, event: events.CallerChecked) -> None:
@@ -276,13 +267,13 @@ class RevisionMachine(Generic[W]):
         elif event.is_waited_for is None:
             self._return(attempt, _CALLER_RECONNECT_S)
         elif attempt.is_unwanted or not event.is_waited_for:
-            self._end_unbegun(attempt, _CANCELLED)
+            self._end_unbegun(attempt, CANCELLED)
         else:
             self._number(attempt, None)
             self._run(attempt)
 
     def _has_worker(self, attempt: Attempt) -> bool:
-        return attempt.link.state in _HAS_WORKER
+        return attempt.worker.state in _HAS_WORKER
 
     def _number(self, attempt: Attempt, note: StartNote | None) -> None:
         """Number an attempt whose call may have been started before."""
@@ -294,23 +285,24 @@ class RevisionMachine(Generic[W]):
         attempt.move(_ENDED)
         del self._unbegun[attempt]
         if attempt.shared_body:
-            self._emit(actions.DropBody(attempt.link, attempt.shared_body))
-        attempt.link.slots.release()
+            self._emit(actions.DropBody(attempt.worker, attempt.shared_body))
+        attempt.worker.slots.release()
         self._emit(actions.Release(attempt))
 
     def _return(self, attempt: Attempt, delay_s: float = 0.0) -> None:
-        self._free_unbegun(attempt)
-        self._emit(actions.Nak(attempt.delivery, delay_s))
-        self._after_end_unless_gone(attempt.link)
+        self._give_up(attempt, actions.Nak(attempt.delivery, delay_s))
 
     def _end_unbegun(self, attempt: Attempt, outcome: Outcome) -> None:
-        self._free_unbegun(attempt)
-        self._refuse(attempt.delivery, attempt.message, outcome)
-        self._after_end_unless_gone(attempt.link)
+        refuse = actions.Refuse(attempt.delivery, attempt.message, outcome)
+        self._give_up(attempt, refuse, actions.OfferCredits())
 
-    def _after_end_unless_gone(self, link: WorkerView) -> None:
-        if link.state.live:
-            self._after_end(link)
+    def _give_up(self, attempt: Attempt, *settlement: actions.Action) -> None:
+        """Settle the delivery of an attempt that does not begin."""
+        self._free_unbegun(attempt)
+        for action in settlement:
+            self._emit(action)
+        if attempt.worker.state.live:
+            self._after_end(attempt.worker)
 
     def _refuse(self, delivery: DeliveryView, message: InvocationMessage, outcome: Outcome) -> None:
         self._emit(actions.Refuse(delivery, message, outcome))
@@ -319,20 +311,20 @@ class RevisionMachine(Generic[W]):
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def _run(self, attempt: Attempt) -> None:
-        message, link, now = attempt.message, attempt.link, self._now
+        message, worker, now = attempt.message, attempt.worker, self._now
         timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
         granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
         attempt.begun = Execution(
             started_at=now.unix,
             began=now.monotonic,
             must_end_at=now.monotonic + timeout_s,
-            is_cold=link.cold_start is not None and self.capacity.is_cold(message.submitted_at),
-            busy_from=link.busy.begin(now.monotonic),
+            is_cold=worker.cold_start is not None and self.capacity.is_cold(message.submitted_at),
+            busy_from=worker.busy.begin(now.monotonic),
             granted=granted,
         )
         attempt.move(_RUNNING)
         del self._unbegun[attempt]
-        link.attempts[attempt.number] = attempt
+        worker.attempts[attempt.number] = attempt
         takes_shared_body = not message.stream
         run = frames.Run(
             attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
@@ -356,11 +348,11 @@ class RevisionMachine(Generic[W]):
 
     def _on_unfinished_found(self, event: events.UnfinishedFound) -> None:
         """Adopt an attempt of an earlier runner. Its deadline stays; its GPU time is counted from now on."""
-        link, unfinished, delivery, message = event.link, event.unfinished, event.delivery, event.message
-        if not link.state.live:
+        worker, unfinished, delivery, message = event.worker, event.unfinished, event.delivery, event.message
+        if not worker.state.live:
             return
         if delivery is None or message is None or message.method not in self._methods:
-            self._emit(actions.StopUnfinished(link, unfinished.attempt))
+            self._emit(actions.StopUnfinished(worker, unfinished.attempt))
             return
         message, reason = start_numbers.adopted(message, event.note, unfinished.number, event.counted)
         now = self._now
@@ -371,7 +363,7 @@ class RevisionMachine(Generic[W]):
             delivery,
             message,
             self._methods[message.method],
-            link,
+            worker,
             touched_at=now.monotonic - TOUCH_EVERY_S,  # at once: it may be due
             reason=reason,
             state=AttemptState.RUNNING,
@@ -380,22 +372,19 @@ class RevisionMachine(Generic[W]):
                 began=began,
                 must_end_at=began + may_run_s(message, self._spec.timeout_s, started_at),
                 is_cold=False,
-                busy_from=link.busy.begin(now.monotonic),
+                busy_from=worker.busy.begin(now.monotonic),
             ),
         )
-        link.attempts[attempt.number] = attempt
+        worker.attempts[attempt.number] = attempt
         self._emit(actions.Adopt(attempt))
         self._record_start(attempt)
-
-    def _on_cancelled(self, event: events.Cancelled) -> None:
-        self._cancel(event.attempt)
 
     def _cancel(self, attempt: Attempt) -> None:
         match attempt.state:
             case AttemptState.PREPARING | AttemptState.CHECKING:
                 attempt.is_unwanted = True
             case AttemptState.WAITING:
-                self._end_unbegun(attempt, _CANCELLED)
+                self._end_unbegun(attempt, CANCELLED)
             case AttemptState.RUNNING | AttemptState.STOPPING | AttemptState.LOST:
                 self._stop(attempt, OutcomeKind.CANCELLED, self._now.monotonic)
             case AttemptState.ENDED:
@@ -421,37 +410,25 @@ class RevisionMachine(Generic[W]):
 
     def _on_result_received(self, event: events.ResultReceived) -> None:
         attempt, result, run = event.attempt, event.result, event.attempt.run
-        self._free(attempt)
+        attempt.worker.slots.release()
+        self._leave_worker(attempt)
         run.elapsed_s = self._now.monotonic - run.began
         run_s = _within(result.run_s, run.elapsed_s, run.elapsed_s)
         run.busy_s = min(run.busy_s, run_s)
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
-            outcome = self._as_decided(attempt, outcome)
+            outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
         if result.shared_body and outcome.kind is _SUCCEEDED:
             self._emit(actions.CollectResult(attempt, result))
         else:
             if result.shared_body:
-                self._emit(actions.DropBody(attempt.link, result.shared_body))
-            self._end_by_result(attempt, result, outcome, body=b"" if result.shared_body else event.body)
+                self._emit(actions.DropBody(attempt.worker, result.shared_body))
+            self._on_result_collected(events.ResultCollected(attempt, result, outcome, body=event.body))
         self.capacity.ended(run_s, len(event.body))
-        self._after_end(attempt.link)
+        self._after_end(attempt.worker)
 
     def _on_result_collected(self, event: events.ResultCollected) -> None:
-        self._end_by_result(
-            event.attempt, event.result, event.outcome, shared_body=event.shared_body, runner_file=event.runner_file
-        )
-
-    def _end_by_result(
-        self,
-        attempt: Attempt,
-        result: frames.Result,
-        outcome: Outcome,
-        *,
-        body: bytes = b"",
-        shared_body: str = "",
-        runner_file: str = "",
-    ) -> None:
+        attempt, result, outcome, body = event.attempt, event.result, event.outcome, event.body
         elapsed_s = attempt.run.elapsed_s
         run_s = _within(result.run_s, elapsed_s, elapsed_s)
         charged_s = run_s if result.charged_s is None else _within(result.charged_s, elapsed_s, run_s)
@@ -460,7 +437,7 @@ class RevisionMachine(Generic[W]):
         if outcome.kind is not _SUCCEEDED:
             self.failed += 1
             body = b""
-            self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
+            self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
         ending = ending_of(attempt, outcome, self._now.unix)
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
@@ -473,8 +450,8 @@ class RevisionMachine(Generic[W]):
                 SETTLEMENTS[ending],
                 content_type=result.content_type,
                 body=body,
-                shared_body=shared_body,
-                runner_file=runner_file,
+                shared_body=event.shared_body,
+                runner_file=event.runner_file,
                 run_s=run_s,
                 gather_s=elapsed_s - run_s if self._spec.batch is not None else 0.0,
             )
@@ -482,19 +459,22 @@ class RevisionMachine(Generic[W]):
 
     def _end_without_result(self, attempt: Attempt, error: ErrorInfo | None) -> None:
         """End an attempt that cannot be proven to have stopped: its slot is poisoned."""
-        attempt.link.slots.poison()
+        attempt.worker.slots.poison()
         self._leave_worker(attempt)
         self.ended += 1
         self.failed += 1
-        outcome = self._as_decided(attempt, Outcome(OutcomeKind.LOST, error))
+        run = attempt.run
+        outcome = Outcome(OutcomeKind.LOST, error)
+        if run.ending is not None:
+            outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
         ending = ending_of(attempt, outcome, self._now.unix)
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
-        self._emit(actions.LogFailure(attempt.link, outcome.error, attempt.message.id))
-        run_s = min(self._now.monotonic, attempt.run.lost_at) - attempt.run.began
+        self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
+        run_s = min(self._now.monotonic, run.lost_at) - run.began
         # For a batch, only the worker knew which calls ran together.
-        self._charge(attempt, outcome, min(run_s, attempt.run.busy_s) if self._spec.batch is not None else run_s)
+        self._charge(attempt, outcome, min(run_s, run.busy_s) if self._spec.batch is not None else run_s)
         self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], run_s=run_s))
 
     def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -507,26 +487,9 @@ class RevisionMachine(Generic[W]):
         self.gpu_seconds += attempt.gpu_s
         self._emit(actions.Charge(attempt, outcome.kind is not _SUCCEEDED, run_s))
 
-    def _as_decided(self, attempt: Attempt, outcome: Outcome) -> Outcome:
-        """Return the outcome, unless the runner has decided another one."""
-        ending = attempt.run.ending
-        if ending is None:
-            return outcome
-        if ending.kind is OutcomeKind.CANCELLED:
-            return _CANCELLED
-        if attempt.run.must_end_at >= attempt.run.began + self._spec.timeout_s:
-            why = f"it ran for longer than its timeout of {self._spec.timeout_s:g} s"
-        else:
-            why = "it was still running at its caller's deadline"
-        return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(why).info())
-
-    def _free(self, attempt: Attempt) -> None:
-        attempt.link.slots.release()
-        self._leave_worker(attempt)
-
     def _leave_worker(self, attempt: Attempt) -> None:
         attempt.move(_ENDED)
-        attempt.link.attempts.pop(attempt.number, None)
+        attempt.worker.attempts.pop(attempt.number, None)
         self._stop_counting(attempt)
         self._emit(actions.Release(attempt))
 
@@ -534,78 +497,70 @@ class RevisionMachine(Generic[W]):
         """Stop counting the worker's time for this attempt."""
         run = attempt.run
         if run.busy_from is not None:
-            run.busy_s = attempt.link.busy.end(run.busy_from, self._now.monotonic)
+            run.busy_s = attempt.worker.busy.end(run.busy_from, self._now.monotonic)
             run.busy_from = None
 
-    def _after_end(self, link: WorkerView) -> None:
+    def _after_end(self, worker: WorkerView) -> None:
         """A slot is free again, or poisoned."""
-        self._emit(actions.SlotChanged(link))
+        self._emit(actions.SlotChanged(worker))
         self._serve_backlog()
         self._emit(actions.OfferCredits())
 
     def _on_slot_freed(self, event: events.SlotFreed) -> None:
         if event.shared_body:
-            self._emit(actions.DropBody(event.link, event.shared_body))
-        self._after_end(event.link)
+            self._emit(actions.DropBody(event.worker, event.shared_body))
+        self._after_end(event.worker)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _on_worker_ready(self, event: events.WorkerReady) -> None:
-        self.capacity.became_ready(event.link, event.since)
-
     def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
         self._emit(actions.OfferCredits())
 
     def _on_capacity_decreased(self, _: events.CapacityDecreased) -> None:
         self._emit(actions.ShrinkCredits())
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
         self._serve_backlog()
 
     def _on_worker_lost(self, event: events.WorkerLost) -> None:
         """Keep its attempts until its process is known to be dead: a call must not start again before that."""
-        link, now = event.link, self._now.monotonic
-        lost = list(link.attempts.values())
+        worker, now = event.worker, self._now.monotonic
+        lost = list(worker.attempts.values())
         if not lost:
             return
-        link.attempts.clear()
+        worker.attempts.clear()
         for attempt in lost:
             attempt.move(AttemptState.LOST)
             attempt.run.lost_at = now
             self._stop_counting(attempt)
-        self._losses[link.worker] = _Loss(link, lost, now + event.explained_within_s)
-        self._emit(actions.AwaitExit(link.worker))
+        self._losses[worker.id] = _Loss(worker, lost, now + event.explained_within_s)
+        self._emit(actions.AwaitExit(worker.id))
 
-    def _on_worker_exited(self, event: events.WorkerExited) -> None:
-        self._end_loss(event.worker, event.exit)
+    def _end_loss(self, worker_id: str, exit_: Exit | None) -> None:
+        if (loss := self._losses.pop(worker_id, None)) is not None:
+            self._emit(actions.StopAwaiting(worker_id))
+            self._end_with_worker(loss.worker, loss.attempts, exit_)
 
-    def _end_loss(self, worker: str, exit_: Exit | None) -> None:
-        if (loss := self._losses.pop(worker, None)) is not None:
-            self._emit(actions.StopAwaiting(worker))
-            self._end_with_worker(loss.link, loss.attempts, exit_)
-
-    def _end_with_worker(self, link: WorkerView, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
-        reason = exit_.describe() if exit_ is not None else "closed its connection"
-        tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
-        error = _error_type(exit_)(f"worker {link.worker} {reason} while it ran this call{tail}").info()
+    def _end_with_worker(self, worker: WorkerView, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
+        error = worker_exit_error(worker.id, exit_).info()
         for attempt in attempts:
             self._end_without_result(attempt, error)
 
     def _on_closed(self, _: events.Closed) -> None:
         """NATS redelivers the calls of lost workers: this runner will not know whether their processes are dead."""
-        for worker in self._losses:
-            self._emit(actions.StopAwaiting(worker))
+        for worker_id in self._losses:
+            self._emit(actions.StopAwaiting(worker_id))
         self._losses.clear()
         self._return_backlog()
-        self._emit(actions.ReportRoom())
+        self._emit(actions.ReportLimit())
 
     # --- the time -----------------------------------------------------------------------------------------------------
 
     def _on_ticked(self, event: events.Ticked) -> None:
         cutoff, now = event.cutoff, self._now.monotonic
         has_long_running = False
-        for link in list(self.capacity.links.values()):
-            for attempt in list(link.attempts.values()):
+        for worker in list(self.capacity.workers.values()):
+            for attempt in list(worker.attempts.values()):
                 has_long_running |= now - attempt.run.began > LONG_RUNNING_S
                 self._tick_running(attempt, cutoff)
         for attempt in list(self._unbegun):
@@ -614,8 +569,8 @@ class RevisionMachine(Generic[W]):
                 self._end_unbegun(attempt, Outcome(OutcomeKind.EXPIRED, expired))
             elif attempt.state is not AttemptState.ENDED:
                 self._touch(attempt)
-        for worker, loss in list(self._losses.items()):
-            self._tick_loss(worker, loss, cutoff)
+        for loss in list(self._losses.values()):
+            self._tick_loss(loss, cutoff)
         self._set_long_running(has_long_running)
 
     def _tick_running(self, attempt: Attempt, cutoff: float) -> None:
@@ -623,25 +578,25 @@ class RevisionMachine(Generic[W]):
         if cutoff >= run.must_end_at:
             self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
         if run.ending is not None and cutoff >= run.ending.until:
-            self._emit(actions.RevokeTurns(attempt.link))
+            self._emit(actions.RevokeTurns(attempt.worker))
             # Return them now: SlotChanged ends the worker only if no slot is in use.
-            self._return_waiting_for_turn([each for each in self._unbegun if each.link is attempt.link])
+            self._return_waiting_for_turn([each for each in self._unbegun if each.worker is attempt.worker])
             self._end_without_result(attempt, None)
             self._emit(actions.ShrinkCredits())
-            self._after_end(attempt.link)
+            self._after_end(attempt.worker)
             return
         self._touch(attempt)
         if attempt.is_submitted and self._now.monotonic - run.began >= NOTED_AFTER_S:
             self._note(attempt)
 
-    def _tick_loss(self, worker: str, loss: _Loss, cutoff: float) -> None:
+    def _tick_loss(self, loss: _Loss, cutoff: float) -> None:
         over = [each for each in loss.attempts if self._may_end_early(each, cutoff)]
         loss.attempts = [each for each in loss.attempts if each not in over]
-        self._end_with_worker(loss.link, over, None)
+        self._end_with_worker(loss.worker, over, None)
         for attempt in loss.attempts:
             self._touch(attempt)
         if cutoff >= loss.until or not loss.attempts:
-            self._end_loss(worker, None)
+            self._end_loss(loss.worker.id, None)
 
     def _may_end_early(self, attempt: Attempt, cutoff: float) -> bool:
         """Return whether a lost attempt may end before its exit report: the caller is gone, and no retry follows."""
@@ -658,7 +613,7 @@ class RevisionMachine(Generic[W]):
         backlog = self.capacity.backlog
         if is_long_running is not backlog.is_closed:
             backlog.is_closed = is_long_running
-            self._emit(actions.ReportRoom())
+            self._emit(actions.ReportLimit())
         if is_long_running:
             self._return_backlog()
             self._emit(actions.ShrinkCredits())
@@ -668,20 +623,20 @@ class RevisionMachine(Generic[W]):
         events.ArgumentsReady: _on_arguments_ready,
         events.ArgumentsFailed: _on_arguments_failed,
         events.TurnGranted: _on_turn_granted,
-        events.TurnsRevoked: _on_turns_revoked,
+        events.TurnsRevoked: lambda self, event: self._return_waiting_for_turn(event.attempts),
         events.RecordChecked: _on_record_checked,
         events.CallerChecked: _on_caller_checked,
         events.ResultReceived: _on_result_received,
         events.ResultCollected: _on_result_collected,
         events.SlotFreed: _on_slot_freed,
         events.UnfinishedFound: _on_unfinished_found,
-        events.Cancelled: _on_cancelled,
+        events.Cancelled: lambda self, event: self._cancel(event.attempt),
         events.Withdrawn: _on_withdrawn,
-        events.WorkerReady: _on_worker_ready,
+        events.WorkerReady: lambda self, event: self.capacity.became_ready(event.worker, event.since),
         events.CapacityIncreased: _on_capacity_increased,
         events.CapacityDecreased: _on_capacity_decreased,
         events.WorkerLost: _on_worker_lost,
-        events.WorkerExited: _on_worker_exited,
+        events.WorkerExited: lambda self, event: self._end_loss(event.worker_id, event.exit),
         events.Ticked: _on_ticked,
         events.Closed: _on_closed,
     }
@@ -690,9 +645,3 @@ class RevisionMachine(Generic[W]):
 def _within(value: float, limit: float, default: float) -> float:
     """Return a duration that a worker reported, or `default` if it is not in 0..limit."""
     return value if 0 <= value <= limit else default
-
-
-def _error_type(exit_: Exit | None) -> type[GpufnError]:
-    if exit_ is not None and exit_.stopping:
-        return PlatformStopping
-    return DeviceFailed if exit_ is not None and exit_.device_fault else WorkerLost

@@ -97,8 +97,8 @@ class FastPathServer:
         self._path = path
         self.on_offer = on_offer
         self.on_withdraw = on_withdraw
-        self._rooms: dict[RevisionKey, fast_path.Room] = {}
-        self._gateways: set[_Gateway] = set()
+        self._limits: dict[RevisionKey, fast_path.Limit] = {}
+        self.gateways: set[_Gateway] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -112,37 +112,34 @@ class FastPathServer:
         """Close the connections. Gateways queue the calls in flight."""
         if self._server is not None:
             self._server.close()
-        for gateway in list(self._gateways):
+        for gateway in list(self.gateways):
             gateway.transport.abort()
-        self._gateways.clear()
+        self.gateways.clear()
 
-    def room(self, revision: Revision, calls: int) -> None:
+    def set_limit(self, revision: Revision, calls: int) -> None:
         """Announce how many calls of the revision may be in flight at once; 0 closes the fast path for it."""
         key = revision.key
-        known = self._rooms.get(key)
+        known = self._limits.get(key)
         if (known.calls if known is not None else 0) == calls:
             return
-        room = fast_path.Room(*key, revision.created_at, calls)
+        limit = fast_path.Limit(*key, revision.created_at, calls)
         if calls:
-            self._rooms[key] = room
+            self._limits[key] = limit
         else:
-            del self._rooms[key]
-        for gateway in self._gateways:
-            gateway.send(room)
+            del self._limits[key]
+        for gateway in self.gateways:
+            gateway.send(limit)
 
-    def beat(self) -> None:
-        for gateway in self._gateways:
-            gateway.send(fast_path.Beat())
+    def send_heartbeat(self) -> None:
+        for gateway in self.gateways:
+            gateway.send(fast_path.Heartbeat())
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 
-    def connected(self, gateway: _Gateway) -> None:
-        self._gateways.add(gateway)
-        for room in self._rooms.values():
-            gateway.send(room)
-
-    def lost(self, gateway: _Gateway) -> None:
-        self._gateways.discard(gateway)
+    def add(self, gateway: _Gateway) -> None:
+        self.gateways.add(gateway)
+        for limit in self._limits.values():
+            gateway.send(limit)
 
 
 class _Gateway(asyncio.Protocol):
@@ -172,7 +169,7 @@ class _Gateway(asyncio.Protocol):
             log.warning("refused a fast-path connection of uid %d", uid)
             self.transport.abort()
             return
-        self._fast_path.connected(self)
+        self._fast_path.add(self)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -187,7 +184,7 @@ class _Gateway(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fast_path.lost(self)
+        self._fast_path.gateways.discard(self)
         for invocation in list(self.in_flight):
             self._withdraw(invocation)
 

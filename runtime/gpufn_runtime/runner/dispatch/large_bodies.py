@@ -24,14 +24,13 @@ class NodeBodies:
         self._fetch_limit = asyncio.Semaphore(_MAX_FETCHES)
         self._removals = Tasks("removal of bodies")
 
-    async def fetch_arguments(self, reference: BodyReference, worker: str) -> str:
+    async def fetch(self, bucket: str, reference: BodyReference, worker: str) -> str:
         """Fetch a body and return its name in the worker's folder. Raises ArtifactUnavailable if it is gone,
         BusUnavailable, and CapacityError if memory is full."""
-        return await self._fetch(subjects.ARGUMENT_FILES, reference, worker)
-
-    async def fetch_result(self, reference: BodyReference, worker: str) -> str:
-        """Like `fetch_arguments`, for a result."""
-        return await self._fetch(subjects.RESULT_FILES, reference, worker)
+        async with self._fetch_limit:
+            with self._shared_bodies.writer(worker) as writer:
+                await large_bodies.read_into(self._bus, bucket, reference, writer.write)
+                return writer.keep()
 
     async def store_arguments(self, path: Path, *, owner: str, ttl_s: float | None = None) -> BodyReference:
         """Raises CapacityError if the store is full, BusUnavailable, and InvalidInput if the file changes."""
@@ -42,21 +41,12 @@ class NodeBodies:
         owner, ttl_s = large_bodies.expiring_owner(), large_bodies.RESULT_EXPIRES_S
         return await large_bodies.store_file(self._bus, subjects.RESULT_FILES, path, owner=owner, ttl_s=ttl_s)
 
-    def remove_arguments(self, reference: BodyReference | None) -> None:
-        """Remove the arguments of an ended call. `reference` is None if they were in its message."""
+    def remove(self, bucket: str, reference: BodyReference | None) -> None:
+        """Remove the arguments of an ended call, or a result that its caller has received. `reference` is None if they
+        were in the message."""
         if reference is not None:
-            self._removals.start(large_bodies.remove(self._bus, subjects.ARGUMENT_FILES, reference))
-
-    def remove_result(self, reference: BodyReference) -> None:
-        """Remove a result that the caller has received."""
-        self._removals.start(large_bodies.remove(self._bus, subjects.RESULT_FILES, reference))
+            self._removals.start(large_bodies.remove(self._bus, bucket, reference))
 
     async def finish(self) -> None:
         """Wait until all removals are done."""
         await self._removals.done()
-
-    async def _fetch(self, bucket: str, reference: BodyReference, worker: str) -> str:
-        async with self._fetch_limit:
-            with self._shared_bodies.writer(worker) as writer:
-                await large_bodies.read_into(self._bus, bucket, reference, writer.write)
-                return writer.keep()

@@ -15,6 +15,7 @@ import functools
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import GpufnError
@@ -37,26 +38,20 @@ _DEFAULT_QUEUES = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
 _FIND_EVERY_TICKS = 10  # wakeups announce calls in other queues; this finds calls whose wakeup was lost
 
 
+@dataclass(eq=False, repr=False)
 class PullCredits:
     """Pulls of one revision. `room()` is the number of deliveries that may arrive now, and `capacity()` the number that
     may be here at once. `receive(delivery)` starts a delivery, or hands it back."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        revision: Revision,
-        *,
-        room: Callable[[], int],
-        capacity: Callable[[], int],
-        receive: Callable[[Delivery], None],
-        clock: Clock,
-    ) -> None:
-        self._bus = bus
-        self._revision = revision
-        self._room = room
-        self._capacity = capacity
-        self._receive = receive
-        self._clock = clock
+    bus: Bus
+    revision: Revision
+    _: KW_ONLY
+    room: Callable[[], int]
+    capacity: Callable[[], int]
+    receive: Callable[[Delivery], None]
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._order = QueueOrder()
         self._polls = 0
         self._is_offer_scheduled = False
@@ -66,7 +61,7 @@ class PullCredits:
         self.ledgers: defaultdict[QueueKind, Ledger] = defaultdict(Ledger)  # received deliveries, by queue
         self._is_closed = False
         self._ticks = 0
-        self._tasks = Tasks(f"queues of {revision}")
+        self._tasks = Tasks(f"queues of {self.revision}")
 
     def open(self) -> None:
         """Start pulling once the queues' consumers exist."""
@@ -78,7 +73,7 @@ class PullCredits:
             others = [kind for kind in stored if kind not in _DEFAULT_QUEUES]
             await self._ensure_consumers(others)
         except GpufnError as error:
-            log.warning("cannot pull from the queues of %s yet: %s", self._revision, error)
+            log.warning("cannot pull from the queues of %s yet: %s", self.revision, error)
             return  # `tick` tries again
         if self._standing is not None or self._is_closed:
             return
@@ -89,14 +84,14 @@ class PullCredits:
         await self._open_missing_queues()  # for wakeups received meanwhile
 
     async def _stored(self) -> Counter[QueueKind]:
-        return await queue_position.stored(self._bus, self._revision.function, self._revision.number)
+        return await queue_position.stored(self.bus, self.revision.function, self.revision.number)
 
     async def _open_missing_queues(self) -> None:
         """Open queues that contain calls but are not open yet."""
         try:
             stored = await self._stored()
         except GpufnError as error:
-            log.info("cannot find out whether calls of other classes wait for %s: %s", self._revision, error)
+            log.info("cannot find out whether calls of other classes wait for %s: %s", self.revision, error)
             return  # `tick` tries again
         for kind in stored:
             await self._open_queue(kind)
@@ -108,7 +103,7 @@ class PullCredits:
         try:
             await self._ensure_consumers((kind,))
         except GpufnError as error:
-            log.warning("cannot poll the queue %s of %s yet: %s", kind, self._revision, error)
+            log.warning("cannot poll the queue %s of %s yet: %s", kind, self.revision, error)
             return  # `tick` tries again
         if kind not in self._polled and not self._is_closed:
             self._polled[kind] = self._pull(kind)
@@ -117,7 +112,7 @@ class PullCredits:
     def _pull(self, kind: QueueKind) -> Pull:
         queue = self._address(kind)
         return Pull(
-            self._bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
+            self.bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
             ledger=self.ledgers[kind], on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
         )  # fmt: skip
 
@@ -143,14 +138,14 @@ class PullCredits:
         self._is_offer_scheduled = False
         if self._standing is None:
             return
-        now = self._clock.time()
-        free = self._room() - self._polls
+        now = self.clock.time()
+        free = self.room() - self._polls
         while free > 0 and (queue := self._order.next(now)) is not None and queue != STANDING:
             self._poll(queue)  # uses standing credits too, while no call is known to wait in the standing queue
             free -= 1
         room = free - self._standing.credits
         if room > 0:
-            capacity = self._capacity()
+            capacity = self.capacity()
             if 4 * room >= capacity or 2 * self._standing.credits < capacity:
                 self._standing.grant(room)
         self._grant_probe_credit()
@@ -163,7 +158,7 @@ class PullCredits:
     def shrink(self) -> None:
         """Take back credits because room is gone: each would bring a delivery that cannot run."""
         if self._standing is not None:
-            self._standing.limit(max(self._room() - self._polls, int(self._order.could_overtake_callers())))
+            self._standing.limit(max(self.room() - self._polls, int(self._order.could_overtake_callers())))
 
     def handed_back(self, message: InvocationMessage) -> None:
         """Record a handed-back delivery: it waits in its queue again, and no delivery's `pending` counts it."""
@@ -172,7 +167,7 @@ class PullCredits:
     def on_wakeup(self, queue: QueueKind) -> None:
         """Handle a wakeup: a call was queued."""
         if queue in self._polled:
-            self._order.mark_waiting(queue, self._clock.time())
+            self._order.mark_waiting(queue, self.clock.time())
             self._poll_highest()
             self._grant_probe_credit()
         else:
@@ -180,7 +175,7 @@ class PullCredits:
 
     def poll_all(self) -> None:
         """Poll the polled queues: calls may wait there if a wakeup was missed."""
-        now = self._clock.time()
+        now = self.clock.time()
         for queue in self._polled:
             self._order.mark_maybe_waiting(queue, now)
         self._poll_highest()
@@ -207,14 +202,13 @@ class PullCredits:
             self._standing.grant(1)
 
     def _poll_highest(self) -> None:
-        if not self._polls and self._room() > 0 and (queue := self._order.to_poll()) is not None:
+        if not self._polls and self.room() > 0 and (queue := self._order.to_poll()) is not None:
             self._poll(queue)
 
-    def _poll(self, queue: QueueKind, credits: int = 1) -> None:  # noqa: A002
-        pull = self._polled.get(queue)
-        if pull is not None and credits > 0:
-            self._polls += credits
-            pull.poll(credits)
+    def _poll(self, queue: QueueKind) -> None:
+        if (pull := self._polled.get(queue)) is not None:
+            self._polls += 1
+            pull.poll(1)
 
     def _on_empty(self, queue: QueueKind, unused: int) -> None:
         self._polls -= unused
@@ -225,11 +219,11 @@ class PullCredits:
     def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
         self._order.delivered(queue, delivery.stored_at, delivery.pending, is_redelivered=delivery.delivered > 1)
         if queue == STANDING:
-            self._receive(delivery)
+            self.receive(delivery)
             self._grant_probe_credit()
             return
         self._polls -= 1
-        self._receive(delivery)
+        self.receive(delivery)
         if self._order.to_poll() is not None:
             self._offer()
 
@@ -244,7 +238,7 @@ class PullCredits:
         try:
             await self._ensure_consumers((STANDING, *self._polled))
         except GpufnError as error:
-            log.warning("cannot pull from the queues of %s yet: %s", self._revision, error)
+            log.warning("cannot pull from the queues of %s yet: %s", self.revision, error)
             return  # each tick of the Pull comes back here
         for pull in self._pulls():
             pull.retry()
@@ -253,7 +247,7 @@ class PullCredits:
         await asyncio.gather(
             *(
                 streams.ensure_consumer(
-                    self._bus, queue.stream, queue.consumer, queue.subject,
+                    self.bus, queue.stream, queue.consumer, queue.subject,
                     ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNLIMITED,
                 )
                 for queue in map(self._address, kinds)
@@ -261,7 +255,7 @@ class PullCredits:
         )  # fmt: skip
 
     def _address(self, kind: QueueKind) -> queue_position.Address:
-        return queue_position.address(self._revision.function, self._revision.number, kind)
+        return queue_position.address(self.revision.function, self.revision.number, kind)
 
     def _pulls(self) -> list[Pull]:
         return [] if self._standing is None else [self._standing, *self._polled.values()]

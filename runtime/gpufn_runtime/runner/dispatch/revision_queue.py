@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, cast
 
 from gpufn_core.domain.invocation import Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -24,9 +25,8 @@ from gpufn_core.errors import (
     ProtocolMismatch,
     ResultNotEncodable,
 )
-from gpufn_core.protocol import frames
+from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.reports import RevisionTraffic
-from gpufn_core.spec.priority import QueueKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
@@ -56,72 +56,57 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1
 
 
+@dataclass(eq=False, repr=False)
 class RevisionQueue:
-    """`on_room(revision, calls)` receives the number of calls that the fast path may bring at once. `on_start(attempt)`
-    is called for a start that must be announced, `on_change()` when the state of a worker changes."""
+    """`on_limit(revision, calls)` receives the limit of the fast path. `on_start(attempt)` is called for a start that
+    must be announced, `on_change()` when the state of a worker changes."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        revision: Revision,
-        *,
-        clock: Clock,
-        settler: Settler,
-        start_log: StartLog,
-        agent_events: AgentEvents,
-        nested: NestedCalls,
-        abandoned_calls: AbandonedCalls,
-        output: Output,
-        attempts: Attempts,
-        shared_bodies: NodeSharedBodies,
-        bodies: NodeBodies,
-        meter: Meter,
-        on_change: Callable[[], None],
-        on_room: Callable[[Revision, int], None],
-        on_start: Callable[[Attempt], None],
-    ) -> None:
-        self.revision = revision
-        self._bus = bus
-        self._clock = clock
-        self._settler = settler
-        self._start_log = start_log
-        self._agent_events = agent_events
-        self._nested = nested
-        self._abandoned_calls = abandoned_calls
-        self._output = output
-        self._attempts = attempts
-        self._shared_bodies = shared_bodies
-        self._bodies = bodies
-        self._meter = meter
-        self._on_room = on_room
-        self._on_start = on_start
-        self._machine: RevisionMachine[WorkerLink] = RevisionMachine(revision)
+    bus: Bus
+    revision: Revision
+    _: KW_ONLY
+    clock: Clock
+    settler: Settler
+    start_log: StartLog
+    agent_events: AgentEvents
+    nested: NestedCalls
+    abandoned_calls: AbandonedCalls
+    output: Output
+    attempts: Attempts
+    shared_bodies: NodeSharedBodies
+    bodies: NodeBodies
+    meter: Meter
+    on_change: Callable[[], None]
+    on_limit: Callable[[Revision, int], None]
+    on_start: Callable[[Attempt], None]
+
+    def __post_init__(self) -> None:
+        self._machine: RevisionMachine[WorkerLink] = RevisionMachine(self.revision)
         self._capacity = self._machine.capacity
-        self._credits = PullCredits(
-            bus, revision, room=self._capacity.room, capacity=self._capacity.total, receive=self._receive, clock=clock
+        self.credits = PullCredits(
+            self.bus, self.revision, room=self._capacity.room, capacity=self._capacity.total,
+            receive=self._receive, clock=self.clock,
         )  # fmt: skip
-        self._adoption = Adoption(bus, revision, self._credits.ledgers, start_log=start_log, dispatch=self._dispatch)
+        adoption = Adoption(
+            self.bus, self.revision, self.credits.ledgers, start_log=self.start_log, dispatch=self.dispatch
+        )
         self.workers = Workers(
-            revision, self._capacity.links,
-            dispatch=self._dispatch, poll_queues=self._credits.poll_all, log_failure=self._log_failure,
-            agent_events=agent_events, nested=nested, output=output, clock=clock, on_change=on_change,
+            self.revision, self._capacity.workers, dispatch=self.dispatch, on_unfinished=adoption.begin,
+            poll_queues=self.credits.poll_all, log_failure=self._log_failure, agent_events=self.agent_events,
+            nested=self.nested, output=self.output, clock=self.clock, on_change=self.on_change,
         )  # fmt: skip
         self._events: deque[events.Event] = deque()
         self._is_dispatching = False
         self._timer: asyncio.TimerHandle | None = None
         self._ticked_at = 0.0  # monotonic
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(f"lookups of {revision}")
-
-    def open(self) -> None:
-        """Start pulling."""
-        self._credits.open()
+        self._tasks = Tasks(f"lookups of {self.revision}")
+        self.credits.open()
 
     def close(self) -> None:
         """Stop pulling, and disconnect from the workers, which live on."""
         self.workers.close()
-        self._dispatch(events.Closed())
-        self._credits.close()
+        self.dispatch(events.Closed())
+        self.credits.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -146,13 +131,13 @@ class RevisionQueue:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, event: events.Event) -> None:
+    def dispatch(self, event: events.Event) -> None:
         """Handle the event, and execute its actions. An event that an action causes is handled after them."""
         self._events.append(event)
         if self._is_dispatching:
             return
         self._is_dispatching = True
-        clock, handle, execute = self._clock, self._machine.handle, self._EXECUTE
+        clock, handle, execute = self.clock, self._machine.handle, self._EXECUTE
         try:
             while self._events:
                 now = events.Now(clock.monotonic(), clock.time())
@@ -172,26 +157,22 @@ class RevisionQueue:
     def _on_timer(self) -> None:
         self._timer = None
         # Frames that arrived after the tick before may not have been read yet.
-        cutoff, self._ticked_at = self._ticked_at, self._clock.monotonic()
+        cutoff, self._ticked_at = self._ticked_at, self.clock.monotonic()
         if self._machine.is_busy:
             self._timer = self._loop.call_later(_TICK_S, self._on_timer)  # first, in case this tick fails
-        self._dispatch(events.Ticked(cutoff))
-
-    def on_wakeup(self, queue: QueueKind) -> None:
-        """Handle a wakeup: a call was queued."""
-        self._credits.on_wakeup(queue)
+        self.dispatch(events.Ticked(cutoff))
 
     def tick(self, now: float) -> None:
         """Check the queues, and workers that are late. Called each second."""
-        self._credits.tick(now)
-        self._report_room()
+        self.credits.tick(now)
+        self._report_limit()
         self.workers.tick(now)
 
     def offer(self, delivery: DirectDelivery) -> None:
         """Run a fast-path call now or soon, or refuse it."""
         has_room = self._capacity.has_room() and not self._capacity.must_take_turns
-        if has_room and not self._credits.others_wait(delivery.message.priority):
-            self._dispatch(events.Arrived(delivery, delivery.message, delivery.body))
+        if has_room and not self.credits.others_wait(delivery.message.priority):
+            self.dispatch(events.Arrived(delivery, delivery.message, delivery.body))
         else:
             delivery.nak()
 
@@ -201,26 +182,9 @@ class RevisionQueue:
         except ProtocolMismatch as error:
             log.error("removing %r, which cannot be read: %s", delivery, error)
             delivery.term("unreadable")
-            self._credits.offer()
+            self.credits.offer()
             return
-        self._dispatch(events.Arrived(delivery, message, body, self._abandoned_calls.was_caller_away(message)))
-
-    def cancel(self, attempt: Attempt) -> None:
-        """Cancel an attempt that has no caller left."""
-        self._dispatch(events.Cancelled(attempt))
-
-    def withdraw(self, delivery: DirectDelivery) -> None:
-        """Cancel a fast-path call: its gateway is gone, or has queued it."""
-        self._dispatch(events.Withdrawn(delivery))
-
-    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
-        self._dispatch(events.ResultReceived(attempt, result, body))
-
-    def on_freed(self, link: WorkerLink, shared_body: str = "") -> None:
-        self._dispatch(events.SlotFreed(link, shared_body))
-
-    def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None:
-        self._adoption.begin(link, unfinished)
+        self.dispatch(events.Arrived(delivery, message, body, self.abandoned_calls.was_caller_away(message)))
 
     # --- actions ------------------------------------------------------------------------------------------------------
     # Each lookup is answered, whatever fails: an attempt without an answer would keep its slot and its call for good.
@@ -228,192 +192,168 @@ class RevisionQueue:
     def _get_arguments(self, action: actions.GetArguments) -> None:
         attempt, message = action.attempt, action.attempt.message
         try:
-            shared_body = self._shared_bodies.hand_over_arguments(message, attempt.link.worker)
+            shared_body = self.shared_bodies.hand_over_arguments(message, attempt.worker.id)
         except GpufnError as error:
-            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
+            self.dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
             return
         if message.reference is not None and not shared_body:
-            self._attempts.add(attempt)
-            self._tasks.start(self._fetch_arguments(attempt))
+            self._look_up(attempt, self._fetch_arguments)
         else:
-            self._dispatch(events.ArgumentsReady(attempt, shared_body))
+            self.dispatch(events.ArgumentsReady(attempt, shared_body))
+
+    def _look_up(self, attempt: Attempt, lookup: Callable[[Attempt], Coroutine[Any, Any, None]]) -> None:
+        self.attempts.add(attempt)
+        self._tasks.start(lookup(attempt))
 
     async def _fetch_arguments(self, attempt: Attempt) -> None:
-        assert attempt.message.reference is not None
+        reference = attempt.message.reference
+        assert reference is not None
         try:
-            shared_body = await self._bodies.fetch_arguments(attempt.message.reference, attempt.link.worker)
+            shared_body = await self.bodies.fetch(subjects.ARGUMENT_FILES, reference, attempt.worker.id)
         except ArtifactUnavailable as error:
-            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
+            self.dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=True))
         except GpufnError as error:
             log.warning("cannot fetch the arguments of %s now: %s", attempt.message.id, error)
-            self._dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=False))
+            self.dispatch(events.ArgumentsFailed(attempt, error.info(), is_lost=False))
         except Exception:
             log.exception("cannot fetch the arguments of %s; the call returns to its queue", attempt.message.id)
-            self._dispatch(events.ArgumentsFailed(attempt, PlatformError().info(), is_lost=False))
+            self.dispatch(events.ArgumentsFailed(attempt, PlatformError().info(), is_lost=False))
         else:
-            self._dispatch(events.ArgumentsReady(attempt, shared_body))
+            self.dispatch(events.ArgumentsReady(attempt, shared_body))
 
     def _request_turn(self, action: actions.RequestTurn) -> None:
         attempt = action.attempt
         seat = self._link(attempt).seat
         assert seat is not None
-        self._attempts.add(attempt)
-        seat.request(attempt, lambda: self._dispatch(events.TurnGranted(attempt)))
+        self.attempts.add(attempt)
+        seat.request(attempt, lambda: self.dispatch(events.TurnGranted(attempt)))
 
     def _revoke_turns(self, action: actions.RevokeTurns) -> None:
-        seat = cast("WorkerLink", action.link).seat
+        seat = cast("WorkerLink", action.worker).seat
         if seat is not None:
             seat.remove_waiting()  # the machine returns their calls itself
 
-    def _check_record(self, action: actions.CheckRecord) -> None:
-        self._attempts.add(action.attempt)
-        self._tasks.start(self._look_up_record(action.attempt, is_repeated=action.is_repeated))
-
-    async def _look_up_record(self, attempt: Attempt, *, is_repeated: bool) -> None:
+    async def _look_up_record(self, attempt: Attempt) -> None:
         invocation, record, is_elsewhere, note = attempt.message.id, None, False, None
         try:
-            record = await call_records.record_of(self._bus, invocation)
-            if is_repeated:
-                is_elsewhere = await call_records.where(self._bus, invocation) is not None
-                note = await self._start_log.read(invocation, attempt.delivery.seq)
+            record = await call_records.record_of(self.bus, invocation)
+            if attempt.is_repeated:
+                is_elsewhere = await call_records.locate(self.bus, invocation) is not None
+                note = await self.start_log.read(invocation, attempt.delivery.seq)
         except GpufnError as error:
             log.warning("cannot look up %s: %s", invocation, error)
         except Exception:
             log.exception("cannot look up %s; the call returns to its queue", invocation)
             is_elsewhere = True
         call_record = record[0] if record is not None else None
-        self._dispatch(events.RecordChecked(attempt, call_record, is_elsewhere, note))
+        self.dispatch(events.RecordChecked(attempt, call_record, is_elsewhere, note))
 
-    def _check_caller(self, action: actions.CheckCaller) -> None:
-        self._attempts.add(action.attempt)
-        self._tasks.start(self._look_up_caller(action.attempt, is_repeated=action.is_repeated))
-
-    async def _look_up_caller(self, attempt: Attempt, *, is_repeated: bool) -> None:
+    async def _look_up_caller(self, attempt: Attempt) -> None:
         is_elsewhere, is_waited_for = False, None
         try:
-            if is_repeated:
+            if attempt.is_repeated:
                 is_elsewhere = await self._is_elsewhere(attempt.message.id)
             if not is_elsewhere:
-                is_waited_for = await self._abandoned_calls.is_waited_for(attempt.message)
+                is_waited_for = await self.abandoned_calls.is_waited_for(attempt.message)
         except Exception:
             log.exception("cannot look up the caller of %s; the call returns to its queue", attempt.message.id)
-        self._dispatch(events.CallerChecked(attempt, is_waited_for, is_elsewhere))
+        self.dispatch(events.CallerChecked(attempt, is_waited_for, is_elsewhere))
 
     async def _is_elsewhere(self, invocation: str) -> bool:
         try:
-            return await call_records.where(self._bus, invocation) is not None
+            return await call_records.locate(self.bus, invocation) is not None
         except GpufnError as error:
             log.warning("cannot look up which runner has %s: %s", invocation, error)
             return False
 
     def _send_run(self, action: actions.SendRun) -> None:
-        self._attempts.add(action.attempt)
+        self.attempts.add(action.attempt)
         self._link(action.attempt).send(action.run, action.body)
 
     def _send_stop(self, action: actions.SendStop) -> None:
         self._link(action.attempt).send(frames.Cancel(action.attempt.number))
-        self._nested.close_of(action.attempt)
+        self.nested.close_of(action.attempt)
 
     def _adopt(self, action: actions.Adopt) -> None:
         attempt, delivery = action.attempt, cast("Delivery", action.attempt.delivery)
-        self._credits.ledgers[attempt.message.queue].hold(delivery)
+        self.credits.ledgers[attempt.message.queue].hold(delivery)
         delivery.delivered += 1  # the worker delivered it to this runner
         self._link(attempt).adopt(attempt)
-        self._attempts.add(attempt)
+        self.attempts.add(attempt)
 
     def _release(self, action: actions.Release) -> None:
-        self._attempts.discard(action.attempt)
+        self.attempts.discard(action.attempt)
         seat = self._link(action.attempt).seat
         if seat is not None:
             seat.done(action.attempt)
 
-    def _nak(self, action: actions.Nak) -> None:
-        action.delivery.nak(action.delay_s)
-
     def _refuse(self, action: actions.Refuse) -> None:
-        self._settler.refuse(
-            action.delivery, action.message, action.outcome, self._clock.time(),
-            self.revision.spec.retention_s,
-        )  # fmt: skip
+        self.settler.refuse(action.delivery, action.message, action.outcome, self.revision.spec.retention_s)
 
     def _collect_result(self, action: actions.CollectResult) -> None:
         """Take a large result: into the folder of a caller on this host, or into the runner's."""
         attempt, result = action.attempt, action.result
-        outcome, worker, shared_body, runner_file = Outcome(OutcomeKind.SUCCEEDED), attempt.link.worker, "", ""
+        outcome, worker, shared_body, runner_file = Outcome(OutcomeKind.SUCCEEDED), attempt.worker.id, "", ""
         try:
-            if not attempt.is_submitted and self._shared_bodies.reach(attempt.message):
-                shared_body = self._shared_bodies.collect(attempt.message, worker, result.shared_body)
+            if not attempt.is_submitted and self.shared_bodies.reach(attempt.message):
+                shared_body = self.shared_bodies.collect(attempt.message, worker, result.shared_body)
             else:
-                runner_file = self._shared_bodies.keep(worker, result.shared_body)
+                runner_file = self.shared_bodies.keep(worker, result.shared_body)
         except ResultNotEncodable as error:
             outcome = Outcome(OutcomeKind.RAISED, error.info())
-        self._dispatch(events.ResultCollected(attempt, result, outcome, shared_body, runner_file))
-
-    def _settle(self, action: actions.Settle) -> None:
-        self._settler.settle(
-            action.attempt,
-            action.outcome,
-            action.settlement,
-            action.content_type,
-            action.body,
-            shared_body=action.shared_body,
-            runner_file=action.runner_file,
-            run_s=action.run_s,
-            gather_s=action.gather_s,
-            now=self._clock.time(),
-        )
+        self.dispatch(events.ResultCollected(attempt, result, outcome, shared_body, runner_file))
 
     def _charge(self, action: actions.Charge) -> None:
         attempt = action.attempt
-        self._meter.count(attempt.message, is_failed=action.is_failed, run_s=action.run_s, gpu_s=attempt.gpu_s)
+        self.meter.count(attempt.message, is_failed=action.is_failed, run_s=action.run_s, gpu_s=attempt.gpu_s)
 
     def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
         """Write a failure to the function's log, as the caller receives it."""
         if error is not None:
             text = error.traceback or f"{error.code}: {error.message}"
-            self._output.publish(link, invocation, "error", text.encode())
+            self.output.publish(link, invocation, "error", text.encode())
 
     def _await_exit(self, action: actions.AwaitExit) -> None:
-        worker = action.worker
-        self._agent_events.on_exit(worker, lambda exit_: self._dispatch(events.WorkerExited(worker, exit_)))
+        worker = action.worker_id
+        self.agent_events.on_exit(worker, lambda exit_: self.dispatch(events.WorkerExited(worker, exit_)))
 
-    def _report_room(self) -> None:
-        self._on_room(self.revision, self._capacity.fast_path_room())
+    def _report_limit(self) -> None:
+        self.on_limit(self.revision, self._capacity.fast_path_limit())
 
     @staticmethod
     def _link(attempt: Attempt) -> WorkerLink:
-        return cast("WorkerLink", attempt.link)
+        return cast("WorkerLink", attempt.worker)
 
-    _EXECUTE: Mapping[type[actions.Action], Callable[[Any, Any], None]] = {
+    _EXECUTE: ClassVar[Mapping[type[actions.Action], Callable[[Any, Any], None]]] = {
         actions.GetArguments: _get_arguments,
         actions.RequestTurn: _request_turn,
         actions.RevokeTurns: _revoke_turns,
-        actions.CheckRecord: _check_record,
-        actions.CheckCaller: _check_caller,
+        actions.CheckRecord: lambda self, action: self._look_up(action.attempt, self._look_up_record),
+        actions.CheckCaller: lambda self, action: self._look_up(action.attempt, self._look_up_caller),
         actions.SendRun: _send_run,
         actions.SendStop: _send_stop,
         actions.Adopt: _adopt,
-        actions.StopUnfinished: lambda self, action: action.link.refuse(action.number),
-        actions.AnnounceStart: lambda self, action: self._on_start(action.attempt),
-        actions.NoteStart: lambda self, action: self._start_log.note(action.attempt),
+        actions.StopUnfinished: lambda self, action: action.worker.send(frames.Cancel(action.number)),
+        actions.AnnounceStart: lambda self, action: self.on_start(action.attempt),
+        actions.NoteStart: lambda self, action: self.start_log.note(action.attempt),
         actions.Release: _release,
-        actions.DropBody: lambda self, action: self._shared_bodies.drop(action.link.worker, action.shared_body),
+        actions.DropBody: lambda self, action: self.shared_bodies.drop(action.worker.id, action.shared_body),
         actions.Touch: lambda self, action: action.delivery.touch(),
-        actions.Nak: _nak,
+        actions.Nak: lambda self, action: action.delivery.nak(action.delay_s),
         actions.Term: lambda self, action: action.delivery.term(),
-        actions.CountReturned: lambda self, action: self._credits.handed_back(action.message),
+        actions.CountReturned: lambda self, action: self.credits.handed_back(action.message),
         actions.Refuse: _refuse,
-        actions.Confirm: lambda self, action: self._settler.confirm(action.delivery, action.record),
-        actions.AckSuperseded: lambda self, action: self._settler.drop(action.delivery),
+        actions.Confirm: lambda self, action: self.settler.confirm(action.delivery, action.record),
+        actions.AckSuperseded: lambda self, action: self.settler.drop(action.delivery),
         actions.CollectResult: _collect_result,
-        actions.HandBack: lambda self, action: self._start_log.hand_back(action.attempt, action.reason, action.message),
-        actions.Settle: _settle,
+        actions.HandBack: lambda self, action: self.start_log.hand_back(action.attempt, action.reason, action.message),
+        actions.Settle: lambda self, action: self.settler.settle(action),
         actions.Charge: _charge,
-        actions.LogFailure: lambda self, action: self._log_failure(action.link, action.error, action.invocation),
+        actions.LogFailure: lambda self, action: self._log_failure(action.worker, action.error, action.invocation),
         actions.AwaitExit: _await_exit,
-        actions.StopAwaiting: lambda self, action: self._agent_events.forget(action.worker),
-        actions.SlotChanged: lambda self, action: self.workers.slot_freed(action.link),
-        actions.OfferCredits: lambda self, action: self._credits.offer(),
-        actions.ShrinkCredits: lambda self, action: self._credits.shrink(),
-        actions.ReportRoom: lambda self, action: self._report_room(),
+        actions.StopAwaiting: lambda self, action: self.agent_events.forget(action.worker_id),
+        actions.SlotChanged: lambda self, action: self.workers.slot_freed(action.worker),
+        actions.OfferCredits: lambda self, action: self.credits.offer(),
+        actions.ShrinkCredits: lambda self, action: self.credits.shrink(),
+        actions.ReportLimit: lambda self, action: self._report_limit(),
     }

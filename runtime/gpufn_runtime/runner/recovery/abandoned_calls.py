@@ -22,6 +22,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage, WaitCheck
 from gpufn_platform.bus.connection import Bus, NoResponders
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.runner.core.attempt import Attempt
 
 _EVERY_S = 5.0
@@ -29,7 +30,7 @@ _GONE_AFTER_S = 5.0
 _FORGET_AFTER_S = 60.0  # a caller's absence that began longer ago may have ended
 _ANSWER_TIMEOUT_S = 0.5  # "no responders" comes within a millisecond
 
-_waited_for = msgspec.msgpack.Decoder(WaitCheck)
+_wait_check = msgspec.msgpack.Decoder(WaitCheck)
 
 
 class AbandonedCalls:
@@ -42,12 +43,12 @@ class AbandonedCalls:
         self._clock = clock
         self._away_since: dict[str, float] = {}  # by caller; monotonic
         self._check_at = 0.0
-        self._check_task: asyncio.Task[None] | None = None
+        self._checks = Tasks("callers that died")
 
     def tick(self, now: float) -> None:
-        if now >= self._check_at and self._bus.connected and (self._check_task is None or self._check_task.done()):
+        if now >= self._check_at and self._bus.connected and not self._checks:
             self._check_at = now + _EVERY_S
-            self._check_task = asyncio.get_running_loop().create_task(self.check(), name="callers that died")
+            self._checks.start(self.check())
 
     async def check(self) -> None:
         """Ask each caller, and cancel the calls that are no longer wanted."""
@@ -91,4 +92,4 @@ class AbandonedCalls:
         except BusUnavailable:  # the caller is busy, or this runner is cut off
             return invocations
         self._away_since.pop(caller, None)
-        return _waited_for.decode(answer.payload).invocations
+        return _wait_check.decode(answer.payload).invocations

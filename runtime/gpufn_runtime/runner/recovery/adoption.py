@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import GpufnError
@@ -39,24 +40,19 @@ _SETTLED_AT = re.compile(
 )
 
 
+@dataclass(eq=False, repr=False)
 class Adoption:
     """`ledgers` belong to the revision's queues. `dispatch(event)` feeds the state machine, which adopts or refuses."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        revision: Revision,
-        ledgers: Mapping[QueueKind, Ledger],
-        *,
-        start_log: StartLog,
-        dispatch: Callable[[events.Event], None],
-    ) -> None:
-        self._bus = bus
-        self._revision = revision
-        self._ledgers = ledgers
-        self._start_log = start_log
-        self._dispatch = dispatch
-        self._tasks = Tasks(f"adoption of calls of {revision}")
+    bus: Bus
+    revision: Revision
+    ledgers: Mapping[QueueKind, Ledger]
+    _: KW_ONLY
+    start_log: StartLog
+    dispatch: Callable[[events.Event], None]
+
+    def __post_init__(self) -> None:
+        self._tasks = Tasks(f"adoption of calls of {self.revision}")
 
     def begin(self, link: WorkerLink, unfinished: tuple[Unfinished, ...]) -> None:
         """Adopt or refuse the attempts; then resume reading from the worker."""
@@ -73,29 +69,29 @@ class Adoption:
                 match = await self._find(unfinished)
         except (GpufnError, TimeoutError) as error:
             log.warning("cannot adopt %s of a previous runner: %s", unfinished.invocation, error)
-        if match is None or self._ledgers[match[1].queue].knows(match[0]):
-            self._dispatch(events.UnfinishedFound(link, unfinished))
+        if match is None or self.ledgers[match[1].queue].knows(match[0]):
+            self.dispatch(events.UnfinishedFound(link, unfinished))
         else:
             delivery, message, note = match
-            self._dispatch(events.UnfinishedFound(link, unfinished, delivery, message, note, delivery.counted))
+            self.dispatch(events.UnfinishedFound(link, unfinished, delivery, message, note, delivery.counted))
 
     async def _find(self, unfinished: Unfinished) -> tuple[Delivery, InvocationMessage, StartNote | None] | None:
         """Return the delivery if it is valid and no other runner has it, its message, and the call's last start
         note."""
-        if (place := queue_position_of(self._revision, unfinished.delivery)) is None:
+        if (place := queue_position_of(self.revision, unfinished.delivery)) is None:
             return None
         stream, kind, seq = place
-        stored = await streams.message_at(self._bus, stream, seq)
+        stored = await streams.message_at(self.bus, stream, seq)
         if stored is None:
             return None
         message, _ = queued_calls.unpack(stored.payload, seq)
         if (message.id, message.queue) != (unfinished.invocation, kind):
             return None
-        if await call_records.where(self._bus, message.id) is not None:
+        if await call_records.locate(self.bus, message.id) is not None:
             return None
         message_copy = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
-        note = None if message.reply else await self._start_log.read(message.id, seq)
-        return Delivery(self._bus, message_copy, self._ledgers[kind]), message, note
+        note = None if message.reply else await self.start_log.read(message.id, seq)
+        return Delivery(self.bus, message_copy, self.ledgers[kind]), message, note
 
 
 def queue_position_of(revision: Revision, settled_at: str) -> tuple[str, QueueKind, int] | None:

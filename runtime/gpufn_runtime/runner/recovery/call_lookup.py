@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,29 +18,22 @@ from gpufn_core.protocol.messages import CallLocation, LocateCall, StartedReply
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 
-_where = msgspec.msgpack.Decoder(LocateCall)
+_locate = msgspec.msgpack.Decoder(LocateCall)
 
 
+@dataclass(eq=False, repr=False)
 class CallLookup:
     """Answers lookups. `running` are the attempts, by invocation. `unsettled` are ended attempts whose records are not
     stored yet. `repeat_reply(invocation)` resends the reply of a call that does not run here."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        node: str,
-        running: Mapping[str, Attempt],
-        unsettled: Mapping[str, Attempt],
-        repeat_reply: Callable[[str], None],
-    ) -> None:
-        self._bus = bus
-        self._node = node
-        self._running = running
-        self._unsettled = unsettled
-        self._repeat_reply = repeat_reply
+    bus: Bus
+    node: str
+    running: Mapping[str, Attempt]
+    unsettled: Mapping[str, Attempt]
+    repeat_reply: Callable[[str], None]
 
     def start(self) -> None:
-        self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+        self.bus.subscribe(subjects.WHEREABOUTS, self._on_locate)
 
     def announce_start(self, attempt: Attempt) -> None:
         """Announce a start to clients that follow the call, and to the gateway, which would otherwise expire it.
@@ -47,29 +41,29 @@ class CallLookup:
         message = attempt.message
         with contextlib.suppress(BusUnavailable):
             if message.reply:
-                self._bus.publish(message.reply, pack(StartedReply(message.id)))
+                self.bus.publish(message.reply, pack(StartedReply(message.id)))
             else:
-                self._bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
+                self.bus.publish(subjects.call_started(message.id), encode(self._holder(attempt)))
 
-    def _on_where(self, message: Message) -> None:
-        invocation = _where.decode(message.payload).invocation
+    def _on_locate(self, message: Message) -> None:
+        invocation = _locate.decode(message.payload).invocation
         if not invocation and message.reply:
-            for candidate in {**self._unsettled, **self._running}.values():
+            for candidate in {**self.unsettled, **self.running}.values():
                 if candidate.is_submitted and _is_held(candidate):
-                    self._bus.publish(message.reply, encode(self._holder(candidate)))
+                    self.bus.publish(message.reply, encode(self._holder(candidate)))
             return
-        attempt = self._running.get(invocation) or self._unsettled.get(invocation)
+        attempt = self.running.get(invocation) or self.unsettled.get(invocation)
         if attempt is None:
-            self._repeat_reply(invocation)
+            self.repeat_reply(invocation)
         elif _is_held(attempt) and message.reply:
-            self._bus.publish(message.reply, encode(self._holder(attempt)))
+            self.bus.publish(message.reply, encode(self._holder(attempt)))
 
     def _holder(self, attempt: Attempt) -> CallLocation:
-        message, worker = attempt.message, attempt.link.worker
+        message, worker = attempt.message, attempt.worker.id
         if attempt.state is AttemptState.WAITING:
-            return CallLocation(message.id, worker, self._node, message.attempt, 0.0, waits_on=attempt.link.gpu)
+            return CallLocation(message.id, worker, self.node, message.attempt, 0.0, waits_on=attempt.worker.gpu)
         run = attempt.run
-        return CallLocation(message.id, worker, self._node, message.attempt, run.started_at, run.progress)
+        return CallLocation(message.id, worker, self.node, message.attempt, run.started_at, run.progress)
 
 
 def _is_held(attempt: Attempt) -> bool:

@@ -6,12 +6,12 @@ running calls are checked.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
 from gpufn_core.errors import GpufnError
 from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records
 from gpufn_runtime.runner.core.attempt import Attempt
 
@@ -26,17 +26,15 @@ class ReconnectCheck:
         self._running = running
         self._cancel = cancel
         self._is_due = False
-        self._check_task: asyncio.Task[None] | None = None
+        self._checks = Tasks("calls that were ended elsewhere")
 
     def start(self) -> None:
         self._bus.on_reconnect(self._on_reconnect)
 
     def tick(self) -> None:
-        if self._is_due and self._bus.connected and (self._check_task is None or self._check_task.done()):
+        if self._is_due and self._bus.connected and not self._checks:
             self._is_due = False
-            self._check_task = asyncio.get_running_loop().create_task(
-                self._check(), name="calls that were ended elsewhere"
-            )
+            self._checks.start(self._check())
 
     def _on_reconnect(self) -> None:
         self._is_due = True

@@ -15,6 +15,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypeVar, cast
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
@@ -77,68 +78,55 @@ class _Answer(NamedTuple):
     shared_body: str = ""
 
 
-class _Arguments(NamedTuple):
-    """Arguments, in memory or in the object store."""
-
-    body: bytes
-    reference: BodyReference | None = None
-
-
+_Arguments = tuple[bytes, BodyReference | None]  # in memory, or in the object store
 _CANCELLED = _Answer(OutcomeKind.CANCELLED)
 
 
+@dataclass(eq=False, repr=False)
 class NestedCalls:
-    def __init__(
-        self,
-        bus: Bus,
-        caller: Caller,
-        directory: Directory,
-        circuits: Circuits,
-        clock: Clock,
-        *,
-        shared_bodies: NodeSharedBodies,
-        bodies: NodeBodies,
-    ) -> None:
-        self._bus = bus
-        self._caller = caller
-        self._directory = directory
-        self._circuits = circuits
-        self._clock = clock
-        self._shared_bodies = shared_bodies
-        self._bodies = bodies
+    bus: Bus
+    caller: Caller
+    directory: Directory
+    circuits: Circuits
+    clock: Clock
+    _: KW_ONLY
+    shared_bodies: NodeSharedBodies
+    bodies: NodeBodies
+
+    def __post_init__(self) -> None:
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # one per open stream
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         if parent is not None and parent.run.ending is not None:
             link.open_calls.discard(call.call)
-            self._shared_bodies.drop(link.worker, call.shared_body)
+            self.shared_bodies.drop(link.id, call.shared_body)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
         if parent is not None:
             parent.run.calls.add(call.call)
             parent.run.own_calls += _is_own(call, parent)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
-        self._tasks[link.worker, call.call] = task
+        self._tasks[link.id, call.call] = task
         # Not in the task: a task that is cancelled before its first step does not run at all.
         task.add_done_callback(functools.partial(self._send_answer, link, call, parent))
 
     def credit(self, link: WorkerLink, call: int, items: int) -> None:
         """Allow more items of a stream: the function has read `items`."""
-        window = self._windows.get((link.worker, call))
+        window = self._windows.get((link.id, call))
         if window is not None:
             for _ in range(min(items, frames.STREAM_WINDOW)):
                 window.release()
 
     def close(self, link: WorkerLink, call: int) -> None:
         """Cancel a request: the function does not want the rest."""
-        if (task := self._tasks.get((link.worker, call))) is not None:
+        if (task := self._tasks.get((link.id, call))) is not None:
             task.cancel()
 
     def close_of(self, parent: Attempt) -> None:
         """Cancel all requests of an attempt that is to end. Otherwise a function that waits could not end."""
         for call in parent.run.calls:
-            self.close(cast("WorkerLink", parent.link), call)
+            self.close(cast("WorkerLink", parent.worker), call)
 
     def close_all(self, link: WorkerLink) -> None:
         for call in link.open_calls:
@@ -147,14 +135,14 @@ class NestedCalls:
     def _send_answer(
         self, link: WorkerLink, call: frames.Call, parent: Attempt | None, task: asyncio.Task[_Answer]
     ) -> None:
-        self._tasks.pop((link.worker, call.call), None)
+        self._tasks.pop((link.id, call.call), None)
         link.open_calls.discard(call.call)
         if parent is not None:
             parent.run.calls.discard(call.call)
             parent.run.own_calls -= _is_own(call, parent)
         answer = _CANCELLED if task.cancelled() else task.result()
         if task.cancelled():
-            self._shared_bodies.drop(link.worker, call.shared_body)
+            self.shared_bodies.drop(link.id, call.shared_body)
         try:
             link.send(
                 frames.Answer(call.call, answer.kind, answer.error, answer.content_type, answer.shared_body),
@@ -171,7 +159,7 @@ class NestedCalls:
         except TimeoutError:
             return _Answer(OutcomeKind.EXPIRED)
         except Exception:
-            log.exception("a call from worker %s failed", link.worker)
+            log.exception("a call from worker %s failed", link.id)
             return _Answer(OutcomeKind.REJECTED, PlatformError().info())
 
     async def _execute(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
@@ -195,14 +183,12 @@ class NestedCalls:
         raise InvalidInput(f"{call.verb!r} is not a request that a function can make")
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(call, parent)
-        arguments = await self._waited_arguments(revision, link, call, body, parent)
-        request = self._request(revision, link, call, arguments, parent)
+        request = await self._waited_request(link, call, body, parent)
 
         async def once() -> tuple[ResultReply, bytes]:
-            self._circuits.check(revision)
-            self._wake_up_runners(revision)
-            pending = self._caller.invoke(request)
+            self.circuits.check(request.revision)
+            self._wake_up_runners(request.revision)
+            pending = self.caller.invoke(request)
             try:
                 reply, result = await pending.future
             except asyncio.CancelledError:
@@ -214,21 +200,19 @@ class NestedCalls:
             reply, result = await self._retry_while_bus_away(request.deadline, once)
             shared_body = await self._retry_while_bus_away(request.deadline, lambda: self._result_for(link, reply))
         finally:
-            self._bodies.remove_arguments(arguments.reference)
+            self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
         return _Answer(reply.kind, reply.error, reply.content_type, result, shared_body)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(call, parent)
-        arguments = await self._waited_arguments(revision, link, call, body, parent)
-        request = self._request(revision, link, call, arguments, parent)
+        request = await self._waited_request(link, call, body, parent)
         items = 0
 
         async def once() -> _Answer:
             nonlocal items
-            self._circuits.check(revision)
-            self._wake_up_runners(revision)
-            pending = self._caller.open_stream(request)
-            window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
+            self.circuits.check(request.revision)
+            self._wake_up_runners(request.revision)
+            pending = self.caller.open_stream(request)
+            window = self._windows[link.id, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
             try:
                 async for item, data in pending.items():
                     await window.acquire()
@@ -238,46 +222,49 @@ class NestedCalls:
             finally:
                 if not pending.future.done():
                     pending.cancel()
-                del self._windows[link.worker, call.call]
+                del self._windows[link.id, call.call]
             return _Answer(end.kind, end.error, end.content_type)
 
         try:
             return await self._retry_while_bus_away(request.deadline, once, may_repeat=lambda: not items)
         finally:
-            self._bodies.remove_arguments(arguments.reference)
+            self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
         useful_until = self._useful_until(call, parent)
-        while not self._bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
+        while not self.bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
             await self._wait_for_bus(useful_until, BusUnavailable())
-        now, priority = self._clock.time(), _requested_priority(revision, link, call, parent)
+        now, priority = self.clock.time(), _requested_priority(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
         invocation = new_invocation_id() if call.shared_body else None
         arguments = await self._arguments(
             link, call, body, max_bytes=RECORD_BYTES, owner=invocation or "", deadline=useful_until
         )
         request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
-        if arguments.reference is None:
+        if request.reference is None:
             invocation = None  # the id is completed by the position in the queue
-        record = await call_records.submit(self._bus, request, now=now, invocation=invocation)
+        record = await call_records.submit(self.bus, request, now=now, invocation=invocation)
         return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode())
 
-    async def _waited_arguments(
-        self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> _Arguments:
-        """Return the arguments of a call that the function waits for."""
-        remaining_s = self._deadline(revision, call, parent) - self._clock.time()
-        ttl_s = max(0.0, remaining_s) + bodies.EXPIRES_LATER_S
-        return await self._arguments(
-            link,
-            call,
-            body,
-            max_bytes=MESSAGE_BYTES,
-            owner=bodies.expiring_owner(),
-            deadline=self._clock.time() + remaining_s,
-            ttl_s=ttl_s,
+    async def _waited_request(
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
+    ) -> CallRequest:
+        """Return the request of a call that the function waits for."""
+        revision = await self._serving(call, parent)
+        deadline = self._deadline(revision, call, parent)
+        ttl_s = max(0.0, deadline - self.clock.time()) + bodies.EXPIRES_LATER_S
+        owner = bodies.expiring_owner()
+        arguments = await self._arguments(
+            link, call, body, max_bytes=MESSAGE_BYTES, owner=owner, deadline=deadline, ttl_s=ttl_s
         )
+        priority = _requested_priority(revision, link, call, parent)
+        if priority is None:  # a call that waits for this one must not wait among calls of a lower class
+            priority = revision.spec.priority
+            if parent is not None and parent.message.priority.is_above(priority):
+                priority = parent.message.priority
+        deadline = self._deadline(revision, call, parent)  # storing the arguments took time
+        return _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
 
     async def _arguments(
         self,
@@ -293,15 +280,15 @@ class NestedCalls:
         """Return the arguments, or store them for `owner` if they exceed `max_bytes`. Raises InvalidInput,
         CapacityError, BusUnavailable."""
         if not call.shared_body:
-            return _Arguments(body)
-        path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.shared_body))
+            return body, None
+        path = self.shared_bodies.kept_path(self.shared_bodies.accept(link.id, call.shared_body))
         try:
-            if path.stat().st_size <= min(max_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
-                return _Arguments(path.read_bytes())
+            if path.stat().st_size <= min(max_bytes, inline_bytes(int(self.bus.server_info["max_payload"]))):
+                return path.read_bytes(), None
             stored = await self._retry_while_bus_away(
-                deadline, lambda: self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s)
+                deadline, lambda: self.bodies.store_arguments(path, owner=owner, ttl_s=ttl_s)
             )
-            return _Arguments(b"", stored)
+            return b"", stored
         except OSError as error:
             raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
         finally:
@@ -311,11 +298,11 @@ class NestedCalls:
         """Return the name of a large result in the requesting worker's folder, or "" if the result is in the reply.
         Raises ArtifactUnavailable, CapacityError, BusUnavailable."""
         if reply.shared_body:
-            return self._shared_bodies.hand_over_result(reply.shared_body, link.worker)
+            return self.shared_bodies.hand_over_result(reply.shared_body, link.id)
         if reply.reference is None:
             return ""
-        shared_body = await self._bodies.fetch_result(reply.reference, link.worker)
-        self._bodies.remove_result(reply.reference)
+        shared_body = await self.bodies.fetch(subjects.RESULT_FILES, reply.reference, link.id)
+        self.bodies.remove(subjects.RESULT_FILES, reply.reference)
         return shared_body
 
     async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
@@ -328,26 +315,26 @@ class NestedCalls:
             shared_body = ""
             if record.blob:
                 reference = BodyReference(record.id, record.blob, record.size)
-                shared_body = await self._bodies.fetch_result(reference, link.worker)
+                shared_body = await self.bodies.fetch(subjects.RESULT_FILES, reference, link.id)
             return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, shared_body)
-        stored = await call_records.read(self._bus, call.target)
+        stored = await call_records.read(self.bus, call.target)
         if stored is None:
             raise InvocationNotFound(f"there is no invocation {call.target}")
         record = stored[0]
         if call.verb == Verb.CANCEL:
-            was_running = await call_records.cancel(self._bus, record, self._clock.time())
+            was_running = await call_records.cancel(self.bus, record, self.clock.time())
             return _Answer(OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false")
         return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode())
 
     async def _wait_for_end(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
         """Like `call_records.wait`, but survives a short outage of the bus, because the call may run for hours. The
         wait is cancelled when the waiting call ends."""
-        deadline = self._clock.monotonic() + (LONGEST_TIMEOUT_S if timeout_s is None else _bounded(timeout_s))
+        deadline = self.clock.monotonic() + (LONGEST_TIMEOUT_S if timeout_s is None else _bounded(timeout_s))
         while True:
             try:
-                return await call_records.wait(self._bus, invocation, deadline - self._clock.monotonic())
+                return await call_records.wait(self.bus, invocation, deadline - self.clock.monotonic())
             except BusUnavailable as error:
-                if self._clock.monotonic() >= deadline:
+                if self.clock.monotonic() >= deadline:
                     raise
                 log.info("cannot check whether %s has ended; retrying: %s", invocation, error)
                 await asyncio.sleep(_RETRY_BUS_S)
@@ -355,7 +342,7 @@ class NestedCalls:
     async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
         if call.shared_body:
-            path = self._shared_bodies.kept_path(self._shared_bodies.accept(link.worker, call.shared_body))
+            path = self.shared_bodies.kept_path(self.shared_bodies.accept(link.id, call.shared_body))
             try:
                 size = path.stat().st_size
                 body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""
@@ -365,10 +352,10 @@ class NestedCalls:
                 raise _checkpoint_too_large(size)
         if len(body) > CHECKPOINT_BYTES:
             raise _checkpoint_too_large(len(body))
-        checkpoint = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
+        checkpoint = Checkpoint(call.content_type, parent.message.attempt, self.clock.time())
         while True:
             try:
-                parent.run.checkpoint_seq = await checkpoints.store(self._bus, parent.message.id, checkpoint, body)
+                parent.run.checkpoint_seq = await checkpoints.store(self.bus, parent.message.id, checkpoint, body)
                 return _Answer(OutcomeKind.SUCCEEDED)
             except BusUnavailable as error:
                 log.info("cannot store a checkpoint of %s yet: %s", parent.message.id, error)
@@ -376,39 +363,28 @@ class NestedCalls:
 
     async def _restore(self, parent: Attempt) -> _Answer:
         """Return the last checkpoint. An empty content type means that there is none."""
-        stored = await checkpoints.last(self._bus, parent.message.id)
+        stored = await checkpoints.last(self.bus, parent.message.id)
         if stored is None:
             return _Answer(OutcomeKind.SUCCEEDED)
         parent.run.checkpoint_seq = stored.seq
         return _Answer(OutcomeKind.SUCCEEDED, None, stored.checkpoint.content_type, stored.body)
 
     async def _state(self, record: CallRecord) -> str:
-        if record.state.ended or await call_records.where(self._bus, record.id) is None:
+        if record.state.ended or await call_records.locate(self.bus, record.id) is None:
             return record.state.value
         return InvocationState.RUNNING.value
-
-    def _request(
-        self, revision: Revision, link: WorkerLink, call: frames.Call, arguments: _Arguments, parent: Attempt | None
-    ) -> CallRequest:
-        priority = _requested_priority(revision, link, call, parent)
-        if priority is None:  # a call that waits for this one must not wait among calls of a lower class
-            priority = revision.spec.priority
-            if parent is not None and parent.message.priority.is_above(priority):
-                priority = parent.message.priority
-        deadline = self._deadline(revision, call, parent)
-        return _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
         max_s = (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
         wait_s = max_s if call.timeout_s is None else _bounded(call.timeout_s)
         if parent is not None:
-            wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
-        return self._clock.time() + wait_s
+            wait_s = min(wait_s, parent.run.must_end_at - self.clock.monotonic())
+        return self.clock.time() + wait_s
 
     async def _serving(self, call: frames.Call, parent: Attempt | None) -> Revision:
         return await self._retry_while_bus_away(
-            self._useful_until(call, parent), lambda: self._directory.serving(call.target)
+            self._useful_until(call, parent), lambda: self.directory.serving(call.target)
         )
 
     async def _retry_while_bus_away(
@@ -424,7 +400,7 @@ class NestedCalls:
                 await self._wait_for_bus(deadline, error)
 
     async def _wait_for_bus(self, deadline: float, error: BusUnavailable) -> None:
-        if self._clock.time() + _RESERVED_S >= deadline:
+        if self.clock.time() + _RESERVED_S >= deadline:
             raise BusUnavailable("The message bus did not answer in the time that this call had.") from error
         await asyncio.sleep(_RETRY_BUS_S)
 
@@ -432,12 +408,12 @@ class NestedCalls:
         """Return when the request becomes useless, in unix seconds."""
         wait_s = LONGEST_TIMEOUT_S if call.timeout_s is None or call.verb == Verb.SUBMIT else _bounded(call.timeout_s)
         if parent is not None:
-            wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
-        return self._clock.time() + wait_s
+            wait_s = min(wait_s, parent.run.must_end_at - self.clock.monotonic())
+        return self.clock.time() + wait_s
 
     def _wake_up_runners(self, revision: Revision) -> None:
         """Send a wakeup. The runner does not know how many workers there are elsewhere; a wakeup is cheap."""
-        self._bus.publish(subjects.wakeup(revision.function), b"")
+        self.bus.publish(subjects.wakeup(revision.function), b"")
 
 
 def _bounded(timeout_s: float) -> float:
@@ -457,8 +433,8 @@ def _request(
     if call.content_type == media.PICKLED and not revision.spec.pickle:
         raise UnsupportedMediaType(pickles_refused(revision.function))
     request = CallRequest(
-        revision, call.method, call.content_type, arguments.body, call.accept, deadline,
-        priority=priority, reference=arguments.reference,
+        revision, call.method, call.content_type, arguments[0], call.accept, deadline,
+        priority=priority, reference=arguments[1],
     )  # fmt: skip
     if parent is None:
         return request

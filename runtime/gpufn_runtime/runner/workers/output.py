@@ -33,7 +33,7 @@ class Output:
 
     def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
         now = self._clock.monotonic()
-        allowance = self._allowances.setdefault(link.worker, _Allowance(_BYTES_PER_S, now))
+        allowance = self._allowances.setdefault(link.id, _Allowance(_BYTES_PER_S, now))
         remaining_bytes = min(_BYTES_PER_S, allowance.remaining_bytes + (now - allowance.at) * _BYTES_PER_S)
         cost = len(text) + _LINE_COST_BYTES
         allowance.remaining_bytes, allowance.at = remaining_bytes - cost, now
@@ -44,7 +44,7 @@ class Output:
             at=self._clock.time(),
             function=link.revision.function,
             revision=link.revision.number,
-            worker=link.worker,
+            worker=link.id,
             stream=stream[:16],
             text=text[:_MAX_TEXT_BYTES].decode(errors="replace"),
             invocation=invocation,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
-from gpufn_core.errors import GpufnError
+from gpufn_core.errors import GpufnError, ProtocolMismatch
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
+from gpufn_core.protocol.limits import PROGRESS_CHARS
 from gpufn_core.protocol.messages import ItemReply, Progress
 from gpufn_platform.bus.connection import Bus
 from gpufn_runtime.runner.core.attempt import Attempt
@@ -18,46 +21,66 @@ from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
+_MAX_OPEN_CALLS = 1024  # nested calls that one worker may have open at once
 
+
+@dataclass(eq=False, repr=False)
 class Relay:
     """Forwards messages of running calls. `inbox` is the subject where stream readers acknowledge items. `cancel` ends
     an attempt whose items cannot be delivered."""
 
-    def __init__(
-        self, bus: Bus, *, output: Output, nested: NestedCalls, inbox: str, cancel: Callable[[Attempt], None]
-    ) -> None:
-        self._bus = bus
-        self._output = output
-        self._nested = nested
-        self._inbox = inbox
-        self._cancel = cancel
+    bus: Bus
+    _: KW_ONLY
+    output: Output
+    nested: NestedCalls
+    inbox: str
+    cancel: Callable[[Attempt], None]
 
-    def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None:
+    def handle(self, link: WorkerLink, frame: frames.WorkerFrame, body: bytes) -> None:
+        """Handle a frame. Raises ProtocolMismatch."""
+        self._HANDLERS[type(frame)](self, link, frame, body)
+
+    def _on_item(self, link: WorkerLink, item: frames.Item, body: bytes) -> None:
+        attempt = link.attempts.get(item.attempt)
+        if attempt is None:
+            raise ProtocolMismatch("an item of an attempt that does not run here")
         run = attempt.run
-        reply = ItemReply(attempt.message.id, run.items, item.content_type, self._inbox)
+        if run.items >= run.granted:
+            raise ProtocolMismatch("an item without credit")
+        reply = ItemReply(attempt.message.id, run.items, item.content_type, self.inbox)
         run.items += 1
         try:
-            self._bus.publish(attempt.message.reply, pack(reply, body))
+            self.bus.publish(attempt.message.reply, pack(reply, body))
         except GpufnError as error:
             log.info("the stream %s is broken off: %s", attempt.message.id, error)
-            self._cancel(attempt)
+            self.cancel(attempt)
 
-    def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
-        self._output.publish(link, attempt.message.id if attempt else "", stream, text)
+    def _on_log(self, link: WorkerLink, line: frames.Log, text: bytes) -> None:
+        attempt = link.attempts.get(line.attempt)
+        self.output.publish(link, attempt.message.id if attempt else "", line.stream, text)
 
-    def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None:
-        attempt.run.progress = progress = Progress(fraction, message)
-        with contextlib.suppress(GpufnError):  # the next report includes it
-            self._bus.publish(subjects.progress(attempt.message.id), encode(progress))
+    def _on_progress(self, link: WorkerLink, reported: frames.Progress, _: bytes) -> None:
+        """Handle progress. It is ignored if the attempt has already been given up."""
+        if (attempt := link.attempts.get(reported.attempt)) is not None:
+            fraction = min(max(reported.fraction, 0.0), 1.0) if reported.fraction == reported.fraction else 0.0
+            attempt.run.progress = progress = Progress(fraction, reported.message[:PROGRESS_CHARS])
+            with contextlib.suppress(GpufnError):  # the next report includes it
+                self.bus.publish(subjects.progress(attempt.message.id), encode(progress))
 
-    def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
+    def _on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
+        if call.call in link.open_calls or len(link.open_calls) >= _MAX_OPEN_CALLS:
+            raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
+        link.open_calls.add(call.call)
         parent = link.attempts.get(call.parent)
         if parent is not None and link.seat is not None:
             link.seat.done(parent)
-        self._nested.open(link, call, body, parent)
+        self.nested.open(link, call, body, parent)
 
-    def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None:
-        self._nested.credit(link, call, items)
-
-    def on_close_call(self, link: WorkerLink, call: int) -> None:
-        self._nested.close(link, call)
+    _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
+        frames.Item: _on_item,
+        frames.Log: _on_log,
+        frames.Progress: _on_progress,
+        frames.Call: _on_call,
+        frames.CloseCall: lambda self, link, close, _: self.nested.close(link, close.call),
+        frames.CallCredit: lambda self, link, credit, _: self.nested.credit(link, credit.call, credit.items),
+    }

@@ -27,7 +27,7 @@ class NodeSharedBodies:
 
     def reach(self, message: InvocationMessage) -> bool:
         """Return whether the caller is on this host and accepts large results by reference."""
-        caller = message.shared_bodies
+        caller = message.shared_folder
         if caller not in self._local_callers and self._is_local(caller):
             if len(self._local_callers) >= _MAX_LOCAL_CALLERS:
                 self._local_callers.clear()
@@ -141,9 +141,9 @@ class NodeSharedBodies:
         return folder
 
     def _caller_folder(self, message: InvocationMessage) -> SharedBodies:
-        if not self._is_local(message.shared_bodies):
+        if not self._is_local(message.shared_folder):
             raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
-        return SharedBodies(self._root / message.shared_bodies)
+        return SharedBodies(self._root / message.shared_folder)
 
     def _is_local(self, caller: str) -> bool:
         return _CALLER.fullmatch(caller) is not None and (self._root / caller).is_dir()

@@ -26,8 +26,8 @@ from gpufn_core.domain.worker import ColdStart, ParkedMemory, WorkerState, can_b
 from gpufn_core.errors import ErrorInfo, ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
-from gpufn_core.protocol.limits import PROGRESS_CHARS
 from gpufn_core.spec.function_spec import MAX_MODULES, is_module_name
+from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.busy_time import BusyTime
 from gpufn_runtime.runner.core.machine import ACK_WAIT_S
@@ -40,20 +40,17 @@ log = logging.getLogger(__name__)
 _READY = WorkerState.READY  # each call needs it several times, and Python looks up a member of an enum slowly
 _MAX_START_S = 86_400.0
 _MAX_ATTEMPTS = 1 << 53  # per worker; each number is used once
-_MAX_OPEN_CALLS = 1024  # nested calls that one worker may have open at once
 
 
-class LinkQueue(Protocol):
-    """Receives events about slots: the queue of the revision."""
-
-    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
-    def on_freed(self, link: WorkerLink, shared_body: str = "") -> None: ...
-    def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None: ...
+Relay = Callable[["WorkerLink", frames.WorkerFrame, bytes], None]
 
 
 class LinkOwner(Protocol):
-    """Receives events about the worker: the workers of the revision."""
+    """Receives events about the worker: the workers of the revision. `dispatch` feeds the state machine."""
 
+    @property
+    def dispatch(self) -> Callable[[events.Event], None]: ...
+    def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...], /) -> None: ...
     def on_ready(self, link: WorkerLink) -> None: ...
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None: ...
     def on_draining(self, link: WorkerLink) -> None: ...
@@ -62,21 +59,10 @@ class LinkOwner(Protocol):
     def on_lost(self, link: WorkerLink, reason: str, *, runs_on: bool) -> None: ...
 
 
-class LinkRelay(Protocol):
-    """Receives messages of running calls, to forward them."""
-
-    def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None: ...
-    def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None: ...
-    def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None: ...
-    def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
-    def on_close_call(self, link: WorkerLink, call: int) -> None: ...
-    def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
-
-
 class WorkerLink:
-    """Connection to one worker. `gpus_charged` is the number of GPUs that its calls are charged for while they run:
-    0.25 for a quarter of one. `is_inherited`: the worker was assigned before this runner started, and may still be
-    trying to reconnect."""
+    """Connection to one worker. `relay` handles the messages of running calls. `gpus_charged` is the number of GPUs
+    that its calls are charged for while they run: 0.25 for a quarter of one. `is_inherited`: the worker was assigned
+    before this runner started, and may still be trying to reconnect."""
 
     def __init__(
         self,
@@ -84,15 +70,14 @@ class WorkerLink:
         revision: Revision,
         path: Path,
         *,
-        queue: LinkQueue,
         owner: LinkOwner,
-        relay: LinkRelay,
+        relay: Relay,
         created_at: float,
         seat: Seat | None = None,
         gpus_charged: float = 0.0,
         is_inherited: bool = False,
     ) -> None:
-        self.worker = worker
+        self.id = worker
         self.revision = revision
         self.path = path
         self.state = WorkerState.STARTING
@@ -118,11 +103,10 @@ class WorkerLink:
         self.idle_since: float | None = None
         self.cold_start: ColdStart | None = None
         self.modules: tuple[str, ...] = ()
-        self._queue = queue
         self._owner = owner
         self._relay = relay
         self._server: asyncio.Server | None = None
-        self._peer: WorkerSocket | None = None
+        self.peer: WorkerSocket | None = None
         self._last_attempt = 0
 
     async def listen(self, now: float) -> None:
@@ -188,19 +172,15 @@ class WorkerLink:
         self._unadopted.remove(attempt.number)
         self.attempts[attempt.number] = attempt
 
-    def refuse(self, number: int) -> None:
-        """Stop an unfinished attempt that is not adopted. Its slot is in use until it has stopped."""
-        self.send(frames.Cancel(number))
-
     def resume_reading(self) -> None:
         """Handle the deferred frames and resume reading, after all unfinished attempts were adopted or refused."""
         deferred, self._deferred = self._deferred or [], None
-        if self._peer is not None:
-            self._peer.resume_reading(deferred)
+        if self.peer is not None:
+            self.peer.resume_reading(deferred)
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
-        if self._peer is not None:
-            self._peer.write(frames.encode(frame, body))
+        if self.peer is not None:
+            self.peer.write(frames.encode(frame, body))
 
     def drain(self) -> None:
         """Accept no new attempts, and send Drain when no slot is in use. Deferred until the worker is READY."""
@@ -244,7 +224,7 @@ class WorkerLink:
         if self._server is not None:
             self._server.close()
             self._server = None
-        peer, self._peer = self._peer, None
+        peer, self.peer = self.peer, None
         if peer is not None:
             peer.transport.abort()
 
@@ -259,26 +239,25 @@ class WorkerLink:
 
     def accept(self, peer: WorkerSocket) -> bool:
         """Accept the connection if it is the first one."""
-        if self._peer is not None or not self.state.live:
+        if self.peer is not None or not self.state.live:
             return False
-        self._peer = peer
+        self.peer = peer
         if self._server is not None:  # accept one connection only: user code could connect endlessly
             self._server.close()
             self._server = None
         return True
 
-    def is_peer(self, peer: WorkerSocket) -> bool:
-        return self._peer is peer
-
     def handle(self, frame: frames.WorkerFrame, body: bytes) -> None:
         """Handle a frame. Raises ProtocolMismatch."""
-        if self._deferred is None:
-            self._HANDLERS[type(frame)](self, frame, body)
-        else:
+        if self._deferred is not None:
             self._deferred.append((frame, body))
+        elif (handler := self._HANDLERS.get(type(frame))) is not None:
+            handler(self, frame, body)
+        else:
+            self._relay(self, frame, body)
 
     def _on_hello(self, hello: frames.Hello, _: bytes) -> None:
-        if hello.protocol != PROTOCOL or hello.worker != self.worker:
+        if hello.protocol != PROTOCOL or hello.worker != self.id:
             raise ProtocolMismatch(f"hello from {hello.worker} with protocol {hello.protocol}, ours is {PROTOCOL}")
         self.was_ready = hello.was_ready
         while self._leftover_slots < hello.running and self.slots.free:
@@ -299,9 +278,9 @@ class WorkerLink:
         self._last_attempt = max(numbers)
         self._unadopted = numbers
         self._deferred = []
-        if self._peer is not None:
-            self._peer.transport.pause_reading()
-        self._queue.on_unfinished(self, unfinished)
+        if self.peer is not None:
+            self.peer.transport.pause_reading()
+        self._owner.on_unfinished(self, unfinished)
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
         self.modules = tuple(filter(is_module_name, ready.modules[:MAX_MODULES]))
@@ -339,7 +318,7 @@ class WorkerLink:
         if self._leftover_slots:
             self._leftover_slots -= 1
             self.slots.release()
-            self._queue.on_freed(self)
+            self._owner.dispatch(events.SlotFreed(self))
 
     def _on_draining(self, _: frames.Draining, __: bytes) -> None:
         if not self.drain_requested:
@@ -350,49 +329,17 @@ class WorkerLink:
 
     def _on_result(self, result: frames.Result, body: bytes) -> None:
         if (attempt := self.attempts.pop(result.attempt, None)) is not None:
-            self._queue.on_result(attempt, result, body)
+            self._owner.dispatch(events.ResultReceived(attempt, result, body))
         elif result.attempt in self._unadopted:
             self._unadopted.remove(result.attempt)
             self.slots.release()
-            self._queue.on_freed(self, result.shared_body)
+            self._owner.dispatch(events.SlotFreed(self, result.shared_body))
         else:
             raise ProtocolMismatch("a result of an attempt that does not run here")
 
-    def _on_item(self, item: frames.Item, body: bytes) -> None:
-        self._relay.on_item(self._streaming_attempt(item.attempt), item, body)
-
-    def _on_log(self, line: frames.Log, text: bytes) -> None:
-        self._relay.on_log(self, self.attempts.get(line.attempt), line.stream, text)
-
-    def _on_progress(self, progress: frames.Progress, _: bytes) -> None:
-        """Handle progress. It is ignored if the attempt has already been given up."""
-        if (attempt := self.attempts.get(progress.attempt)) is not None:
-            fraction = min(max(progress.fraction, 0.0), 1.0) if progress.fraction == progress.fraction else 0.0
-            self._relay.on_progress(attempt, fraction, progress.message[:PROGRESS_CHARS])
-
-    def _on_call(self, call: frames.Call, body: bytes) -> None:
-        if call.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
-            raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
-        self.open_calls.add(call.call)
-        self._relay.on_call(self, call, body)
-
-    def _on_close_call(self, close: frames.CloseCall, _: bytes) -> None:
-        self._relay.on_close_call(self, close.call)
-
-    def _on_call_credit(self, credit: frames.CallCredit, _: bytes) -> None:
-        self._relay.on_call_credit(self, credit.call, credit.items)
-
-    def _streaming_attempt(self, number: int) -> Attempt:
-        attempt = self.attempts.get(number)
-        if attempt is None:
-            raise ProtocolMismatch("an item of an attempt that does not run here")
-        if attempt.run.items >= attempt.run.granted:
-            raise ProtocolMismatch("an item without credit")
-        return attempt
-
     def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None:
-        if self.is_peer(peer):
-            self._peer = None
+        if self.peer is peer:
+            self.peer = None
             self._owner.on_lost(self, reason, runs_on=runs_on)
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
@@ -400,19 +347,13 @@ class WorkerLink:
         frames.Ready: _on_ready,
         frames.StartFailed: _on_start_failed,
         frames.Result: _on_result,
-        frames.Item: _on_item,
-        frames.Log: _on_log,
-        frames.Progress: _on_progress,
-        frames.Call: _on_call,
-        frames.CloseCall: _on_close_call,
-        frames.CallCredit: _on_call_credit,
         frames.Freed: _on_freed,
         frames.Draining: _on_draining,
         frames.NotParked: _on_not_parked,
     }
 
     def __repr__(self) -> str:
-        return f"<WorkerLink {self.worker} {self.revision} {self.state} {self.slots!r}>"
+        return f"<WorkerLink {self.id} {self.revision} {self.state} {self.slots!r}>"
 
 
 def _seconds(value: float) -> float:

@@ -21,18 +21,16 @@ _MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from 
 class SocketOwner(Protocol):
     """The worker at the other end, which decides about connections and handles frames."""
 
-    worker: str
+    id: str
     path: Path
+    peer: WorkerSocket | None
 
     def accept(self, peer: WorkerSocket) -> bool: ...
-    def is_peer(self, peer: WorkerSocket) -> bool: ...
     def handle(self, frame: frames.WorkerFrame, body: bytes) -> None: ...
     def on_disconnected(self, peer: WorkerSocket, reason: str, *, runs_on: bool) -> None: ...
 
 
 class WorkerSocket(asyncio.Protocol):
-    """Connection to a worker's socket."""
-
     transport: asyncio.Transport
 
     def __init__(self, link: SocketOwner) -> None:
@@ -46,7 +44,7 @@ class WorkerSocket(asyncio.Protocol):
         self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != _owner_of(self._link.path) or not self._link.accept(self):
-            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
+            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.id)
             self.transport.abort()
 
     def write(self, data: bytes) -> None:
@@ -56,7 +54,7 @@ class WorkerSocket(asyncio.Protocol):
         self._out.write(data)
 
     def data_received(self, data: bytes) -> None:
-        if self._link.is_peer(self):
+        if self._link.peer is self:
             self._handle(self._reader.feed(data))
 
     def resume_reading(self, deferred: list[tuple[frames.WorkerFrame, bytes]]) -> None:
@@ -73,7 +71,7 @@ class WorkerSocket(asyncio.Protocol):
 
     def _abort(self, reason: str) -> None:
         self._reason, self._has_aborted = reason, True
-        log.warning("worker %s: %s", self._link.worker, reason)
+        log.warning("worker %s: %s", self._link.id, reason)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,10 +12,12 @@ waiting one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo, WorkerLost
+from gpufn_core.protocol.frames import Unfinished
 from gpufn_core.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
@@ -33,6 +35,7 @@ EXPLAINED_WITHIN_S = EXIT_REPORT_WITHIN_S + 2.0
 ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
 
 
+@dataclass(eq=False, repr=False)
 class Workers:
     """Workers of one revision. `links` are the workers by id; `dispatch(event)` feeds the state machine.
 
@@ -40,47 +43,35 @@ class Workers:
     because calls may wait for which no credit is granted.
     """
 
-    def __init__(
-        self,
-        revision: Revision,
-        links: dict[str, WorkerLink],
-        *,
-        dispatch: Callable[[events.Event], None],
-        poll_queues: Callable[[], None],
-        log_failure: Callable[[WorkerLink, ErrorInfo | None], None],
-        agent_events: AgentEvents,
-        nested: NestedCalls,
-        output: Output,
-        clock: Clock,
-        on_change: Callable[[], None],
-    ) -> None:
-        self.links = links
-        self._revision = revision
-        self._dispatch = dispatch
-        self._poll_queues = poll_queues
-        self._log_failure = log_failure
-        self._agent_events = agent_events
-        self._nested = nested
-        self._output = output
-        self._clock = clock
-        self._on_change = on_change
+    revision: Revision
+    links: dict[str, WorkerLink]
+    _: KW_ONLY
+    dispatch: Callable[[events.Event], None]
+    on_unfinished: Callable[[WorkerLink, tuple[Unfinished, ...]], None]
+    poll_queues: Callable[[], None]
+    log_failure: Callable[[WorkerLink, ErrorInfo | None], None]
+    agent_events: AgentEvents
+    nested: NestedCalls
+    output: Output
+    clock: Clock
+    on_change: Callable[[], None]
 
     async def add(self, link: WorkerLink) -> None:
         """Listen for the worker. Raises OSError."""
-        self.links[link.worker] = link
-        await link.listen(self._clock.monotonic())
+        self.links[link.id] = link
+        await link.listen(self.clock.monotonic())
 
     def remove(self, worker: str) -> None:
         """Remove a worker without Assignment. Its process may live: Assignments of a silent node are deleted too."""
         link = self.links.pop(worker, None)
         if link is not None:
             self._leave_gpu(link)
-            if link.attempts and self._agent_events.exit_of(worker) is None:
+            if link.attempts and worker not in self.agent_events.exits:
                 self._retire(link, "its assignment was deleted")
             else:
                 self._release(link)
             link.remove_socket()
-            self._dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S))
+            self.dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S))
 
     def close(self) -> None:
         """Disconnect from the workers, which live on and connect to the next runner."""
@@ -90,7 +81,7 @@ class Workers:
 
     def tick(self, now: float) -> None:
         """End workers that are not ready, parked or resumed in time. Called each second."""
-        startup_timeout_s = self._revision.spec.startup_timeout_s
+        startup_timeout_s = self.revision.spec.startup_timeout_s
         for link in list(self.links.values()):
             timeout_s = max(startup_timeout_s, RECONNECT_S) if link.is_inherited else startup_timeout_s
             if link.state is WorkerState.STARTING and now - link.listening_since > timeout_s:
@@ -109,104 +100,104 @@ class Workers:
             return
         match assignment.desired:
             case Desired.RUN:
-                link.resume(self._clock.monotonic())
-                self._dispatch(events.CapacityIncreased())
+                link.resume(self.clock.monotonic())
+                self.dispatch(events.CapacityIncreased())
             case Desired.PARK:
                 link.park_bytes = assignment.park_bytes
-                link.park(self._clock.monotonic())
-                self._dispatch(events.CapacityDecreased())
+                link.park(self.clock.monotonic())
+                self.dispatch(events.CapacityDecreased())
             case Desired.DRAIN:
                 self._drain(link)
 
     def slot_freed(self, link: WorkerLink) -> None:
         """Carry out a pending drain or park request when the worker is empty."""
         if not link.slots.in_use:
-            link.idle_since = self._clock.monotonic()
+            link.idle_since = self.clock.monotonic()
             if link.slots.poisoned:
                 self._retire(link, "a call did not end in time")
         if link.state is _DRAINING:
             link.drain()
         elif link.state is _PARKING:
-            link.park(self._clock.monotonic())
+            link.park(self.clock.monotonic())
 
     def _drain(self, link: WorkerLink) -> None:
         if link.state is WorkerState.STARTING and not link.is_inherited:
             self._retire(link, "it is no longer wanted, and has not started yet")
         else:
             link.drain()
-            self._dispatch(events.CapacityDecreased())
+            self.dispatch(events.CapacityDecreased())
 
     def _retire(self, link: WorkerLink, reason: str) -> None:
         self._release(link)
-        self._agent_events.kill(link.worker, reason)
+        self.agent_events.kill(link.id, reason)
 
     def _release(self, link: WorkerLink) -> None:
         """Close the connection to the worker, and cancel its nested calls."""
-        self._nested.close_all(link)
+        self.nested.close_all(link)
         self._leave_gpu(link)
         link.close()
-        self._dispatch(events.CapacityDecreased())
+        self.dispatch(events.CapacityDecreased())
 
     def _leave_gpu(self, link: WorkerLink) -> None:
         if link.seat is not None:
-            self._dispatch(events.TurnsRevoked(link.seat.remove_waiting()))
+            self.dispatch(events.TurnsRevoked(link.seat.remove_waiting()))
             link.seat.leave()
 
     # --- events of links ----------------------------------------------------------------------------------------------
 
     def on_ready(self, link: WorkerLink) -> None:
         if link.ready_at is None:
-            link.ready_at = since = self._clock.time()
-            link.idle_since = None if link.slots.in_use else self._clock.monotonic()
+            link.ready_at = since = self.clock.time()
+            link.idle_since = None if link.slots.in_use else self.clock.monotonic()
             if link.requested_at is not None:
-                link.cold_start = ColdStart(resume_s=self._clock.monotonic() - link.requested_at)
+                link.cold_start = ColdStart(resume_s=self.clock.monotonic() - link.requested_at)
             elif link.was_ready:  # under the previous runner: its cold start is long over
                 link.cold_start = None
                 since = 0.0
             else:
-                link.cold_start = self._agent_events.cold_start(link)
+                link.cold_start = self.agent_events.cold_start(link)
             link.requested_at = None
-            self._dispatch(events.WorkerReady(link, since))
+            self.dispatch(events.WorkerReady(link, since))
             if link.cold_start is not None:
-                self._agent_events.event(link, WorkerEventKind.READY)
+                self.agent_events.event(link, WorkerEventKind.READY)
         if link.seat is not None:
             link.seat.join()
         if link.park_requested:
-            link.park(self._clock.monotonic())
-        self._on_change()
-        self._dispatch(events.CapacityIncreased())
-        self._poll_queues()
+            link.park(self.clock.monotonic())
+        self.on_change()
+        self.dispatch(events.CapacityIncreased())
+        self.poll_queues()
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
-            self._log_failure(link, error)
-            self._agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
-            self._on_change()
+            self.log_failure(link, error)
+            self.agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
+            self.on_change()
 
     def on_parked(self, link: WorkerLink) -> None:
         """Handle a parked worker, and carry out requests that were made meanwhile."""
         self._leave_gpu(link)
         if link.idle_since is None:
-            link.idle_since = self._clock.monotonic()
-        self._on_change()
+            link.idle_since = self.clock.monotonic()
+        self.on_change()
         if link.drain_requested:
             link.drain()
         elif not link.park_requested:
-            link.resume(self._clock.monotonic())
+            link.resume(self.clock.monotonic())
 
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
         """Drain the worker, as if it had not been asked to park."""
-        self._output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
+        self.output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
         failure = StartFailure("park", error)
-        self._agent_events.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
+        self.agent_events.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
         self.on_draining(link)
 
     def on_draining(self, link: WorkerLink) -> None:
         """Drain a worker that was told to end, but not by the controller."""
         self._drain(link)
-        self._on_change()
+        self.on_change()
 
     def on_lost(self, link: WorkerLink, reason: str, *, runs_on: bool) -> None:
         """Handle a closed socket. If the worker had attempts or was wanted, its exit is awaited before callers get an
@@ -216,5 +207,5 @@ class Workers:
             self._release(link)  # as requested; its @exit hooks run within the agent's grace period
         else:
             self._retire(link, reason)
-        self._on_change()
-        self._dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S))
+        self.on_change()
+        self.dispatch(events.WorkerLost(link, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S))

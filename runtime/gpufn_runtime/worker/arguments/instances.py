@@ -26,8 +26,8 @@ from typing import Any, Final
 import msgspec
 
 from gpufn.declare import type_hints
-from gpufn.declare.constructor_schema import form_of, made
-from gpufn.declare.hint_adapters import HintAdapter, Hook, readable
+from gpufn.declare.constructor_schema import construct, constructor_struct
+from gpufn.declare.hint_adapters import HintAdapter, Hook, adapt_hint
 from gpufn_core.encoding import native
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
@@ -104,7 +104,7 @@ class Instances:
         if kind in _COLLECTION_HINTS:
             return self._collection(kind, tuple(map(self.hint, args)))
         if issubclass(kind, enum.Enum):
-            return readable(kind)
+            return adapt_hint(kind)
         if native.is_pydantic(kind) or not (native.has_form(kind) or typing.is_typeddict(kind)):
             return hint
         return self._checks.get(kind) or self._class(kind)
@@ -134,7 +134,7 @@ class Instances:
             if form is None:
                 form = self._forms[kind] = self._form(kind)
             decoded = self._convert_value(value, form)
-            instance = made(kind, decoded)
+            instance = construct(kind, decoded)
             sent = {name: getattr(decoded, name) for name in decoded.__struct_fields__}
         _check_unchanged(kind, value | sent, instance)
         return instance
@@ -143,12 +143,12 @@ class Instances:
         """Return a struct of the constructor parameters that instances keep, by field name."""
         hints = type_hints.field_hints(kind)
         fields = [
-            (name, self._readable(hints.get(name, Any)), *([_OMITTED] if has_default else []))
+            (name, self._adapt_hint(hints.get(name, Any)), *([_OMITTED] if has_default else []))
             for name, has_default in _fields_of(kind)
         ]
         return msgspec.defstruct(kind.__name__, fields, kw_only=True)
 
-    def _readable(self, hint: Any) -> Any:
+    def _adapt_hint(self, hint: Any) -> Any:
         """Return the adapted hint, or Any for a hint that msgspec does not support, as for parameters."""
         try:
             hint = self.hint(hint)
@@ -165,10 +165,10 @@ class Instances:
             if isinstance(value, kind if not typing.is_typeddict(kind) else ()):
                 return value
             if not forms:
-                forms.append(form_of(kind, self._readable))
+                forms.append(constructor_struct(kind, self._adapt_hint))
             if forms[0] is None:
                 raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
-            return made(kind, self._convert_value(value, forms[0]))
+            return construct(kind, self._convert_value(value, forms[0]))
 
         check = self._checks[kind] = _check(kind.__name__, make)
         return check
@@ -262,7 +262,8 @@ def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
 
     Fields that are excluded from comparisons, such as a cache, may change.
     """
-    uncompared = {field.name for field in dataclasses.fields(kind) if not field.compare} if _is_dataclass(kind) else ()
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    uncompared = {field.name for field in fields if not field.compare}
     for name, before in sent.items():
         after = getattr(instance, name, before)
         if after is before or type(after) is not type(before) or name in uncompared:
@@ -272,10 +273,6 @@ def _check_unchanged(kind: Any, sent: Mapping[str, Any], instance: Any) -> None:
                 f"{name}: the constructor changes the value that was sent; "
                 "send a dict of the constructor's parameters instead"
             )
-
-
-def _is_dataclass(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind)
 
 
 def _differ(before: Any, after: Any) -> bool:

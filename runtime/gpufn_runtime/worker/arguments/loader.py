@@ -37,7 +37,7 @@ class Method(NamedTuple):
 
 
 class Loaded:
-    """The loaded revision. The methods of a class exist after `make` has instantiated it.
+    """The loaded revision. The methods of a class exist after `instantiate`.
 
     `sessions` are the function's models, by parameter. A class has them as attributes before any of its code runs; a
     plain function receives them with each call.
@@ -53,7 +53,7 @@ class Loaded:
         self._spec = spec
         self.sessions = sessions
 
-    def make(self) -> None:
+    def instantiate(self) -> None:
         """Instantiate the class, if it is one, and collect the methods."""
         if self._spec.is_class:
             for name, session in self.sessions.items():
@@ -83,7 +83,7 @@ class Loaded:
 class _Model(Loaded):
     """A model that is deployed without code."""
 
-    def make(self) -> None:
+    def instantiate(self) -> None:
         batched = self._spec.batch is not None and self._target.shares_runs
         for method in self._spec.methods:
             call = self._target.call_all if batched else self._target.call
@@ -143,14 +143,14 @@ def _with_sessions(
 class ThirdPartyModules:
     """Installed modules in memory, without those that every worker has: candidates for a template process to preload.
 
-    `look` returns the modules loaded since the previous call. A worker must not report modules that its template had
-    loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.
+    `newly_loaded` returns the modules loaded since the previous call. A worker must not report modules that its
+    template had loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.
     """
 
     def __init__(self) -> None:
         self._newest = ""
 
-    def look(self) -> tuple[str, ...]:
+    def newly_loaded(self) -> tuple[str, ...]:
         # This runs entirely in C, so that no thread imports meanwhile.
         newest_first = list(itertools.takewhile(self._newest.__ne__, reversed(sys.modules)))
         if newest_first:

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpufn.call.remote import described
-from gpufn.declare.hint_adapters import HintAdapter, readable
-from gpufn.declare.type_hints import resolved, signature_of
+from gpufn.call.remote import describe_parameters
+from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
+from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding import media, native, values
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional
 from gpufn_core.encoding.msgspec_errors import describe_json_error, number_field, parse_validation_error
@@ -72,7 +72,7 @@ class Parameters:
         )
         self._raw_parameter = raw_parameter
         self._may_pickle = may_pickle
-        self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in full.parameters.values()])
+        self._classes = RecordClasses(lambda: [resolve_hint(p.annotation, call) for p in full.parameters.values()])
         self._instances = Instances(_convert)
         self._decode_options: Any = {  # options for decoding the SDK's encoding
             "find": self._classes.find,
@@ -212,36 +212,27 @@ class Parameters:
         try:
             holder_value = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
-            if _is_plain(value):
-                return self._convert_value(name, value, self._hints[name], label)
-            if is_trusted or name not in self._of_class:
+            is_plain = _is_plain(value)
+            if not is_plain and (is_trusted or name not in self._of_class):
                 return value  # a value that is not plain may stand for one that is: a float32 for a float
-            return self._fit_classes(name, value, label)
+            convert = _convert_plain if is_plain else self._instances.convert
+            try:
+                return self._with_missing_defaults(name, convert(value, self._hints[name]))
+            except msgspec.ValidationError as error:
+                raise self._refusal(str(error), within=label) from error
         return self._with_missing_defaults(name, getattr(holder_value, name)) if name in self._of_class else value
-
-    def _fit_classes(self, name: str, value: Any, label: str) -> Any:
-        try:
-            return self._with_missing_defaults(name, self._instances.convert(value, self._hints[name]))
-        except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=label) from error
 
     def _with_missing_defaults(self, name: str, value: Any) -> Any:
         return fill_defaults(value) if name in self._with_defaults else value
-
-    def _convert_value(self, name: str, value: Any, hint: Any, label: str) -> Any:
-        try:
-            return self._with_missing_defaults(
-                name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
-            )
-        except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=label) from error
 
     def _check_signature(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
             self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
         except TypeError as error:
             name = _QUOTED.search(str(error))
-            raise InvalidInput(f"{error}; it takes {described(self.signature)}", field=name and name[1]) from error
+            raise InvalidInput(
+                f"{error}; it takes {describe_parameters(self.signature)}", field=name and name[1]
+            ) from error
         return args, kwargs
 
     def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -275,7 +266,7 @@ class Parameters:
         if mismatch.is_missing:
             return InvalidInput(f"{path}: missing", field=path)
         if mismatch.is_unknown:
-            takes = f"parameter; it takes {described(self.signature)}" if not mismatch.at else "field"
+            takes = f"parameter; it takes {describe_parameters(self.signature)}" if not mismatch.at else "field"
             return InvalidInput(f"{path}: there is no such {takes}", field=path)
         if mismatch.is_key:
             return InvalidInput(f"a key of {path or 'the body'}: {mismatch.text}", field=path or None)
@@ -285,14 +276,14 @@ class Parameters:
 
 
 def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
-    hint = resolved(parameter.annotation, call)
+    hint = resolve_hint(parameter.annotation, call)
     if batched:
         hint = typing.get_args(hint)[0] if len(typing.get_args(hint)) == 1 else Any
     elif parameter.default is None and hint is not Any:
         hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
     try:
         with computed_fields_optional(hint):  # msgspec caches with a class the information about its fields
-            hint = readable(hint)
+            hint = adapt_hint(hint)
             msgspec.json.Decoder(hint, dec_hook=_convert)
     except Exception:  # a hint that msgspec does not support
         return Any
@@ -326,6 +317,10 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
+
+
+def _convert_plain(value: Any, hint: Any) -> Any:
+    return msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert)
 
 
 def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one branch per kind

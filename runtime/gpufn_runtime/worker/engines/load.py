@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import sys
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -41,10 +40,6 @@ class _Damaged(Exception):
     pass
 
 
-class _Opener(Protocol):
-    def __call__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> EngineSession: ...
-
-
 def load_sessions(config: WorkerConfig) -> dict[str, Session]:
     """Return a session for each model of the function, by parameter. Raises NoEngine."""
     return {model.parameter: load_session(config, model.parameter) for model in config.spec.models}
@@ -70,8 +65,10 @@ def _open(folder: Path, config: WorkerConfig) -> EngineSession:
     manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=EngineManifest)
     _check_files(folder, manifest)
     inputs, outputs = golden_check.read(folder / GOLDEN_FILE, manifest)
-    opener: _Opener = importlib.import_module(_MODULES[manifest.backend]).open_engine
-    engine = opener(manifest, folder, slots=config.spec.concurrency, cores=config.spec.resources.cpu)
+    backend = importlib.import_module(_MODULES[manifest.backend])
+    engine: EngineSession = backend.open_engine(
+        manifest, folder, slots=config.spec.concurrency, cores=config.spec.resources.cpu
+    )
     try:
         golden_check.compare(engine.run(inputs), outputs, manifest)
         if manifest.backend.on_gpu:

@@ -99,10 +99,10 @@ class ModelFunction:
         kind = media.media_type(content_type)
         if kind == media.TENSORS:
             request = oip.decode(content_type, body, self._session.inputs, self._session.outputs)
-            return ModelCall(self._session.fit(request.inputs), request)
+            return ModelCall(self._session.rules.fit(request.inputs), request)
         arguments = _arguments(kind, content_type, body)
         arrays = {name: cast(self._inputs[name], value) for name, value in arguments.items() if name in self._inputs}
-        return ModelCall(self._session.fit({**arguments, **arrays}), None)
+        return ModelCall(self._session.rules.fit({**arguments, **arrays}), None)
 
     def _result(self, model_call: ModelCall, outputs: Arrays) -> Any:
         if model_call.request is None:

@@ -29,13 +29,11 @@ _LEVELS = {
 }
 
 
-def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> OrtSession:
-    """Load an engine. Raises exceptions of ONNX Runtime, and RuntimeError if it chose another provider."""
-    return OrtSession(manifest, folder, slots=slots, cores=cores)
-
-
 class OrtSession:
-    """An EngineSession. On the CPU it makes one run at a time, with all threads; on a GPU one run per slot."""
+    """An EngineSession. On the CPU it makes one run at a time, with all threads; on a GPU one run per slot.
+
+    The constructor raises exceptions of ONNX Runtime, and RuntimeError if it chose another provider.
+    """
 
     def __init__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> None:
         self.manifest = manifest
@@ -114,6 +112,9 @@ class OrtSession:
             spec.name: _array(value, spec)
             for spec, value in zip(self.manifest.outputs, binding.get_outputs(), strict=True)
         }
+
+
+open_engine = OrtSession
 
 
 def _provider(manifest: EngineManifest) -> tuple[str, dict[str, str]]:

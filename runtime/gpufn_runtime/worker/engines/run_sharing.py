@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gpufn_runtime.worker.engines import batching
 from gpufn_runtime.worker.engines.base import Arrays, EngineSession
 from gpufn_runtime.worker.engines.batching import Batching, Fitted
@@ -25,18 +27,15 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     """A waiting call. `leads`, or `outputs` or `error`, is set before `wake` is called, in any thread. `wake` returns
     False if the waiting task no longer exists."""
 
-    __slots__ = ("error", "fitted", "leads", "outputs", "wake")
-
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted = fitted
-        self.leads = False
-        self.outputs: Arrays = {}
-        self.error: BaseException | None = None
-        self.wake: Callable[[], bool] = lambda: True
+    fitted: Fitted
+    leads: bool = False
+    outputs: Arrays = {}
+    error: BaseException | None = None
+    wake: Callable[[], bool] = lambda: True
 
     def result(self) -> Arrays:
         if self.error is not None:

@@ -36,14 +36,14 @@ class Session:
     """
 
     def __init__(self, engine: EngineSession) -> None:
-        self._engine = engine
-        self._rules = Batching(engine.manifest)
-        self._runs = SharedRuns(engine, self._rules)
+        self.engine = engine
+        self.rules = Batching(engine.manifest)
+        self._runs = SharedRuns(engine, self.rules)
         self._specs = {spec.name: spec for spec in engine.manifest.inputs}
 
     @property
     def manifest(self) -> EngineManifest:
-        return self._engine.manifest
+        return self.engine.manifest
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -59,33 +59,9 @@ class Session:
     async def aio(self, *arrays: Any, **named: Any) -> Any:
         return self._result(await self._runs.run_async(self._fitted(arrays, named)))
 
-    def fit(self, inputs: Mapping[str, Array]) -> Fitted:
-        """Validate arrays by name, for `run`. Raises InvalidInput, which names the input that does not fit."""
-        return self._rules.fit(inputs)
-
     def run(self, fitted: Fitted) -> Arrays:
         """Return all outputs, by name."""
         return self._runs.run(fitted)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.manifest.backend.on_gpu
-
-    @property
-    def parked_bytes(self) -> int:
-        """Host memory that the engine uses while it is parked."""
-        return self._engine.parked_bytes
-
-    def park(self) -> None:
-        """Release the device memory. There must be no calls until `resume`."""
-        self._engine.park()
-
-    def resume(self) -> None:
-        self._engine.resume()
-
-    @property
-    def rules(self) -> Batching:
-        return self._rules
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(described, specs)) for specs in (self.inputs, self.outputs))
@@ -100,7 +76,7 @@ class Session:
                 raise InvalidInput(f"{name}: given twice", field=name)
             inputs[name] = value
         converted = {name: as_array(self._specs[name], value) for name, value in inputs.items() if name in self._specs}
-        return self._rules.fit({**inputs, **converted})
+        return self.rules.fit({**inputs, **converted})
 
     def _result(self, outputs: Arrays) -> Any:
         return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from gpufn.call.context import Context
 from gpufn_core.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn_core.protocol.frames import Run, Unfinished
@@ -27,44 +29,29 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One Run. `link` is the number of the connection to the runner: attempt numbers are unique within a connection."""
 
-    __slots__ = (
-        "_body",
-        "_shared_bodies",
-        "cancel_requested",
-        "context",
-        "credits",
-        "link",
-        "on_change",
-        "received_at",
-        "result",
-        "run",
-        "state",
-    )
-
-    def __init__(self, run: Run, body: bytes, link: int, shared_bodies: SharedBodies) -> None:
-        self.run = run
-        self._body = body
-        self._shared_bodies = shared_bodies
-        self.link = link
-        self.received_at = time.monotonic()
-        self.result = b""  # encoded Result, if the attempt ended without a link
-        self.state = State.QUEUED
-        self.credits = run.credits
-        self.cancel_requested = False
-        self.on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
-        self.context: Context | None = None  # returned by `gpufn.current()`
+    run: Run
+    body: bytes  # until `take_body`
+    link: int
+    shared_bodies: SharedBodies
+    credits: int
+    received_at: float  # monotonic
+    result: bytes = b""  # encoded Result, if the attempt ended without a link
+    state: State = State.QUEUED
+    cancel_requested: bool = False
+    on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
+    context: Context | None = None  # returned by `gpufn.current()`
 
     def take_body(self) -> bytes | memoryview:
         """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""
         if self.run.shared_body:
             try:
-                return self._shared_bodies.take(self.run.shared_body)
+                return self.shared_bodies.take(self.run.shared_body)
             except ArtifactUnavailable as error:
                 raise InvalidInput(error.message) from error
-        body, self._body = self._body, b""
+        body, self.body = self.body, b""
         return body
 
     @property
@@ -74,7 +61,7 @@ class Attempt:
     def drop_body(self) -> None:
         """Discard the input of an attempt that will not run."""
         if self.run.shared_body:
-            self._shared_bodies.remove(self.run.shared_body)
+            self.shared_bodies.remove(self.run.shared_body)
 
     def __repr__(self) -> str:
         return f"Attempt({self.run.attempt}, {self.state.name})"
@@ -88,7 +75,7 @@ class Attempts:
         self._unsent: list[Attempt] = []  # ended without a link
         self._is_cut = False  # there is no link
         self._reported_link = 1  # the link on which the active attempts were, or are being, reported
-        self._stale = 0  # attempts still running for a lost link
+        self._stale = 0  # attempts still running for a lost link; their Results are not sent
         self.on_idle: Callable[[], None] = lambda: None
         self.on_stale_end: Callable[[], None] = lambda: None
 
@@ -97,16 +84,11 @@ class Attempts:
         return not self._active and not self._stale
 
     @property
-    def stale(self) -> int:
-        """Number of attempts still running for a lost link. Their Results are not sent."""
-        return self._stale
-
-    @property
     def count(self) -> int:
         return len(self._active) + self._stale
 
     def add(self, run: Run, body: bytes, link: int) -> Attempt:
-        attempt = Attempt(run, body, link, self._shared_bodies)
+        attempt = Attempt(run, body, link, self._shared_bodies, run.credits, time.monotonic())
         with self._lock:
             if run.attempt in self._active:
                 raise ProtocolMismatch(f"attempt {run.attempt} was sent twice")
@@ -188,12 +170,11 @@ class Attempts:
         with self._lock:
             self._is_cut = True
             active = list(self._active.values())
-            adoptable = (
-                set()
-                if None in unanswered
-                else {attempt for attempt in active if attempt.can_be_adopted} - set(unanswered)
-            )
-            abandoned = [attempt for attempt in active if attempt not in adoptable or attempt.state is State.QUEUED]
+            abandoned = [
+                attempt for attempt in active
+                if attempt.state is State.QUEUED or None in unanswered or attempt in unanswered
+                or not attempt.can_be_adopted
+            ]  # fmt: skip
             for attempt in abandoned:
                 del self._active[attempt.run.attempt]
                 if attempt.state is State.QUEUED:
@@ -212,14 +193,9 @@ class Attempts:
         with self._lock:
             self._reported_link += 1
             return self._stale, tuple(
-                Unfinished(
-                    attempt.run.attempt,
-                    attempt.run.invocation,
-                    attempt.run.delivery,
-                    now - attempt.received_at,
-                    attempt.run.number,
-                )
+                Unfinished(run.attempt, run.invocation, run.delivery, now - attempt.received_at, run.number)
                 for attempt in (*self._active.values(), *self._unsent)
+                for run in (attempt.run,)
             )
 
     def resume(self, link: int) -> list[bytes]:

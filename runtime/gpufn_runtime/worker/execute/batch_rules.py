@@ -58,8 +58,5 @@ class Gathering(Generic[T]):
             return None
         return min(oldest) + self._policy.max_wait_ms / 1000
 
-    def clear(self) -> None:
-        self._waiting.clear()
-
     def _is_due(self, queue: deque[tuple[float, T]], now: float) -> bool:
         return len(queue) >= self._policy.max_size or now >= queue[0][0] + self._policy.max_wait_ms / 1000

@@ -65,14 +65,9 @@ class Results:
             self.raised(attempt, error, started, charged_s=charged_s)
             return
         self._end(
-            attempt,
-            OutcomeKind.SUCCEEDED,
-            started,
-            content_type=content_type,
-            body=body,
-            shared_body=shared_body,
-            charged_s=charged_s,
-        )
+            attempt, OutcomeKind.SUCCEEDED, started,
+            content_type=content_type, body=body, shared_body=shared_body, charged_s=charged_s,
+        )  # fmt: skip
 
     def exhausted(self, attempt: Attempt, started: float) -> None:
         """Send the end of a stream whose items are sent."""
@@ -99,12 +94,10 @@ class Results:
         if isinstance(error, BusUnavailable):  # from a nested call: the platform failed, not the function
             self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()), charged_s=charged_s)
             return
-        is_encoding_error = isinstance(error, ResultNotEncodable) and not error.traceback
-        info = (
-            bounded(error.info())
-            if is_encoding_error and isinstance(error, GpufnError)
-            else describe(error, self._bundle_dir)
-        )
+        if isinstance(error, ResultNotEncodable) and not error.traceback:
+            info = bounded(error.info())
+        else:
+            info = describe(error, self._bundle_dir)
         self._end(attempt, OutcomeKind.RAISED, started, info, charged_s=charged_s)
 
     def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:

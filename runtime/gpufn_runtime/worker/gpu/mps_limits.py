@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from gpufn_core.errors import DeviceFailed
 from gpufn_core.protocol.launch import MpsLimits
-from gpufn_runtime.worker.gpu.cuda_driver import DriverError
+from gpufn_runtime.worker.gpu.cuda_driver import Driver, DriverError
 
 _NOT_READY = 807  # CUDA_ERROR_MPS_SERVER_NOT_READY
 _PATIENCE_S = 10.0
@@ -28,15 +27,7 @@ _GRANULE = 8  # multiprocessors are allocated in groups; the size of the largest
 _EXCESS_BYTES = 1 << 20
 
 
-class ShareDriver(Protocol):
-    def open(self) -> None: ...
-    def multiprocessors(self) -> int: ...
-    def is_client(self) -> bool | None: ...
-    def free_bytes(self) -> int: ...
-    def can_allocate(self, size: int) -> bool: ...
-
-
-def verify(limits: MpsLimits, driver: ShareDriver, sleep: Callable[[float], None] = time.sleep) -> None:
+def verify(limits: MpsLimits, driver: Driver, sleep: Callable[[float], None] = time.sleep) -> None:
     """Raises DeviceFailed, which names the limit that is not enforced."""
     try:
         _open(driver, sleep)
@@ -45,7 +36,7 @@ def verify(limits: MpsLimits, driver: ShareDriver, sleep: Callable[[float], None
         raise DeviceFailed(f"cannot use its share of the GPU: {error}") from error
 
 
-def _open(driver: ShareDriver, sleep: Callable[[float], None]) -> None:
+def _open(driver: Driver, sleep: Callable[[float], None]) -> None:
     waited_s, pause_s = 0.0, _FIRST_PAUSE_S
     while True:
         try:
@@ -59,7 +50,7 @@ def _open(driver: ShareDriver, sleep: Callable[[float], None]) -> None:
         pause_s *= 2
 
 
-def _check(limits: MpsLimits, driver: ShareDriver) -> None:
+def _check(limits: MpsLimits, driver: Driver) -> None:
     if driver.is_client() is False:
         raise DeviceFailed("it is not a client of the MPS daemon: it would use the whole GPU")
     if limits.multiprocessors and limits.sm_percent < 100:

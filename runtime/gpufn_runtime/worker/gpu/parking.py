@@ -2,7 +2,7 @@
 
 park
     1. run the class's @park hooks; without hooks, move torch's tensors
-    2. move the sessions of its models
+    2. move the engines of its models
     3. report the memory that remains on the device
 resume: the same, in reverse order
 
@@ -51,9 +51,9 @@ class Parking:
         from gpufn_runtime.worker.gpu.torch_memory import NotMovable, torch_memory  # noqa: PLC0415  (rarely needed)
 
         torch = torch_memory()
-        sessions = [session for session in self._loaded.sessions.values() if session.on_gpu]
-        needed = sum(session.parked_bytes for session in sessions)
-        movable: list[_Movable] = [*sessions]
+        engines = [each.engine for each in self._loaded.sessions.values() if each.manifest.backend.on_gpu]
+        needed = sum(engine.parked_bytes for engine in engines)
+        movable: list[_Movable] = [*engines]
         if torch is not None and not self._loaded.park:
             try:
                 torch_bytes = torch.find()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from gpufn.call.context import Context
+from gpufn.call.transport_protocol import EncodedCall
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.frames import STREAM_WINDOW, Answer, Progress, Verb
 from gpufn_core.protocol.limits import PROGRESS_CHARS
-from gpufn_core.spec.priority import Priority
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
@@ -30,35 +31,11 @@ class NestedCalls:
         self._link = link
         self._requests = requests
 
-    def call(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> tuple[str, bytes]:
-        return self._requests.request(
-            Verb.CALL, function, body,
-            method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
-        )  # fmt: skip
+    def call(self, call: EncodedCall) -> tuple[str, bytes]:
+        return self._requests.request(Verb.CALL, call.target.function, call.body, **_fields(call))
 
-    def stream(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
-        with self._requests.open(
-            Verb.STREAM, function, body,
-            method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
-        ) as request:  # fmt: skip
+    def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
+        with self._requests.open(Verb.STREAM, call.target.function, call.body, **_fields(call)) as request:
             for number in itertools.count(1):
                 frame, data = request.next()
                 if isinstance(frame, Answer):
@@ -68,21 +45,8 @@ class NestedCalls:
                 if number % (STREAM_WINDOW // 2) == 0:
                     request.credit(STREAM_WINDOW // 2)
 
-    def submit(
-        self,
-        function: str,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        timeout_s: float | None = None,
-        priority: Priority | None = None,
-    ) -> str:
-        response = self._requests.request(
-            Verb.SUBMIT, function, body,
-            method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
-        )  # fmt: skip
-        return response[1].decode()
+    def submit(self, call: EncodedCall) -> str:
+        return self._requests.request(Verb.SUBMIT, call.target.function, call.body, **_fields(call))[1].decode()
 
     def status(self, invocation: str) -> InvocationState:
         return InvocationState(self._requests.request(Verb.STATUS, invocation)[1].decode())
@@ -112,6 +76,13 @@ class NestedCalls:
                 may_pickle=self._may_pickle,
             )
         return attempt.context
+
+
+def _fields(call: EncodedCall) -> dict[str, Any]:
+    """Return the fields of the frame that requests a call."""
+    _, method, priority = call.target
+    fields = {"method": method, "priority": priority, "content_type": call.content_type, "timeout_s": call.timeout_s}
+    return fields | {"accept": media.NATIVE}
 
 
 class _OwnCall:

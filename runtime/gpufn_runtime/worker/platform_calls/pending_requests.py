@@ -114,7 +114,7 @@ class PendingRequest:
                 f"the arguments of {target} take {len(body):,} bytes, more than the {LARGE_BODY_BYTES:,} of one call: "
                 "pass a path or an address that the callee can read, or split it into several calls"
             )
-        self._link.wait_for_peer()
+        self._link.has_peer.wait()
         self.link = self._link.number
         parent = self.attempt.run.attempt if self.attempt is not None and self.attempt.link == self.link else 0
         if len(body) >= MIN_SHARED_BYTES:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from gpufn.cli.terminal.command import PATH, Argument
+from gpufn.cli.terminal.command import PATH, Argument, options_together
 from gpufn.cli.terminal.escape import visible
 from gpufn.cli.terminal.output import WrongUsage, duration, print_json, say
 from gpufn.cli.terminal.suggestions import as_json
@@ -24,15 +24,15 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from gpufn.client.views import RawResult
 
-arguments_argument = click.argument(
-    "arguments",
-    cls=Argument,
-    required=False,
-    help="Arguments as a JSON object; @FILE reads a file, - reads standard input.",
-)
-data_option = click.option("--data", "-d", help="Arguments, as ARGUMENTS.")
-file_option = click.option(
-    "--file", type=PATH, help="File whose bytes are one parameter; ARGUMENTS has the other parameters."
+body_options = options_together(
+    click.argument(
+        "arguments",
+        cls=Argument,
+        required=False,
+        help="Arguments as a JSON object; @FILE reads a file, - reads standard input.",
+    ),
+    click.option("--data", "-d", help="Arguments, as ARGUMENTS."),
+    click.option("--file", type=PATH, help="File whose bytes are one parameter; ARGUMENTS has the other parameters."),
 )
 priority_option = click.option(
     "--priority",
@@ -52,6 +52,7 @@ class Body(NamedTuple):
 
 
 def body_of(arguments: str | None, data: str | None, file: Path | None) -> Body:
+    """Return the body that the `body_options` of a command describe."""
     if arguments is not None and data is not None:
         raise click.BadParameter("pass either ARGUMENTS or --data")
     text = arguments if arguments is not None else data

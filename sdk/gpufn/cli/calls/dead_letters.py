@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from gpufn.cli.terminal.command import PATH, Argument, Group, json_option, limit_option
+from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option, limit_option
 from gpufn.cli.terminal.name_completion import function_name
-from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say
+from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say, say_or_json
 
 app = Group("dlq", help="List, show, replay and drop dead letters (submitted calls that failed permanently).")
 
@@ -23,9 +23,7 @@ _all_option = click.option("--all", "every", is_flag=True, help="All dead letter
 @json_option
 def ls(name: str | None, limit: int, json: bool) -> None:
     """List dead letters, newest first. They are deleted after 14 days."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         letters = client.dead_letters(name, limit=limit)
     if json:
         print_json(letters)
@@ -44,9 +42,7 @@ def ls(name: str | None, limit: int, json: bool) -> None:
 @json_option
 def show(name: str, id: str, payload: Path | None, json: bool) -> None:  # noqa: A002
     """Show the attempts and the error of a dead letter."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         letter = client.dead_letter(name, id)
         if payload is not None:
             payload.write_bytes(client.dead_letter_payload(name, id))
@@ -72,10 +68,8 @@ def show(name: str, id: str, payload: Path | None, json: bool) -> None:  # noqa:
 @json_option
 def replay(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa: A002
     """Submit a dead letter again, as a new call of the revision that serves now."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     _check_one_or_all(id, every)
-    with Client() as client:
+    with connect() as client:
         replays = client.replay_all(name) if id is None else [client.replay(name, id)]
     if json:
         print_json(replays)
@@ -93,15 +87,10 @@ def replay(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa:
 @json_option
 def drop(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa: A002
     """Remove a dead letter and its payload."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     _check_one_or_all(id, every)
-    with Client() as client:
+    with connect() as client:
         dropped = client.drop_dead_letters(name) if id is None else client.drop_dead_letter(name, id)
-    if json:
-        print_json({"dropped": dropped})
-    else:
-        say(f"dropped {dropped}")
+    say_or_json(f"dropped {dropped}", {"dropped": dropped}, json=json)
 
 
 def _check_one_or_all(id: str | None, every: bool) -> None:  # noqa: A002

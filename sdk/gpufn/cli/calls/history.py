@@ -8,7 +8,7 @@ import time
 
 import click
 
-from gpufn.cli.terminal.command import Argument, Command, json_option, limit_option
+from gpufn.cli.terminal.command import Argument, Command, connect, json_option, limit_option
 from gpufn.cli.terminal.output import WrongUsage, ago, duration, print_json, print_table
 from gpufn_core.domain.invocation import InvocationState
 
@@ -33,10 +33,8 @@ def calls(
 
     A map is one row. `gpufn dlq` lists its failed items.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     since_at = None if since is None else time.time() - parse_span_s(since)
-    with Client() as client:
+    with connect() as client:
         only = None if state is None else InvocationState(state)
         views = client.calls(name, function=function, state=only, since=since_at, limit=limit)
         without_method, _, _ = (name or function or "").partition(".")  # a map belongs to the class, not to a method

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from gpufn.cli.calls.arguments import (
-    arguments_argument,
-    body_of,
-    check_output,
-    data_option,
-    file_option,
-    output_option,
-    priority_option,
-    show,
-)
-from gpufn.cli.calls.wait_reasons import reported_waits
-from gpufn.cli.terminal.command import Command, FloatRange, json_option
+from gpufn.cli.calls.arguments import body_of, body_options, check_output, output_option, priority_option, show
+from gpufn.cli.calls.wait_reasons import report_waits
+from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import print_json_line, step
 from gpufn_core.errors import Forbidden
@@ -34,9 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @callable_name
-@arguments_argument
-@data_option
-@file_option
+@body_options
 @output_option
 @click.option(
     "--timeout",
@@ -46,15 +35,7 @@ if TYPE_CHECKING:
 @priority_option
 @json_option
 def invoke(
-    *,
-    name: str,
-    arguments: str | None,
-    data: str | None,
-    file: Path | None,
-    output: Path | None,
-    timeout: float | None,
-    priority: Priority | None,
-    json: bool,
+    *, name: str, output: Path | None, timeout: float | None, priority: Priority | None, json: bool, **body_values: Any
 ) -> None:
     """Call a function and print its result.
 
@@ -62,25 +43,22 @@ def invoke(
     with the call's id and timings; a generator's items are one list. With --output the result is only in the file. With
     a key that may only invoke, a generator's items are one list.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    body, content_type, query = body_of(arguments, data, file)
+    body, content_type, query = body_of(**body_values)
+    options: dict[str, Any] = {"timeout_s": timeout, "priority": priority, "query": query}
     check_output(output)
-    with Client() as client:
+    with connect() as client:
         if not json and _streams(client, name):
             with contextlib.ExitStack() as stack:
                 out = stack.enter_context(output.open("wb")) if output else None
-                for item in client.stream_json(
-                    name, body, content_type, timeout_s=timeout, priority=priority, query=query
-                ):
+                for item in client.stream_json(name, body, content_type, **options):
                     if out is None:
                         print_json_line(item)
                     else:
                         out.write(msgspec.json.encode(item) + b"\n")
                         out.flush()
             return
-        with step(f"Calling {name}") as update, reported_waits(client, name.partition(".")[0], update, json=json):
-            result = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
+        with step(f"Calling {name}") as update, report_waits(client, name.partition(".")[0], update, json=json):
+            result = client.invoke_raw(name, body, content_type, **options)
     show(result, output, json=json)
 
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
-from gpufn.cli.terminal.command import Command, FloatRange, IntRange, json_option
+from gpufn.cli.terminal.command import Command, FloatRange, IntRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media
@@ -20,11 +20,11 @@ from gpufn_core.errors import Forbidden, GpufnError, RateLimited
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.call.transport_protocol import MapTarget
+    from gpufn.call.transport_protocol import MapTransport, Target
     from gpufn.client.client import Client
     from gpufn.client.views import MapView
     from gpufn.maps.platform_map import PlatformMap
-    from gpufn.maps.reader import End
+    from gpufn.maps.reader import ItemOutcome
 
 _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 
@@ -36,9 +36,7 @@ _FAILED_ITEMS = 7  # exit code, the same as for a call that raised
 )
 @click.option("--as-they-come", is_flag=True, help="Print results as they arrive, not in the order of the lines.")
 @click.option(
-    "--window",
-    type=IntRange(min=1),
-    help="Maximum number of lines read ahead of the output. Default: 10,000.",
+    "--window", type=IntRange(min=1), help="Maximum number of lines read ahead of the output. Default: 10,000."
 )
 @click.option("--id", help="Id of a map to continue. Accepted lines are not sent again.")
 @priority_option
@@ -62,8 +60,7 @@ def map_(
     Errors of items go to standard error, and the command exits with code 7. With --json each line has the item's index
     and its result or error. An interrupt leaves the map running: --id continues it, and `gpufn cancel ID` cancels it.
     """
-    from gpufn.call.transport_protocol import MapTarget  # noqa: PLC0415
-    from gpufn.client.client import Client  # noqa: PLC0415
+    from gpufn.call.transport_protocol import Target  # noqa: PLC0415
     from gpufn.maps.platform_map import MapOptions, PlatformMap  # noqa: PLC0415
     from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
     from gpufn_core.ids import new_map_id  # noqa: PLC0415
@@ -72,18 +69,18 @@ def map_(
     options = MapOptions(ordered=not as_they_come, window=window, id=id, max_wait=max_wait).checked()
     lines, total = _lines(data)
     failed = 0
-    with Client() as client:
+    with connect() as client:
         if id is None:
             with contextlib.suppress(Forbidden):  # a key that may only invoke
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
-        platform_map = PlatformMap(_JsonMapTransport(client), id or new_map_id(), options)
+        platform_map = PlatformMap(_json_transport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             platform_map.wait_display.bar = bar
             try:
-                platform_map.begin(MapTarget(function, method, priority), lines, _check_line, total=total)
-                for end in platform_map.ends():
-                    failed += not _print(platform_map, end, json=json)
+                platform_map.begin(Target(function, method, priority), lines, _check_line, total=total)
+                for outcome in platform_map.outcomes():
+                    failed += not _print(platform_map, outcome, json=json)
                     if bar is not None:
                         bar.advance()
             except (KeyboardInterrupt, RateLimited):
@@ -98,30 +95,21 @@ def map_(
         raise click.exceptions.Exit(_FAILED_ITEMS)
 
 
-class _JsonMapTransport:
-    """The transport of a PlatformMap with JSON arguments, and JSON results where possible."""
+def _json_transport(client: Client) -> MapTransport:
+    """Return the transport of a PlatformMap with JSON arguments, and JSON results where possible."""
+    from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    class JsonTransport(HttpTransport):
+        def send_items(
+            self, target: Target, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+        ) -> MapView:
+            return client.send_items(target.path, map_id, first, items, last=is_last, priority=target.priority)
 
-    def send_items(
-        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
-    ) -> MapView:
-        name = f"{target.function}.{target.method}" if target.method else target.function
-        return self._client.send_items(name, map_id, first, items, last=is_last, priority=target.priority)
+        def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+            raw = client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
+            return raw.content_type, raw.body
 
-    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
-        return self._client.outcomes_raw(map_id, after)
-
-    def map_status(self, map_id: str) -> MapView:
-        return self._client.map(map_id)
-
-    def cancel_map(self, map_id: str) -> bool:
-        return self._client.cancel_map(map_id)
-
-    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        raw = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
-        return raw.content_type, raw.body
+    return JsonTransport(lambda: client)
 
 
 def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
@@ -161,17 +149,17 @@ def _check_line(numbered: tuple[int, bytes]) -> bytes:
     return line.strip()
 
 
-def _print(platform_map: PlatformMap, end: End, *, json: bool) -> bool:
+def _print(platform_map: PlatformMap, outcome: ItemOutcome, *, json: bool) -> bool:
     """Print the outcome of an item. Return False if the item failed."""
     try:
-        content_type, body = platform_map.result_of(end)
+        content_type, body = platform_map.result_of(outcome)
     except GpufnError as error:
         if json:
-            print_json_line({"index": end.item, "error": error.info()})
+            print_json_line({"index": outcome.item, "error": error.info()})
         else:
             info = error.info()
-            say(f"gpufn: item {end.item}: {info.error_type or info.code}: {info.message}", err=True)
+            say(f"gpufn: item {outcome.item}: {info.error_type or info.code}: {info.message}", err=True)
         return False
     value: Any = msgspec.Raw(body or b"null") if content_type == media.JSON else body  # bytes become base64
-    print_json_line({"index": end.item, "result": value} if json else value)
+    print_json_line({"index": outcome.item, "result": value} if json else value)
     return True

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufn.cli.calls.arguments import (
-    arguments_argument,
-    body_of,
-    data_option,
-    file_option,
-    output_option,
-    priority_option,
-    show,
-)
-from gpufn.cli.terminal.command import Argument, Command, FloatRange, json_option
+from gpufn.cli.calls.arguments import body_of, body_options, output_option, priority_option, show
+from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
-from gpufn.cli.terminal.output import ago, duration, print_fields, print_json, print_table, say, step
+from gpufn.cli.terminal.output import ago, duration, print_fields, print_json, print_table, say_or_json, step
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound, MapNotFound
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
@@ -33,9 +25,7 @@ _call_or_map_id = click.argument("id", cls=Argument, help="Id of the call or map
 
 @click.command(cls=Command)
 @callable_name
-@arguments_argument
-@data_option
-@file_option
+@body_options
 @click.option(
     "--timeout",
     type=FloatRange(0.001, LONGEST_TIMEOUT_S),
@@ -45,35 +35,14 @@ _call_or_map_id = click.argument("id", cls=Argument, help="Id of the call or map
 @priority_option
 @json_option
 def submit(
-    *,
-    name: str,
-    arguments: str | None,
-    data: str | None,
-    file: Path | None,
-    timeout: float | None,
-    webhook: str | None,
-    priority: Priority | None,
-    json: bool,
+    *, name: str, timeout: float | None, webhook: str | None, priority: Priority | None, json: bool, **body_values: Any
 ) -> None:
     """Queue a call and print its id, for `gpufn result ID`."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    body, content_type, query = body_of(arguments, data, file)
-    with Client() as client:
-        view = client.submit(
-            name,
-            body,
-            content_type,
-            accept=media.JSON,
-            timeout_s=timeout,
-            webhook=webhook,
-            priority=priority,
-            query=query,
-        )
-    if json:
-        print_json(view)
-    else:
-        say(view.id)
+    body, content_type, query = body_of(**body_values)
+    options: dict[str, Any] = {"timeout_s": timeout, "webhook": webhook, "priority": priority, "query": query}
+    with connect() as client:
+        view = client.submit(name, body, content_type, accept=media.JSON, **options)
+    say_or_json(view.id, view, json=json)
 
 
 @click.command(cls=Command)
@@ -81,25 +50,15 @@ def submit(
 @output_option
 @click.option("--wait", is_flag=True, help="Wait until the call ends.")
 @click.option(
-    "--timeout",
-    type=FloatRange(min=0),
-    help="Maximum wait in seconds. Default: no wait, or no limit with --wait.",
+    "--timeout", type=FloatRange(min=0), help="Maximum wait in seconds. Default: no wait, or no limit with --wait."
 )
 @json_option
-def result(
-    id: str,  # noqa: A002
-    output: Path | None,
-    wait: bool,
-    timeout: float | None,
-    json: bool,
-) -> None:
+def result(id: str, output: Path | None, wait: bool, timeout: float | None, json: bool) -> None:  # noqa: A002
     """Print the result of a submitted call, or its error.
 
     If the call has not ended, the command fails with exit code 1. --wait and --timeout wait for the end first.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         try:
             with step(f"Waiting for {id}"):
                 wait_s = None if wait and timeout is None else timeout or 0.0
@@ -126,9 +85,7 @@ def status(id: str, json: bool) -> None:  # noqa: A002
 
     For a call: its state, the reason if it waits, its worker and its attempts. For a map: the number of ended items.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         try:
             call = client.invocation(id)
         except InvocationNotFound as error:
@@ -193,9 +150,7 @@ def _show_map(view: MapView, *, json: bool) -> None:
 @json_option
 def cancel(id: str, json: bool) -> None:  # noqa: A002
     """Cancel a submitted call, or the remaining items of a map."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         try:
             cancelled = client.cancel(id)
         except InvocationNotFound as error:
@@ -203,7 +158,5 @@ def cancel(id: str, json: bool) -> None:  # noqa: A002
                 cancelled = client.cancel_map(id)
             except MapNotFound:
                 raise error from None
-    if json:
-        print_json({"invocation": id, "cancelled": cancelled})
-    else:
-        say(f"cancelled {id}" if cancelled else f"{id} had already ended")
+    text = f"cancelled {id}" if cancelled else f"{id} had already ended"
+    say_or_json(text, {"invocation": id, "cancelled": cancelled}, json=json)

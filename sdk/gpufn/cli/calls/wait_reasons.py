@@ -17,7 +17,7 @@ _POLL_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def reported_waits(client: Client, function: str, show: Callable[[str], None], *, json: bool = False) -> Iterator[None]:
+def report_waits(client: Client, function: str, show: Callable[[str], None], *, json: bool = False) -> Iterator[None]:
     """Poll the gateway once a second for the reason why the function's calls wait.
 
     With a spinner each reason goes to `show`, the text beside the spinner. Otherwise each new reason is a line on

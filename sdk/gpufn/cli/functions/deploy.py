@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,7 @@ from gpufn.cli.models.options import (
     onnx_of,
     worker_options,
 )
-from gpufn.cli.terminal.command import Argument, Command, FloatRange, json_option
+from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
 from gpufn_core.spec.function_spec import Packaging
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY.",
 )
 @click.option(
-    "--name",
-    multiple=True,
-    help="Function to deploy (default: all of the file; repeatable), or the name of a model.",
+    "--name", multiple=True, help="Function to deploy (default: all of the file; repeatable), or the name of a model."
 )
 @click.option(
     "--include",
@@ -65,24 +63,13 @@ def deploy(
     file: str,
     name: tuple[str, ...],
     include: tuple[str, ...],
-    precision: str | None,
-    max_batch: int | None,
-    shape: tuple[str, ...],
-    samples: Path | None,
-    tolerance: tuple[str, ...],
-    require_gpu: bool,
-    gpu: tuple[str, ...],
-    memory: str | None,
-    min_workers: int | None,
-    max_workers: int | None,
-    idle_timeout: float | None,
-    park_timeout: float | None,
     wait: bool,
     timeout: float | None,
-    check: bool,
-    force: bool,
-    replace: bool,
     json: bool,
+    force: bool,
+    check: bool,
+    replace: bool,
+    **options: Any,
 ) -> None:
     """Deploy the functions of a file, or a model.
 
@@ -102,22 +89,11 @@ def deploy(
     A model is a function without code that maps tensors to tensors. Clients of the Open Inference Protocol call it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    for_model = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
-    for_workers = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
+    for_model = ModelOptions(**{name: options.pop(name) for name in ModelOptions._fields})
     read = _read_model if is_model(file) else _read_file
-    with read(file, list(name), list(include), for_model, for_workers) as deployables, Client() as client:
-        options = _DeployOptions(wait=wait, timeout_s=timeout, force=force, check=check, replace=replace)
-        _deploy(client, deployables, options, json=json)
-
-
-class _DeployOptions(NamedTuple):
-    wait: bool
-    timeout_s: float | None
-    force: bool
-    check: bool
-    replace: bool
+    with read(file, list(name), list(include), for_model, WorkerOptions(**options)) as deployables, connect() as client:
+        deploy_options = {"force": force, "check": check, "replace": replace}
+        _deploy(client, deployables, wait=wait, timeout_s=timeout, json=json, **deploy_options)
 
 
 @contextlib.contextmanager
@@ -163,7 +139,9 @@ def _read_file(
     yield deployables
 
 
-def _deploy(client: Client, deployables: list[Deployable], options: _DeployOptions, *, json: bool) -> None:
+def _deploy(
+    client: Client, deployables: list[Deployable], *, wait: bool, timeout_s: float | None, json: bool, **options: bool
+) -> None:
     """Deploy all functions, even if one fails. The command fails with the failures afterwards."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
@@ -172,14 +150,7 @@ def _deploy(client: Client, deployables: list[Deployable], options: _DeployOptio
     for each in deployables:
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
-                deployment = _deployment.deploy(
-                    client,
-                    each,
-                    force=options.force,
-                    check=options.check,
-                    replace=options.replace,
-                    on_progress=update,
-                )
+                deployment = _deployment.deploy(client, each, **options, on_progress=update)
         except Conflict as error:
             failures.append(error)
             continue
@@ -189,7 +160,7 @@ def _deploy(client: Client, deployables: list[Deployable], options: _DeployOptio
     results: list[Any] = []
     for spec, deployment in deployments:
         try:
-            view = _wait(client, deployment, options.timeout_s) if options.wait else deployment.view
+            view = _wait(client, deployment, timeout_s) if wait else deployment.view
         except (GpufnError, TimeoutError) as error:
             failures.append(error)
             continue

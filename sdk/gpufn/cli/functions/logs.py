@@ -7,7 +7,7 @@ import time
 
 import click
 
-from gpufn.cli.terminal.command import Command, IntRange, json_option
+from gpufn.cli.terminal.command import Command, IntRange, connect, json_option
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import print_json_line, say
 
@@ -25,9 +25,7 @@ def logs(name: str, follow: bool, tail: int, json: bool) -> None:
     `!` marks standard error, and the output of subprocesses. `#` marks errors of calls and worker starts. A heading
     marks each change of the day or the revision.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client, contextlib.suppress(KeyboardInterrupt):
+    with connect() as client, contextlib.suppress(KeyboardInterrupt):
         last = ""
         for line in client.logs(name, tail=tail, follow=follow):
             if json:

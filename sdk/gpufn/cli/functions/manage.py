@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufn.cli.terminal.command import Command, IntRange, json_option, yes_option
+from gpufn.cli.terminal.command import Command, IntRange, connect, json_option, yes_option
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import (
     ago,
@@ -17,6 +17,7 @@ from gpufn.cli.terminal.output import (
     print_json,
     print_table,
     say,
+    say_or_json,
     size,
     step,
 )
@@ -34,9 +35,7 @@ def ls(json: bool) -> None:
 
     The counts of queued and running calls are updated once a second, so a call that has just ended may be included.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         views = client.functions()
     if json:
         print_json(views)
@@ -65,9 +64,7 @@ def ls(json: bool) -> None:
 @json_option
 def describe(name: str, env_values: bool, json: bool) -> None:
     """Show a function's revision, workers and options."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         view = client.function(name, env_values=env_values)
         if json:
             print_json(view)
@@ -129,18 +126,8 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @click.command(cls=Command)
 @function_name
-@click.option(
-    "--min",
-    "min_workers",
-    type=IntRange(min=0),
-    help="Minimum number of workers. Default: as deployed.",
-)
-@click.option(
-    "--max",
-    "max_workers",
-    type=IntRange(min=0),
-    help="Maximum number of workers. Default: as deployed.",
-)
+@click.option("--min", "min_workers", type=IntRange(min=0), help="Minimum number of workers. Default: as deployed.")
+@click.option("--max", "max_workers", type=IntRange(min=0), help="Maximum number of workers. Default: as deployed.")
 @json_option
 def scale(name: str, min_workers: int | None, max_workers: int | None, json: bool) -> None:
     """Set the minimum and maximum number of a function's workers.
@@ -148,9 +135,7 @@ def scale(name: str, min_workers: int | None, max_workers: int | None, json: boo
     The setting applies until the next `gpufn scale`, also after deploys. Without --min and --max the function's own
     options apply again.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client, as_usage_error():
+    with connect() as client, as_usage_error():
         view = client.scale(name, min_workers, max_workers)
     if json:
         print_json(view)
@@ -171,20 +156,17 @@ def scale(name: str, min_workers: int | None, max_workers: int | None, json: boo
 @json_option
 def rollback(name: str, revision: int | None, wait: bool, json: bool) -> None:
     """Make an earlier revision active."""
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.declare.options import default_of  # noqa: PLC0415
     from gpufn.deploy import deployment  # noqa: PLC0415
 
-    with Client() as client:
+    with connect() as client:
         view = client.rollback(name, revision)
         if wait and view.serving != view.active:
             limit_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
             with step(f"Starting {view.name}@{view.active}") as update:
                 view = deployment.wait_until_serving(client, view, limit_s, on_reason=update)
-    if json:
-        print_json(view)
-    else:
-        say(f"{view.name}@{view.active} " + ("is active" if view.serving != view.active else "serves"))
+    state = "is active" if view.serving != view.active else "serves"
+    say_or_json(f"{view.name}@{view.active} {state}", view, json=json)
 
 
 @click.command(cls=Command)
@@ -193,17 +175,12 @@ def rollback(name: str, revision: int | None, wait: bool, json: bool) -> None:
 @json_option
 def rm(name: str, yes: bool, json: bool) -> None:
     """Delete a function. Queued calls are cancelled; running calls finish."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         view = client.function(name)
         if not yes and not json:
             confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?")
         client.delete(view.name)
-    if json:
-        print_json({"deleted": view.name})
-    else:
-        say(f"deleted {view.name}")
+    say_or_json(f"deleted {view.name}", {"deleted": view.name}, json=json)
 
 
 def workers(counts: WorkerCounts) -> str:

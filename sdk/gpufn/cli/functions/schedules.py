@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
-from gpufn.cli.terminal.command import Argument, Group, json_option
-from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say
+from gpufn.cli.terminal.command import Argument, Group, connect, json_option
+from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say_or_json
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ _id_argument = click.argument("id", cls=Argument, help="Id of the schedule, as `
 @json_option
 def list_schedules(function: str | None, json: bool) -> None:
     """List the declared and the added schedules."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         schedules = client.schedules(function)
     if json:
         print_json(schedules)
@@ -64,7 +62,6 @@ def add(
     json: bool,
 ) -> None:
     """Add a schedule: repeated calls with --cron, or a single call with --in."""
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn_core.spec.schedule import Missed, Schedule  # noqa: PLC0415
 
     if (cron is None) is (delay is None):
@@ -75,7 +72,7 @@ def add(
     if missed not in tuple(Missed):
         raise click.BadParameter(f"--missed must be skip, once or all, not {missed!r}")
     parsed = _arguments(arguments)
-    with Client() as client:
+    with connect() as client:
         if cron is not None:
             name, _, method = function.partition(".")
             with as_usage_error():
@@ -83,10 +80,7 @@ def add(
             view = client.add_schedule(name, schedule, priority=priority)
         else:
             view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=parsed, priority=priority)
-    if json:
-        print_json(view)
-    else:
-        say(view.id)
+    say_or_json(view.id, view, json=json)
 
 
 @app.command("rm")
@@ -94,14 +88,9 @@ def add(
 @json_option
 def remove(id: str, json: bool) -> None:  # noqa: A002
     """Remove an added schedule. To remove a declared schedule, deploy the function without it."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         client.remove_schedule(id)
-    if json:
-        print_json({"removed": id})
-    else:
-        say(f"removed schedule {id}")
+    say_or_json(f"removed schedule {id}", {"removed": id}, json=json)
 
 
 @app.command()
@@ -125,25 +114,15 @@ def resume(id: str, json: bool) -> None:  # noqa: A002
 @json_option
 def run(id: str, json: bool) -> None:  # noqa: A002
     """Make one extra call now and print its id, for `gpufn result ID`."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         call = client.run_schedule(id)
-    if json:
-        print_json(call)
-    else:
-        say(call.id)
+    say_or_json(call.id, call, json=json)
 
 
 def _pause(id_: str, json: bool, *, paused: bool) -> None:
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         view = client.pause_schedule(id_, paused=paused)
-    if json:
-        print_json(view)
-    else:
-        say(f"paused {id_}" if paused else f"resumed {id_}; next: {_next(view)}")
+    say_or_json(f"paused {id_}" if paused else f"resumed {id_}; next: {_next(view)}", view, json=json)
 
 
 def _arguments(text: str) -> dict[str, object]:

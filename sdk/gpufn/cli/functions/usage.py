@@ -7,7 +7,7 @@ import datetime
 import click
 
 from gpufn.cli.calls.history import parse_span_s
-from gpufn.cli.terminal.command import Argument, Command, json_option
+from gpufn.cli.terminal.command import Argument, Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table
 
 _COLUMNS = ("day", "function", "key")
@@ -31,11 +31,10 @@ def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], js
     one. Concurrent calls of one worker share this charge. Time between calls and the time of parked workers are not
     charged. A call is counted within ten seconds of its end.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
-    with Client() as client:
+    with connect() as client:
         rows = client.usage(function=name, key=key, since=first.isoformat())
     columns = list(dict.fromkeys(by or _COLUMNS))
     totals: dict[tuple[str, ...], Usage] = {}

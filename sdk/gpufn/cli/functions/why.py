@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gpufn.cli.functions.manage import workers
-from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import print_fields, print_json
 from gpufn_core.spec.priority import Priority
@@ -17,9 +17,7 @@ from gpufn_core.spec.priority import Priority
 @json_option
 def why(name: str, verbose: bool, json: bool) -> None:
     """Explain a function's number of workers, and why its calls wait."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         view = client.why(name)
     if json:
         print_json(view)

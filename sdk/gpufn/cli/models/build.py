@@ -10,8 +10,18 @@ import msgspec
 
 from gpufn.cli.calls.arguments import check_output
 from gpufn.cli.models.options import ModelOptions, is_model, model_options, onnx_of
-from gpufn.cli.terminal.command import PATH, Argument, Command, json_option
-from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say, size, step
+from gpufn.cli.terminal.command import PATH, Argument, Command, connect, json_option
+from gpufn.cli.terminal.output import (
+    WrongUsage,
+    as_usage_error,
+    duration,
+    print_json,
+    print_table,
+    say,
+    say_or_json,
+    size,
+    step,
+)
 from gpufn_core.domain.engine import Accuracy, Latency
 from gpufn_core.errors import BuildFailed, GpufnError
 
@@ -32,27 +42,13 @@ if TYPE_CHECKING:
 @click.option("--report", type=PATH, help="File for the report: HTML if its name ends in .html, else JSON.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the build ends, or return at once.")
 @json_option
-def build(
-    *,
-    model: str,
-    precision: str | None,
-    max_batch: int | None,
-    shape: tuple[str, ...],
-    samples: Path | None,
-    tolerance: tuple[str, ...],
-    require_gpu: bool,
-    device: str | None,
-    report: Path | None,
-    wait: bool,
-    json: bool,
-) -> None:
+def build(*, model: str, device: str | None, report: Path | None, wait: bool, json: bool, **options: Any) -> None:
     """Build a model's engines without deploying it.
 
     The build compiles engines, checks them against a reference, and measures them. Existing engines are reused. The
     table has one row per candidate, best first.
     """
     from gpufn.cli.models.build_progress import build_progress  # noqa: PLC0415
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.deploy.build_wait import upload, wait_until_ended  # noqa: PLC0415
     from gpufn.deploy.model_files import prepare  # noqa: PLC0415
 
@@ -61,15 +57,14 @@ def build(
     if report is not None and not wait:
         raise WrongUsage("--report needs the end of the build: omit --no-wait")
     check_output(report)
-    options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
-    with onnx_of(model) as onnx, Client() as client:
+    with onnx_of(model) as onnx, connect() as client:
         with step(f"Reading {model}"), as_usage_error():
-            spec, paths = prepare("model", options.model(onnx), Path.cwd())
+            spec, paths = prepare("model", ModelOptions(**options).model(onnx), Path.cwd())
         with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as update:
             upload(client, paths, update)
         started = client.create_build(spec, device)
         if not wait:
-            print_json(started) if json else say(started.id)
+            say_or_json(started.id, started, json=json)
             return
         try:
             with build_progress([started.id]) as show:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from gpufn.cli.terminal.command import PATH, Argument, Group, json_option
-from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say
+from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option
+from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say, say_or_json
 
 app = Group("builds", help="List and cancel model builds, and read their reports.")
 
@@ -20,10 +20,9 @@ _id_argument = click.argument("id", cls=Argument, help="Id of the build.")
 def list_builds(json: bool) -> None:
     """List the builds, newest first."""
     from gpufn.cli.models.build_progress import describe_progress  # noqa: PLC0415
-    from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.deploy.build_wait import build_error  # noqa: PLC0415
 
-    with Client() as client:
+    with connect() as client:
         builds = client.builds()
     if json:
         print_json(builds)
@@ -43,15 +42,10 @@ def list_builds(json: bool) -> None:
 @json_option
 def cancel(id: str, json: bool) -> None:  # noqa: A002
     """Cancel a build. A revision that waits for it fails; the old revision keeps serving."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         before = client.build(id)
         build = client.cancel_build(id)
-    if json:
-        print_json(build)
-    else:
-        say(f"{id} had already ended" if before.state.ended else f"{id} is being cancelled")
+    say_or_json(f"{id} had already ended" if before.state.ended else f"{id} is being cancelled", build, json=json)
 
 
 @app.command()
@@ -59,9 +53,7 @@ def cancel(id: str, json: bool) -> None:  # noqa: A002
 @click.option("--output", "-o", type=PATH, help="File for the report: HTML if its name ends in .html, else JSON.")
 def report(id: str, output: Path | None) -> None:  # noqa: A002
     """Print a build's report as JSON, or write it to a file."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         data = client.build_report(id, page=output is not None and output.suffix.lower() in (".html", ".htm"))
     if output is None:
         print_json(msgspec.Raw(data))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufn.cli.terminal.command import Group, json_option
+from gpufn.cli.terminal.command import Group, connect, json_option
 from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ app = Group("engines", help="List built engines, and remove unused ones.")
 @json_option
 def list_engines(json: bool) -> None:
     """List the engines, newest first."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         engines = client.engines()
     if json:
         print_json(engines)
@@ -39,9 +37,7 @@ def gc(dry_run: bool, json: bool) -> None:
     An engine is unused if only failed and retired revisions have it, or if `gpufn build` made it and no function has
     it. A later deploy of its model builds it again.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         collected = client.collect_engines(dry_run=dry_run)
     if json:
         print_json(collected)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpufn.cli.terminal.command import Argument, Group, json_option
+from gpufn.cli.terminal.command import Argument, Group, connect, json_option
 from gpufn.cli.terminal.output import duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ app = Group("models", help="List and describe the models that serve.")
 @json_option
 def list_models(json: bool) -> None:
     """List the models, including those in functions."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         models = client.models()
     if json:
         print_json(models)
@@ -44,9 +42,7 @@ def list_models(json: bool) -> None:
 @json_option
 def describe(name: str, json: bool) -> None:
     """Show a model's tensors, shapes and engines."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         model = client.model(name)
         url = client.url
     if json:

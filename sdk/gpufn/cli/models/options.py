@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 model_options = options_together(
     click.option("--precision", help="Precision of a model's engine: fp32, tf32, fp16, bf16 or int8. Default: fp32."),
     click.option(
-        "--max-batch",
-        type=IntRange(min=1),
-        help="Maximum rows per run of a model, for batching calls. Default: 1.",
+        "--max-batch", type=IntRange(min=1), help="Maximum rows per run of a model, for batching calls. Default: 1."
     ),
     click.option(
         "--shape",
@@ -53,9 +51,7 @@ worker_options = options_together(
     click.option("--min", "min_workers", type=IntRange(min=0), help="Minimum number of model workers."),
     click.option("--max", "max_workers", type=IntRange(min=0), help="Maximum number of model workers."),
     click.option(
-        "--idle-timeout",
-        type=FloatRange(min=0),
-        help="Seconds without calls after which a model worker parks or ends.",
+        "--idle-timeout", type=FloatRange(min=0), help="Seconds without calls after which a model worker parks or ends."
     ),
     click.option(
         "--park-timeout",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import click
 
 from gpufn.cli import import_module
-from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, json_option, options_together, yes_option
-from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say
+from gpufn.cli.terminal.command import (
+    Argument,
+    FloatRange,
+    Group,
+    IntRange,
+    connect,
+    json_option,
+    options_together,
+    yes_option,
+)
+from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say, say_or_json
 from gpufn_core.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
-_MIN_S, _MAX_S = 0.001, 1e9  # per day; excludes NaN and infinity, which JSON encodes as null (no limit)
+_DAILY_SECONDS = FloatRange(0.001, 1e9)  # excludes NaN and infinity, which JSON encodes as null (no limit)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _RESET_MODULE = "gpufn_local.key_reset"  # part of the platform, which may not be installed on a client
 
@@ -23,20 +33,14 @@ _id_argument = click.argument("id", cls=Argument, help="Id of the key.")
 _limit_options = options_together(
     click.option("--rate", help="Maximum rate of calls, such as 50/s, 600/min or 1000/h."),
     click.option(
-        "--burst",
-        type=IntRange(min=1),
-        help="Maximum number of calls at once. Default: the calls of one second.",
+        "--burst", type=IntRange(min=1), help="Maximum number of calls at once. Default: the calls of one second."
     ),
     click.option("--concurrency", type=IntRange(min=1), help="Maximum number of synchronous calls in flight."),
     click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended."),
     click.option(
-        "--run-seconds",
-        type=FloatRange(_MIN_S, _MAX_S),
-        help="Maximum run time of its calls in seconds per UTC day.",
+        "--run-seconds", "run_s", type=_DAILY_SECONDS, help="Maximum run time of its calls in seconds per UTC day."
     ),
-    click.option(
-        "--gpu-seconds", type=FloatRange(_MIN_S, _MAX_S), help="Maximum GPU seconds of its calls per UTC day."
-    ),
+    click.option("--gpu-seconds", "gpu_s", type=_DAILY_SECONDS, help="Maximum GPU seconds of its calls per UTC day."),
 )
 
 
@@ -49,36 +53,14 @@ _limit_options = options_together(
 )
 @_limit_options
 @json_option
-def create(
-    *,
-    label: str,
-    scope: tuple[str, ...],
-    rate: str | None,
-    burst: int | None,
-    concurrency: int | None,
-    queued: int | None,
-    run_seconds: float | None,
-    gpu_seconds: float | None,
-    json: bool,
-) -> None:
+def create(*, label: str, scope: tuple[str, ...], rate: str | None, json: bool, **limits: Any) -> None:
     """Create a key and print it once. Without --scope the key has every permission.
 
     While any key exists, every request needs one, from this machine too: set GPUFN_API_KEY. After the last key is
     deleted, requests need no key. If you lost all keys, `gpufn keys reset` deletes them.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
-        key = client.create_key(
-            label,
-            list(scope) or ["admin"],
-            rate=per_second(rate),
-            burst=burst,
-            concurrency=concurrency,
-            queued=queued,
-            run_s=run_seconds,
-            gpu_s=gpu_seconds,
-        )
+    with connect() as client:
+        key = client.create_key(label, list(scope) or ["admin"], rate=per_second(rate), **limits)
     if json:
         print_json(key)
     else:
@@ -95,43 +77,18 @@ def create(
 @_id_argument
 @_limit_options
 @json_option
-def limit(
-    *,
-    id: str,  # noqa: A002
-    rate: str | None,
-    burst: int | None,
-    concurrency: int | None,
-    queued: int | None,
-    run_seconds: float | None,
-    gpu_seconds: float | None,
-    json: bool,
-) -> None:
+def limit(*, id: str, rate: str | None, json: bool, **limits: Any) -> None:  # noqa: A002
     """Replace all limits of a key. Without options, remove its limits."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
-        key = client.limit_key(
-            id,
-            rate=per_second(rate),
-            burst=burst,
-            concurrency=concurrency,
-            queued=queued,
-            run_s=run_seconds,
-            gpu_s=gpu_seconds,
-        )
-    if json:
-        print_json(key)
-    else:
-        say(f"key {key.id}: {_limits(key.limits)}")
+    with connect() as client:
+        key = client.limit_key(id, rate=per_second(rate), **limits)
+    say_or_json(f"key {key.id}: {_limits(key.limits)}", key, json=json)
 
 
 @app.command("ls")
 @json_option
 def list_keys(json: bool) -> None:
     """List the keys, without their secrets."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         keys = client.keys()
     if json:
         print_json(keys)
@@ -188,14 +145,9 @@ def _limits(limits: KeyLimits) -> str:
 @json_option
 def remove(id: str, json: bool) -> None:  # noqa: A002
     """Delete a key. The gateway rejects it from then on."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         client.delete_key(id)
-    if json:
-        print_json({"deleted": id})
-    else:
-        say(f"deleted key {id}")
+    say_or_json(f"deleted key {id}", {"deleted": id}, json=json)
 
 
 @app.command()
@@ -212,10 +164,7 @@ def reset(yes: bool, json: bool) -> None:
     if not yes and not json:
         confirm("Delete every API key?")
     deleted = platform.delete_all_keys()
-    if json:
-        print_json({"deleted": deleted})
-    else:
-        say(f"deleted {len(deleted)} key{'s' if len(deleted) != 1 else ''}")
+    say_or_json(f"deleted {len(deleted)} key{'s' if len(deleted) != 1 else ''}", {"deleted": deleted}, json=json)
 
 
 @app.command("webhook-secret")
@@ -228,11 +177,6 @@ def webhook_secret(id: str, change: bool, json: bool) -> None:  # noqa: A002
     A webhook given with a call is signed with the secret of the key that submitted the call. The platform's secret
     signs the webhooks of functions, and of calls without a key.
     """
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         secret = client.webhook_secret(id, change=change)
-    if json:
-        print_json({"key": id, "secret": secret})
-    else:
-        say(secret)
+    say_or_json(secret, {"key": id, "secret": secret}, json=json)

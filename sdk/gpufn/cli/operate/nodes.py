@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gpufn.cli.terminal.command import Command, json_option
+from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import ago, print_json, print_table, say, size
 from gpufn_core.domain import clock_skew
 
@@ -17,9 +17,7 @@ _UUID_LENGTH = 12  # the prefix GPU-5a1b7e0c distinguishes the GPUs of a node
 @json_option
 def nodes(json: bool) -> None:
     """List the nodes and their devices."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
-    with Client() as client:
+    with connect() as client:
         reports = client.nodes()
     if json:
         print_json(reports)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufn.cli.operate.nodes import device_name, metrics_of, state_of, workers_on
-from gpufn.cli.terminal.command import Command, FloatRange
+from gpufn.cli.terminal.command import Command, FloatRange, connect
 from gpufn.cli.terminal.escape import in_one_line
 from gpufn.cli.terminal.output import duration, size
 from gpufn_core.errors import GpufnError
@@ -39,10 +39,8 @@ def top(interval: float, once: bool) -> None:
     except ImportError as error:
         raise GpufnError("gpufn top needs rich: pip install rich") from error
 
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     console = Console()
-    with Client() as client:
+    with connect() as client:
         if once or not sys.stdout.isatty():
             console.print(screen(client.nodes(), time.time(), console.width))
             return

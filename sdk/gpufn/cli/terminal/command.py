@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from gpufn.client.client import Client
 
 _VALUE_NAMES = {"text": "str", "integer": "int"}
 
@@ -83,6 +86,13 @@ def _list(context: click.Context, json: bool) -> None:
     group = context.command
     if context.invoked_subcommand is None and isinstance(group, Group):
         context.invoke(group.commands["ls"], json=json)
+
+
+def connect() -> Client:
+    """Create the Client of a command. Its import takes 70 ms, which the help and completions need not wait for."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    return Client()
 
 
 def options_together(*options: Decorator) -> Decorator:

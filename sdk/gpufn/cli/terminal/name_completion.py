@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpufn.cli.terminal.command import Argument
+from gpufn.cli.terminal.command import Argument, connect
 from gpufn_core.errors import GpufnError
 
 
@@ -19,10 +19,8 @@ def _callable_names(context: click.Context, param: click.Parameter, incomplete: 
 
 def _callables() -> list[str]:
     """Return the names that can be called: functions, and FUNCTION.METHOD for classes."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     try:
-        with Client() as client:
+        with connect() as client:
             views = client.functions()
     except GpufnError:
         return []
@@ -35,8 +33,5 @@ def _callables() -> list[str]:
 
 function_name = click.argument("name", cls=Argument, help="Name of the function.", shell_complete=_function_names)
 callable_name = click.argument(
-    "name",
-    cls=Argument,
-    help="Name of the function, or FUNCTION.METHOD for a class.",
-    shell_complete=_callable_names,
+    "name", cls=Argument, help="Name of the function, or FUNCTION.METHOD for a class.", shell_complete=_callable_names
 )

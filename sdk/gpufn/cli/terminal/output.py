@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import click
 import msgspec
 
+from gpufn.cli.terminal.command import connect
 from gpufn.cli.terminal.escape import in_one_line, visible, visible_json
 from gpufn_core.errors import (
     BuildFailed,
@@ -142,13 +143,11 @@ def as_line(message: str) -> str:
 
 def _similar_function(message: str) -> str:
     """Suggest an existing function with a name like the missing one."""
-    from gpufn.client.client import Client  # noqa: PLC0415
-
     match = re.search(r"no function '([^']+)'", message)
     if match is None:
         return ""
     try:
-        with Client() as client:
+        with connect() as client:
             names = [view.name for view in client.functions()]
     except GpufnError:
         return ""
@@ -159,6 +158,14 @@ def _similar_function(message: str) -> str:
 def say(text: str, *, err: bool = False, lead: str = "") -> None:
     """Print a line. `text` is escaped for the terminal; `lead` is trusted and may have colors."""
     _write(lead + visible(text), sys.stderr if err else sys.stdout)
+
+
+def say_or_json(text: str, value: Any, *, json: bool) -> None:
+    """Print a line, or with `json` the value as JSON."""
+    if json:
+        print_json(value)
+    else:
+        say(text)
 
 
 def confirm(question: str) -> None:

@@ -76,7 +76,7 @@ class FakeDelivery:
 class FakeWorker:
     """A WorkerView. It `shares_by_time` if it has a `gpu`."""
 
-    worker: str
+    id: str
     revision: Revision
     state: WorkerState = WorkerState.READY
     gpus_charged: float = 0.0
@@ -140,7 +140,7 @@ class Bench:
     def worker(self, name: str = "w-1", **fields: Any) -> FakeWorker:
         """A worker that takes calls."""
         worker = FakeWorker(name, self.revision, **fields)
-        self.capacity.links[name] = worker
+        self.capacity.workers[name] = worker
         self.handle(events.WorkerReady(worker, self.unix))
         self.handle(events.CapacityIncreased())
         return worker
@@ -174,7 +174,7 @@ class Bench:
         *, body: bytes = b"null", run_s: float = 0.001, shared_body: str = "", charged_s: float | None = None,
     ) -> list[actions.Action]:  # fmt: skip
         """The worker sends the result of the attempt. The edge removes the attempt from the worker first."""
-        del attempt.link.attempts[attempt.number]
+        del attempt.worker.attempts[attempt.number]
         result = frames.Result(attempt.number, kind, error, "application/json", run_s, shared_body, charged_s)
         return self.handle(events.ResultReceived(attempt, result, body))
 

@@ -59,7 +59,7 @@ def stopping(bench: Bench) -> Attempt:
 
 def lost(bench: Bench) -> Attempt:
     attempt = bench.start()
-    bench.lose(attempt.link)  # type: ignore[arg-type]
+    bench.lose(attempt.worker)  # type: ignore[arg-type]
     return attempt
 
 

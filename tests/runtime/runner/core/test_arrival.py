@@ -19,8 +19,8 @@ def test_a_call_begins_in_a_free_slot(bench: Bench) -> None:
     sent = bench.one(actions.SendRun)
     assert bench.kinds == [actions.SendRun]
     assert (sent.attempt.delivery, sent.attempt.state, sent.body) == (delivery, AttemptState.RUNNING, b"[1]")
-    assert bench.capacity.links["w-1"].attempts == {1: sent.attempt}
-    assert (bench.capacity.free, bench.capacity.links["w-1"].idle_since) == (0, None)
+    assert bench.capacity.workers["w-1"].attempts == {1: sent.attempt}
+    assert (bench.capacity.free, bench.capacity.workers["w-1"].idle_since) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_a_call_goes_to_the_worker_with_the_most_free_slots() -> None:
     bench = Bench(concurrency=2)
     bench.worker("w-1")
     bench.worker("w-2")
-    assert [bench.start().link.worker for _ in range(4)] == ["w-1", "w-2", "w-1", "w-2"]
+    assert [bench.start().worker.id for _ in range(4)] == ["w-1", "w-2", "w-1", "w-2"]
 
 
 def test_a_worker_that_needs_no_turn_comes_first() -> None:
     bench = Bench(concurrency=2)
     bench.worker("w-1", gpu="GPU-1", needs_turn=True, must_take_turns=True)
     bench.worker("w-2")
-    assert [bench.start().link.worker for _ in range(2)] == ["w-2", "w-2"]
+    assert [bench.start().worker.id for _ in range(2)] == ["w-2", "w-2"]
 
 
 @pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.DRAINING, WorkerState.PARKING, WorkerState.PARKED])

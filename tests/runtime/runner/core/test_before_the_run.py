@@ -46,7 +46,7 @@ def test_a_call_begins_when_its_arguments_are_ready(bench: Bench) -> None:
 @pytest.mark.parametrize("state", [WorkerState.FAILED, WorkerState.STOPPED])
 def test_a_call_whose_worker_is_gone_when_its_arguments_are_ready_returns(bench: Bench, state: WorkerState) -> None:
     attempt = preparing(bench)
-    bench.capacity.links["w-1"].state = state
+    bench.capacity.workers["w-1"].state = state
     bench.handle(events.ArgumentsReady(attempt, "args"))
     assert bench.kinds == [actions.DropBody, actions.Release, actions.Nak]
     assert attempt.state is AttemptState.ENDED
@@ -55,7 +55,7 @@ def test_a_call_whose_worker_is_gone_when_its_arguments_are_ready_returns(bench:
 @pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING])
 def test_a_call_that_got_its_slot_before_its_worker_drains_or_parks_begins(bench: Bench, state: WorkerState) -> None:
     attempt = preparing(bench)
-    bench.capacity.links["w-1"].state = state
+    bench.capacity.workers["w-1"].state = state
     bench.handle(events.ArgumentsReady(attempt, "args"))
     assert actions.SendRun in bench.kinds
 
@@ -106,7 +106,7 @@ def test_a_call_whose_turn_is_revoked_returns_to_its_queue() -> None:
     bench.handle(events.TurnsRevoked([attempt]))
     assert bench.kinds == [actions.Release, actions.Nak]
     assert bench.one(actions.Nak).delivery is attempt.delivery
-    assert bench.capacity.links["w-1"].slots.in_use == 0
+    assert bench.capacity.workers["w-1"].slots.in_use == 0
 
 
 def test_a_turn_that_is_granted_or_revoked_too_late_changes_nothing() -> None:
@@ -143,7 +143,7 @@ def test_the_record_of_a_submitted_call_that_may_have_started_is_checked(
     bench: Bench, delivered: int, attempt: int, checks: list[bool]
 ) -> None:
     bench.arrive_submitted(delivered=delivered, attempt=attempt)
-    assert [action.is_repeated for action in bench.all(actions.CheckRecord)] == checks
+    assert [action.attempt.is_repeated for action in bench.all(actions.CheckRecord)] == checks
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_the_caller_of_a_call_is_checked_if_the_caller_may_be_gone(
     bench: Bench, delivery: dict[str, Any], checks: list[bool]
 ) -> None:
     bench.arrive(**delivery)
-    assert [action.is_repeated for action in bench.all(actions.CheckCaller)] == checks
+    assert [action.attempt.is_repeated for action in bench.all(actions.CheckCaller)] == checks
 
 
 def test_a_submitted_call_without_a_record_begins(bench: Bench) -> None:
@@ -205,7 +205,7 @@ def test_a_submitted_call_does_not_begin_if(
     bench: Bench, checked: dict[str, Any], action: type[actions.Action], state: WorkerState
 ) -> None:
     attempt = checking_record(bench)
-    bench.capacity.links["w-1"].state = state
+    bench.capacity.workers["w-1"].state = state
     bench.handle(events.RecordChecked(attempt, **checked))
     assert bench.kinds == [actions.Release, action, actions.SlotChanged, actions.OfferCredits]
     assert attempt.state is AttemptState.ENDED
@@ -247,7 +247,7 @@ def test_a_call_comes_back_when_another_runner_or_the_caller_may_have_answered(
 @pytest.mark.parametrize("is_submitted", [True, False])
 def test_a_call_whose_worker_is_gone_after_the_lookup_returns(bench: Bench, is_submitted: bool) -> None:
     attempt = checking_record(bench) if is_submitted else checking_caller(bench)
-    bench.lose(bench.capacity.links["w-1"])
+    bench.lose(bench.capacity.workers["w-1"])
     answer = events.RecordChecked(attempt) if is_submitted else events.CallerChecked(attempt, is_waited_for=True)
     bench.handle(answer)
     assert bench.kinds == [actions.Release, actions.Nak]

@@ -154,7 +154,7 @@ class Node(RuleBasedStateMachine):
             self.attempts[attempt] = attempt.state
             if attempt.begun is not None and attempt.begun.ending is not None:
                 assert self.stops.setdefault(attempt, attempt.begun.ending) is attempt.begun.ending
-        changed = [action.link for action in result if isinstance(action, actions.SlotChanged)]
+        changed = [action.worker for action in result if isinstance(action, actions.SlotChanged)]
         is_revoked = isinstance(event, events.TurnsRevoked)  # the worker is about to end
         for worker, free_before, in_use_before in zip(workers, free, in_use, strict=True):
             if worker.free > free_before and not is_revoked:
@@ -174,12 +174,12 @@ class Node(RuleBasedStateMachine):
             case actions.CheckRecord() | actions.CheckCaller():
                 self.lookups.append(action)
             case actions.RequestTurn(attempt):
-                if attempt.link.must_take_turns:
+                if attempt.worker.must_take_turns:
                     self.of(attempt).turns.append(attempt)
                 else:
                     self.dispatch(events.TurnGranted(attempt))
             case actions.RevokeTurns(link):
-                self.workers[link.worker].turns = []
+                self.workers[link.id].turns = []
             case actions.SendRun(attempt):
                 self.on_run(attempt)
             case actions.Adopt(attempt):
@@ -190,7 +190,7 @@ class Node(RuleBasedStateMachine):
                 if attempt in self.of(attempt).turns:
                     self.of(attempt).turns.remove(attempt)
             case actions.SlotChanged(link):
-                self.on_slot_changed(self.workers[link.worker])
+                self.on_slot_changed(self.workers[link.id])
             case actions.NoteStart(attempt):
                 assert attempt not in self.noted
                 assert attempt.is_submitted
@@ -223,7 +223,7 @@ class Node(RuleBasedStateMachine):
                 self.end(action.delivery)
 
     def of(self, attempt: Attempt) -> Worker:
-        return self.workers[attempt.link.worker]
+        return self.workers[attempt.worker.id]
 
     def call_of(self, attempt: Attempt) -> Call:
         assert isinstance(attempt.delivery, Delivery)
@@ -247,7 +247,7 @@ class Node(RuleBasedStateMachine):
 
     def on_run(self, attempt: Attempt) -> None:
         assert not self.is_closed
-        assert attempt.link.state.live
+        assert attempt.worker.state.live
         assert not self.call_of(attempt).is_ended
         others = [each for each in self.here if each is not attempt]
         assert self.call_of(attempt) not in map(self.call_of, others), "it runs twice at once"
@@ -272,7 +272,7 @@ class Node(RuleBasedStateMachine):
         """The call starts again: a process that may still run it would run it twice."""
         if attempt.run.lost_at != math.inf:
             is_over = self.monotonic >= attempt.run.lost_at + self.of(attempt).explained_within_s
-            assert attempt.link.worker in self.exits or is_over
+            assert attempt.worker.id in self.exits or is_over
 
     def on_slot_changed(self, worker: Worker) -> None:
         if not worker.slots.in_use:
@@ -382,8 +382,8 @@ class Node(RuleBasedStateMachine):
         attempt = pick([each for each in self.attempts if each.state is S.ENDED], index)
         late: list[events.Event] = [
             events.TurnGranted(attempt), events.TurnsRevoked([attempt]), events.Cancelled(attempt),
-            *([] if attempt.link.attempts else [events.WorkerLost(attempt.link, 1.0)]),
-            *([] if attempt.link.worker in self.awaited else [events.WorkerExited(attempt.link.worker, EXITS[0])]),
+            *([] if attempt.worker.attempts else [events.WorkerLost(attempt.worker, 1.0)]),
+            *([] if attempt.worker.id in self.awaited else [events.WorkerExited(attempt.worker.id, EXITS[0])]),
         ]  # fmt: skip
         for event in late:
             assert self.machine.handle(event, events.Now(self.monotonic, self.unix)) == []
@@ -405,7 +405,7 @@ class Node(RuleBasedStateMachine):
                     self.dispatch(events.ArgumentsFailed(attempt, error, is_lost=choice == 0))
                 else:
                     self.dispatch(events.ArgumentsReady(attempt, "args"))
-            case actions.CheckRecord(attempt, is_repeated):
+            case actions.CheckRecord(attempt):
                 number, state = attempt.message.attempt, InvocationState.RUNNING
                 if choice == 0:
                     state = InvocationState.SUCCEEDED
@@ -413,11 +413,11 @@ class Node(RuleBasedStateMachine):
                     id=attempt.message.id, function="f", revision=1, state=state, submitted_at=NOW,
                     attempt=number + (choice == 1),
                 )  # fmt: skip
-                is_elsewhere = is_repeated and choice == 2
+                is_elsewhere = attempt.is_repeated and choice == 2
                 self.dispatch(events.RecordChecked(attempt, None if choice == 5 else record, is_elsewhere))
-            case actions.CheckCaller(attempt, is_repeated):
+            case actions.CheckCaller(attempt):
                 is_waited_for = None if choice == 0 else choice != 1
-                self.dispatch(events.CallerChecked(attempt, is_waited_for, is_repeated and choice == 2))
+                self.dispatch(events.CallerChecked(attempt, is_waited_for, attempt.is_repeated and choice == 2))
             case _:
                 raise AssertionError(lookup)
 
@@ -457,11 +457,11 @@ class Node(RuleBasedStateMachine):
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def in_state(self, *states: WorkerState) -> list[Worker]:
-        return [worker for worker in self.capacity.links.values() if worker.state in states]
+        return [worker for worker in self.capacity.workers.values() if worker.state in states]
 
     @property
     def live(self) -> list[Worker]:
-        return [worker for worker in self.capacity.links.values() if worker.state.live]
+        return [worker for worker in self.capacity.workers.values() if worker.state.live]
 
     @precondition(lambda self: len(self.live) < 3)
     @rule(must_take_turns=st.booleans())
@@ -473,7 +473,7 @@ class Node(RuleBasedStateMachine):
         name = f"w-{len(self.workers) + 1}"
         worker = Worker(name, self.revision, state=WorkerState.STARTING, gpu=self.gpu, cold_start=ColdStart())
         worker.must_take_turns = worker.needs_turn = bool(self.gpu) and must_take_turns
-        self.workers[name] = self.capacity.links[name] = worker
+        self.workers[name] = self.capacity.workers[name] = worker
         return worker
 
     def make_ready(self, worker: Worker) -> None:
@@ -555,9 +555,9 @@ class Node(RuleBasedStateMachine):
         """A worker's socket closes, before or after the agent reports its exit; its assignment may be deleted."""
         worker = pick(self.holding, index)
         if is_reported:
-            self.exits[worker.worker] = pick(list(EXITS), index)
+            self.exits[worker.id] = pick(list(EXITS), index)
         if is_removed:
-            del self.capacity.links[worker.worker]
+            del self.capacity.workers[worker.id]
         self.lose(worker, within_s)
 
     @property
@@ -572,13 +572,13 @@ class Node(RuleBasedStateMachine):
 
     @property
     def dead(self) -> list[Worker]:
-        return [worker for worker in self.capacity.links.values() if not worker.state.live]
+        return [worker for worker in self.capacity.workers.values() if not worker.state.live]
 
     @precondition(lambda self: self.dead)
     @rule(index=INDEX)
     def remove(self, index: int) -> None:
         """The assignment of a worker that is gone is deleted."""
-        worker = self.capacity.links.pop(pick(self.dead, index).worker)
+        worker = self.capacity.workers.pop(pick(self.dead, index).id)
         self.lose(worker, min(worker.explained_within_s, 60.0))
 
     @precondition(lambda self: self.awaited)
@@ -624,7 +624,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def the_slots_in_use_are_those_of_the_attempts(self) -> None:
         for worker in self.workers.values():
-            attempts = [attempt for attempt in self.attempts if attempt.link is worker]
+            attempts = [attempt for attempt in self.attempts if attempt.worker is worker]
             held = sum(attempt.state is not S.ENDED for attempt in attempts)
             poisoned = sum(
                 attempt.state is S.ENDED and attempt.begun is not None and attempt not in self.answered
@@ -643,7 +643,7 @@ class Node(RuleBasedStateMachine):
         if not self.is_closed:
             assert {*self.machine.attempts()} == {attempt for attempt in live if attempt.state not in UNBEGUN}
             assert self.machine.is_busy is bool(live)
-            assert self.awaited == {attempt.link.worker for attempt in live if attempt.state is S.LOST}
+            assert self.awaited == {attempt.worker.id for attempt in live if attempt.state is S.LOST}
         waiting = [attempt for worker in self.workers.values() for attempt in worker.turns]
         assert {*waiting} == {attempt for attempt in live if attempt.state is S.WAITING}
 
@@ -655,7 +655,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def the_room_is_that_of_the_free_slots_and_the_backlog(self) -> None:
-        links, backlog = list(self.capacity.links.values()), self.capacity.backlog
+        links, backlog = list(self.capacity.workers.values()), self.capacity.backlog
         taking = [worker for worker in links if worker.accepts_calls]
         must_take_turns = any(worker.must_take_turns for worker in links)
         longest = 0 if must_take_turns else backlog.max_length(len(taking) * self.revision.spec.concurrency)

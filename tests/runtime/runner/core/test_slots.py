@@ -18,7 +18,7 @@ def test_a_poisoned_slot_never_comes_back() -> None:
     pool.take()
     pool.poison()
     assert pool.free == 0
-    with pytest.raises(AssertionError, match="no slot is free"):
+    with pytest.raises(AssertionError, match="0 free"):
         pool.take()
-    with pytest.raises(AssertionError, match="no slot is in use"):
+    with pytest.raises(AssertionError, match="0 in use"):
         pool.release()

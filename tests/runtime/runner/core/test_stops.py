@@ -119,7 +119,7 @@ def test_a_cancelled_run_has_five_seconds_to_stop(bench: Bench) -> None:
     assert attempt.state is AttemptState.STOPPING
     bench.tick(0.1)
     assert bench.one(actions.Settle).outcome.kind is OutcomeKind.CANCELLED
-    assert bench.capacity.links["w-1"].slots.poisoned == 1
+    assert bench.capacity.workers["w-1"].slots.poisoned == 1
 
 
 def test_a_second_cancel_or_a_timeout_after_a_cancel_changes_nothing() -> None:

@@ -39,19 +39,19 @@ class Gateway:
                     raise EOFError
                 self._seen.extend(self._frames.feed(data))
             frame, body = self._seen.pop(0)
-            if not isinstance(frame, fast_path.Beat):
+            if not isinstance(frame, fast_path.Heartbeat):
                 return frame, body
 
-    async def room(self) -> fast_path.Room:
+    async def room(self) -> fast_path.Limit:
         while True:
             frame, _ = await self.next()
-            if isinstance(frame, fast_path.Room):
+            if isinstance(frame, fast_path.Limit):
                 return frame
 
     async def answer(self) -> tuple[fast_path.Ended | fast_path.Refused | fast_path.Queued, bytes]:
         while True:
             frame, body = await self.next()
-            if not isinstance(frame, (fast_path.Room, fast_path.Beat)):
+            if not isinstance(frame, (fast_path.Limit, fast_path.Heartbeat)):
                 return frame, body
 
     def offer(self, revision: Revision, body: bytes = b"{}") -> str:
@@ -236,7 +236,7 @@ def test_a_call_that_was_queued_while_its_first_attempt_is_cancelled_is_still_kn
         third = node.invoke(revision)  # it gets the slot of the first call
         worker.answer((await worker.run())[0])
         await third.future
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.worker == "w-1"
         worker.answer(second)

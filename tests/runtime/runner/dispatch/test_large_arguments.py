@@ -97,15 +97,15 @@ def test_a_call_whose_arguments_are_gone_ends_and_says_so(url: str, tmp_path: Pa
 def test_a_call_waits_while_memory_has_no_room_for_them(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, tries = NodeBodies.fetch_arguments, list[str]()
+    fetch, tries = NodeBodies.fetch, list[str]()
 
-    async def full_at_first(self: NodeBodies, reference: BodyReference, worker: str) -> str:
+    async def full_at_first(self: NodeBodies, bucket: str, reference: BodyReference, worker: str) -> str:
         tries.append(worker)
         if len(tries) == 1:
             raise CapacityError("a large body cannot be kept: No space left on device")
-        return await fetch(self, reference, worker)
+        return await fetch(self, bucket, reference, worker)
 
-    monkeypatch.setattr(NodeBodies, "fetch_arguments", full_at_first)
+    monkeypatch.setattr(NodeBodies, "fetch", full_at_first)
 
     async def test(node: Node) -> None:
         revision = await node.deploy("crowded")
@@ -121,17 +121,17 @@ def test_a_call_waits_while_memory_has_no_room_for_them(
 def test_a_call_that_is_cancelled_while_they_come_does_not_begin(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch, calls = NodeBodies.fetch_arguments, list[CallRecord]()
+    fetch, calls = NodeBodies.fetch, list[CallRecord]()
 
     async def test(node: Node) -> None:
-        async def cancelled_meanwhile(self: NodeBodies, reference: BodyReference, worker: str) -> str:
+        async def cancelled_meanwhile(self: NodeBodies, bucket: str, reference: BodyReference, worker: str) -> str:
             assert await call_records.cancel(node.bus, calls[0], node.clock.time())
             await until_async(lambda: any(attempt.is_cancelled for attempt in node.serving._attempts.values()))
-            return await fetch(self, reference, worker)
+            return await fetch(self, bucket, reference, worker)
 
         revision = await node.deploy("changed-mind")
         calls.append(await submit(node, revision))
-        monkeypatch.setattr(NodeBodies, "fetch_arguments", cancelled_meanwhile)
+        monkeypatch.setattr(NodeBodies, "fetch", cancelled_meanwhile)
         await node.worker(revision)
         await node.queue_is_empty(revision)
         record, _ = await call_records.wait(node.bus, calls[0].id, 20)

@@ -77,7 +77,7 @@ def test_a_call_whose_lookup_fails_returns_to_its_queue(
     on_node(url, tmp_path, test)
 
 
-@pytest.mark.parametrize("step", ["where", "is_waited_for"])
+@pytest.mark.parametrize("step", ["locate", "is_waited_for"])
 def test_a_call_whose_caller_cannot_be_looked_up_returns_to_its_queue(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_call_whose_caller_cannot_be_looked_up_returns_to_its_queue(
         worker = await node.worker(revision)
         call = node.invoke(revision)
         await worker.run()
-        fail_once(monkeypatch, *((call_records, step) if step == "where" else (AbandonedCalls, step)))
+        fail_once(monkeypatch, *((call_records, step) if step == "locate" else (AbandonedCalls, step)))
         worker.die()
         await node.reap("f", Exit(signal=9, stopping=True))
         other = await node.worker(revision, "w-2")

@@ -36,7 +36,7 @@ async def both_ready(node: Node) -> None:
 
 async def waiting(node: Node, invocation: str) -> CallLocation:
     while True:
-        held = await call_records.where(node.bus, invocation)
+        held = await call_records.locate(node.bus, invocation)
         if held is not None and held.waits_on:
             return held
 

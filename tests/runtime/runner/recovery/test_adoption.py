@@ -98,7 +98,7 @@ def test_an_adopted_call_can_be_found_and_cancelled(url: str, tmp_path: Path) ->
         call = await node.submit(revision)
         run = await orphan(node, url, revision)
         worker = await come_back(node, run)
-        while (held := await call_records.where(node.bus, call.id)) is None:
+        while (held := await call_records.locate(node.bus, call.id)) is None:
             pass
         assert (held.worker, held.attempt) == ("w-1", 1)
         assert await call_records.cancel(node.bus, call, node.clock.time())
@@ -128,7 +128,7 @@ def test_an_adopted_call_has_until_its_timeout(url: str, tmp_path: Path) -> None
         call = await node.submit(revision)
         run = await orphan(node, url, revision)
         await come_back(node, run)
-        while await call_records.where(node.bus, call.id) is None:
+        while await call_records.locate(node.bus, call.id) is None:
             pass
         node.clock.skipped_s = 61.0
         assert (await ended(node, call.id)).state is InvocationState.TIMED_OUT
@@ -172,7 +172,7 @@ def test_an_adopted_call_that_is_given_out_once_more_does_not_run_twice(url: str
         call = await node.submit(revision, b"1")
         run = await orphan(node, url, revision)
         worker = await come_back(node, run)
-        while await call_records.where(node.bus, call.id) is None:
+        while await call_records.locate(node.bus, call.id) is None:
             pass
         node.bus.publish(run.delivery, b"-NAK")  # as if `ack_wait` had expired
         other = await node.submit(revision, b"2")

@@ -30,7 +30,7 @@ def _shared_bodies_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def caller_with_shared_bodies(node: Node) -> tuple[Caller, SharedBodies, list[str]]:
     dropped: list[str] = []
     caller = Caller(node.bus, name="gw-large", clock=node.clock)
-    caller.start(shared_bodies="gw-large", drop=dropped.append)
+    caller.start(shared_folder="gw-large", drop=dropped.append)
     shared_bodies = SharedBodies(node.home.shared_bodies / "gw-large")
     shared_bodies.remove(shared_bodies.write([]))  # the folder exists
     return caller, shared_bodies, dropped
@@ -115,7 +115,7 @@ def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, 
         revision = await node.deploy("far")
         worker = await node.worker(revision)
         caller = Caller(node.bus, name="gw-far", clock=node.clock)
-        caller.start(shared_bodies=folder, drop=lambda name: None)  # a folder on the caller's own host
+        caller.start(shared_folder=folder, drop=lambda name: None)  # a folder on the caller's own host
         call = invoke(caller, node, revision)
         run, _ = await worker.run()
         result = bytes(range(251)) * (size // 251) + b"." * (size % 251)

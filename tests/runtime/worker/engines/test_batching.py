@@ -49,10 +49,8 @@ def test_bytes_of_a_bool_that_are_neither_0_nor_1_are_refused(shape: tuple[int, 
     bad = np.frombuffer(bytes([0, 1, 2, 255][-size:]), np.bool_).reshape(shape)
     with pytest.raises(InvalidInput) as refused:
         rules.fit({"mask": bad})
-    assert (refused.value.field, refused.value.message) == (
-        "mask",
-        "mask: an element of a BOOL tensor must be the byte 0 or 1, not 255",
-    )
+    assert refused.value.field == "mask"
+    assert refused.value.message.endswith("255")
 
 
 def test_the_inputs_of_a_call_have_as_many_rows() -> None:
@@ -103,7 +101,7 @@ def test_shapes_that_no_one_profile_accepts_together_are_refused() -> None:
                                                  profile(a=([2], [2], [2]), b=([2], [2], [2]))])
     )  # fmt: skip
     assert rules.fit({"a": _f32(2), "b": _f32(2)})
-    with pytest.raises(InvalidInput, match=r"a: .*, not \[1\] with the shapes of the other inputs"):
+    with pytest.raises(InvalidInput, match=r"^a: .*\[1\].* other inputs"):
         rules.fit({"a": _f32(1), "b": _f32(2)})
 
 
@@ -177,9 +175,9 @@ def test_rows_without_elements_are_no_more_than_a_run_takes(profiles: list[Shape
     assert rules.fit({"x": _f32(8, 0)}).rows == 8
     with pytest.raises(InvalidInput) as refused:
         rules.fit({"x": np.empty((1_000_000_000, 0), np.float32)})
-    assert (refused.value.field, refused.value.message) == (
-        "x", "x: 1000000000 rows without elements, but a run takes 8",
-    )  # fmt: skip
+    assert refused.value.field == "x"
+    assert "1000000000 rows" in refused.value.message
+    assert refused.value.message.endswith(" 8")
 
 
 def test_calls_without_rows_run_alone() -> None:
@@ -201,7 +199,7 @@ def test_each_call_gets_its_own_rows_back() -> None:
 def test_an_output_whose_rows_do_not_add_up_is_given_to_nobody() -> None:
     rules = Batching(manifest())
     calls = [rules.fit({"x": rows(value)}) for value in (1, 2)]
-    with pytest.raises(ValueError, match=r"returned y with shape \[3, 2\] for 2 rows"):
+    with pytest.raises(ValueError, match=r"y .*\[3, 2\].* 2 rows"):
         batching.split({"y": rows(1, 2, 3)}, calls)
 
 

@@ -26,7 +26,7 @@ def test_one_output_is_its_array_and_several_are_named() -> None:
     both = Session(FakeEngine(manifest([tensor("a"), tensor("b")], [tensor("p"), tensor("q")])))(rows(1), b=rows(2))
     assert both["p"].tolist() == [[-1, -1]]
     assert both.q.tolist() == [[-2, -2]]
-    with pytest.raises(AttributeError, match="no output 'r'; it has p, q"):
+    with pytest.raises(AttributeError, match=r"'r'.*p, q"):
         _ = both.r
 
 
@@ -129,14 +129,14 @@ def test_a_call_that_a_signals_handler_breaks_off_while_it_waits_holds_nobody_up
 ) -> None:
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            raise TimeoutError("the alarm went off")
+            raise TimeoutError("alarm")
 
     held = Held()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(held.session, rows(0))
         assert held.running.acquire(timeout=PATIENCE_S)
         monkeypatch.setattr(run_sharing, "threading", SimpleNamespace(Event=Interrupted))
-        with pytest.raises(TimeoutError, match="the alarm went off"):
+        with pytest.raises(TimeoutError, match="alarm"):
             held.session(rows(1))
         still_waiting = len(held.session._runs._waiting)
         held.release()

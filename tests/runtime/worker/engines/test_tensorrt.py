@@ -230,7 +230,7 @@ def test_the_profile_that_accepts_the_shapes_is_used_and_kept_while_it_does() ->
     assert [call for call in trt.calls if call.startswith(("profile", "shape"))] == [
         "profile 0", "shape x [1, 2]", "shape x [2, 2]", "profile 1", "shape x [3, 2]", "shape x [2, 2]",
     ]  # fmt: skip
-    with pytest.raises(EngineRefused, match=r"no profile of the engine accepts \[\[5, 2\]\]"):
+    with pytest.raises(EngineRefused, match=r"profile.*\[\[5, 2\]\]"):
         session.run({"x": rows(*range(5))})
 
 
@@ -280,7 +280,7 @@ def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -
     trt = FakeTrt()
     session = _open(trt)
     trt.cannot_run = True
-    with pytest.raises(EngineRefused, match="TensorRT cannot run the engine: out of memory"):
+    with pytest.raises(EngineRefused, match=r"TensorRT.*out of memory"):
         session.run({"x": rows(1)})
     trt.cannot_run = False
     trt.cuda.queue.clear()

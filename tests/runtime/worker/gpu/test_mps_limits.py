@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpufn_core.errors import DeviceFailed
@@ -27,6 +29,10 @@ def _told(cuda: FakeCuda, limits: MpsLimits = LIMITS) -> str:
     return caught.value.message
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", text)]
+
+
 @pytest.mark.parametrize("percent", [1, 25, 50, 99, 100])
 def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
     cuda = FakeCuda(CLIENT | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)})
@@ -35,27 +41,21 @@ def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
 
 
 def test_one_that_does_not_reach_its_daemon_is_not() -> None:
-    assert _told(FakeCuda(CLIENT, reaches=False)) == (
-        "it is not a client of the MPS daemon: it would use the whole GPU"
-    )
+    assert "not a client" in _told(FakeCuda(CLIENT, reaches=False))
 
 
 def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
     verify(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
-    assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False)) == (
-        "it sees 108 of the GPU's 108 multiprocessors, but its share has 27"
-    )
+    assert _numbers(_told(FakeCuda(CLIENT, knows_mps=False, reaches=False))) == [108, 108, 27]
     unlimited = MpsLimits(6 << 30, 100, 108)
-    assert _told(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited) == (
-        "85,899,345,920 bytes are free to it, more than its share's 6,442,450,944"
-    )
+    assert _numbers(_told(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited)) == [80 << 30, 6 << 30]
 
 
 @pytest.mark.parametrize("entry", ["6G", "0=6144M,1=1024M", "GPU-2=6144M", ""])
 def test_a_limit_that_the_driver_drops_is_noticed(entry: str) -> None:
     """With an entry for another device, or without a device, there is no limit."""
     told = _told(FakeCuda(CLIENT | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": entry}))
-    assert told == "85,899,345,920 bytes are free to it, more than its share's 6,442,450,944"
+    assert _numbers(told) == [80 << 30, 6 << 30]
 
 
 def test_a_limit_that_is_only_shown_is_noticed() -> None:
@@ -63,7 +63,7 @@ def test_a_limit_that_is_only_shown_is_noticed() -> None:
         def cuMemAlloc_v2(self, address: object, size: object) -> int:
             return 0
 
-    assert _told(Shown(CLIENT)) == "it can allocate more GPU memory than its share's 6,442,450,944 bytes"
+    assert _numbers(_told(Shown(CLIENT))) == [6 << 30]
 
 
 def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
@@ -76,5 +76,5 @@ def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
 @pytest.mark.parametrize("code", [805, 808, 100])
 def test_what_the_driver_refuses_is_told(code: int) -> None:
     cuda = FakeCuda(CLIENT, fails=code)
-    assert _told(cuda) == f"cannot use its share of the GPU: cuInit: CUDA error {code}"
+    assert _told(cuda).endswith(f"cuInit: CUDA error {code}")
     assert cuda.tries == 1

@@ -50,7 +50,7 @@ def test_it_is_parked_as_often_as_wanted() -> None:
 def test_memory_that_python_does_not_see_is_not_left_behind_in_silence() -> None:
     torch = FakeTorch()
     torch.stray = 300 << 20
-    with pytest.raises(NotMovable, match="torch has 300 MiB on the GPU that belong to no Python tensor"):
+    with pytest.raises(NotMovable, match="300 MiB"):
         TorchMemory(torch).find()
 
 
@@ -65,7 +65,7 @@ def test_a_cuda_graph_is_tied_to_its_addresses() -> None:
 def test_memory_of_another_library_stays_where_it_is() -> None:
     torch = FakeTorch()
     borrowed = torch.Tensor(Storage(torch, bytearray(b"borrowed"), "cuda:0", is_own=False))
-    with pytest.raises(NotMovable, match="belongs to another library"):
+    with pytest.raises(NotMovable, match="another library"):
         TorchMemory(torch).find()
     assert borrowed.content == b"borrowed"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 Start = Any
@@ -71,12 +72,12 @@ def test_log_records_are_one_message_each(start: Start) -> None:
             try:
                 1 / 0
             except ZeroDivisionError:
-                logging.getLogger("mine").exception("it failed")
+                logging.getLogger("mine").exception("failed")
         """
     )
     worker.call()
     [(attempt, stream, text)] = worker.logs
-    assert (attempt, stream, text.splitlines()[0]) == (1, "log", "ERROR mine: it failed")
+    assert (attempt, stream, text.splitlines()[0]) == (1, "log", "ERROR mine: failed")
     assert text.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
@@ -102,11 +103,11 @@ def test_a_record_that_a_handler_of_the_codes_own_takes_is_told_once(start: Star
         def f():
             mine.warning("once")
             logging.getLogger("other").setLevel(logging.INFO)
-            logging.getLogger("other").info("nobody else's")
+            logging.getLogger("other").info("other's")
         """
     )
     worker.call()
-    assert worker.logs == [(1, "stdout", "once"), (1, "log", "INFO other: nobody else's")]
+    assert worker.logs == [(1, "stdout", "once"), (1, "log", "INFO other: other's")]
 
 
 def test_a_flood_is_cut_and_counted(start: Start) -> None:
@@ -121,7 +122,7 @@ def test_a_flood_is_cut_and_counted(start: Start) -> None:
     sent = sum(len(text) for _, _, text in worker.logs)
     assert sent < 16 << 20
     assert max(len(text) for _, _, text in worker.logs) < 17_000
-    assert any("dropped: more than 1 MiB of output a second" in text for _, _, text in worker.logs)
+    assert any(re.search(r"\d+ lines .* dropped: .* 1 MiB", text) for _, _, text in worker.logs)
     assert worker.call() == b"null"
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Gpu, Machine
 from gpu_check.mps import START_TIMEOUT_S
-from gpu_check.words import output_of
+from gpu_check.program_output import output_of
 from gpufn_runtime.agent.mps.control import PROGRAM, control_environment
 from measure import descendants
 
@@ -115,7 +115,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def mps_words(machine: Machine) -> Finding:
+def mps_output(machine: Machine) -> Finding:
     gpu = machine.real_gpu()
     machine.need_program(PROGRAM)
     with tempfile.TemporaryDirectory(prefix="mps-") as name:  # short: a daemon listens on unix sockets in it
