@@ -220,17 +220,21 @@ class _ActiveBuild:
         return tuple(self._manifests[backend].key for backend in self._chain if backend in self._manifests)
 
     def check(self) -> None:
-        """Raise BuildFailed if no engine exists and there is no other error."""
+        """Raise BuildFailed if no engine exists and there is no other error. If all candidates were refused, the error
+        names each with its reason."""
         if self._manifests:
             self.error = None  # an existing engine suffices, even if a better one could not be built
         elif self.error is None:
             raise self._inexact or BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
+        elif len(self._chain) > 1 and self.rows.keys() >= set(self._chain):
+            self.error = msgspec.structs.replace(self.error, message=self._no_engine_reason())
 
     def _no_engine_reason(self) -> str:
-        if not self._chain:
-            return f"the model requires a GPU, and this is a build for {self.target.kind}"
-        reasons = "; ".join(f"{row.backend}: {row.reason}" for row in self.rows.values())
-        return f"no engine can be built for {self.target.kind}: {reasons}"
+        reasons = "; ".join(f"{backend}: {self.rows[backend].reason}" for backend in self._chain)
+        text = f"no engine can be built for {self.target.kind}: {reasons}"
+        if self.target.is_gpu and not self.build.model.allow_cpu:
+            text += ". To compute on the CPU of a node with a GPU, set allow_cpu=True (--allow-cpu)"
+        return text
 
     def report(self, started_at: float, seconds: float) -> BuildReport:
         spec, first = self.build.model, next(iter(self._manifests.values()), None)

@@ -85,8 +85,8 @@ def vector_instructions(cpuinfo: str) -> str:
 
 
 def chain(spec: ModelSpec, target: Target) -> tuple[Backend, ...]:
-    """Return the backends to try, the best first. Empty if a GPU is required and the target is not a GPU."""
-    on_cpu = () if spec.require_gpu else (Backend.ORT_CPU,)
+    """Return the backends to try, the best first."""
+    on_cpu = (Backend.ORT_CPU,) if spec.allow_cpu or not target.is_gpu else ()
     return (Backend.TENSORRT, Backend.ORT_CUDA, *on_cpu) if target.is_gpu else on_cpu
 
 

@@ -183,7 +183,7 @@ class Pipeline:
         return str(path)
 
     def _compile_all(self, prepared: Prepared) -> tuple[BuiltEngine, ...]:
-        """Compile all candidates. Raises BuildFailed if none passes: the error of the only one, or a summary."""
+        """Compile all candidates. Raises BuildFailed if none passes: the error of the first."""
         engines = []
         failures: list[BuildFailed] = []
         seconds = dict.fromkeys((BuildStage.COMPILE, BuildStage.VERIFY, BuildStage.MEASURE), 0.0)
@@ -211,7 +211,7 @@ class Pipeline:
         summary = f"{len(engines)} of {len(self._request.candidates)} candidates"
         self._stages.extend(StageRow(stage, spent, summary) for stage, spent in seconds.items())
         if not engines:
-            raise _none_passed(self._candidates, failures)
+            raise failures[0]
         return tuple(engines)
 
     def _compile(
@@ -281,14 +281,6 @@ class Pipeline:
             raise
         finally:
             self._stages.append(StageRow(stage, self._clock() - began, "; ".join(notes)))
-
-
-def _none_passed(rows: Sequence[CandidateRow], failures: Sequence[BuildFailed]) -> BuildFailed:
-    first = failures[0]
-    if len(failures) == 1:
-        return first
-    each = "; ".join(f"{row.backend} ({row.reason})" for row in rows)
-    return BuildFailed(f"no candidate passed: {each}", stage=first.stage, node=first.node, log=first.log)
 
 
 def _file(path: Path) -> ModelFile:

@@ -380,13 +380,24 @@ async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats:
     assert ended.page
 
 
-async def test_a_model_that_requires_a_gpu_has_no_engine_on_a_cpu(connect: Any, nats: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_cuda", [False, True])
+async def test_a_gpu_build_without_a_gpu_engine_fails_with_the_reason_of_each_candidate(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_cuda: bool
+) -> None:
+    """Regression: the deploy succeeded, and the worker held a GPU and computed on the CPU."""
+    versions = identity.installed()[Backend.ORT_CPU]
+    backends = (Backend.ORT_CPU, Backend.ORT_CUDA) if has_cuda else (Backend.ORT_CPU,)
+    monkeypatch.setattr(identity, "installed", lambda: dict.fromkeys(backends, versions))
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
-    spec = await bench.upload(bus, bench.scaled(7), require_gpu=True)
-    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    spec = await bench.upload(bus, bench.scaled(7))
+    ended = await executor.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
+    assert ended.engines == ()
     assert ended.error is not None
-    assert re.search(r"requires a GPU.* for cpu$", ended.error.message)
+    assert "tensorrt: it is not installed here; onnxruntime-cuda: " in ended.error.message
+    assert ("CUDAExecutionProvider" in ended.error.message) == has_cuda
+    assert "--allow-cpu" in ended.error.message
+    assert [row["backend"] for row in (await _report(bus, ended))["candidates"]] == ["tensorrt", "onnxruntime-cuda"]
 
 
 async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
@@ -396,7 +407,7 @@ async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
     monkeypatch.setattr(identity, "installed", lambda: here)
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
-    spec = await bench.upload(bus, bench.scaled(8))
+    spec = await bench.upload(bus, bench.scaled(8), allow_cpu=True)
     ended = await executor.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
     assert ended.engines == (_key(spec),)
     reasons = [(row["backend"], row["reason"]) for row in (await _report(bus, ended))["candidates"]]

@@ -87,7 +87,7 @@ def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) 
         {"files": (msgspec.structs.replace(MODEL, name="renamed.onnx"), WEIGHTS)},
         {"parameter": "other"},
         {"tolerance": Tolerance(max_abs=1.0)},
-        {"require_gpu": True},
+        {"allow_cpu": True},
         {"max_build_s": 60.0},
         {"memory_limit_bytes": 1 << 30},
     ],
@@ -99,7 +99,7 @@ def test_what_is_not_of_the_engine_makes_no_other_one(changes: dict[str, Any]) -
 
 def test_every_field_of_a_spec_is_in_one_of_these_tables() -> None:
     makes_another = {"files", "precision", "max_batch", "profiles", "samples"}
-    makes_none = {"parameter", "tolerance", "require_gpu", "max_build_s", "memory_limit_bytes"}
+    makes_none = {"parameter", "tolerance", "allow_cpu", "max_build_s", "memory_limit_bytes"}
     assert makes_another | makes_none == set(ModelSpec.__struct_fields__)
 
 
@@ -128,10 +128,9 @@ def test_the_cpus_engine_of_a_gpu_build_is_that_of_a_cpu_build() -> None:
 
 def test_the_chain_goes_from_the_best_to_the_last_resort() -> None:
     gpu = (Backend.TENSORRT, Backend.ORT_CUDA)
-    assert identity.chain(_spec(), L4) == (*gpu, Backend.ORT_CPU)
-    assert identity.chain(_spec(require_gpu=True), L4) == gpu
-    assert identity.chain(_spec(), CPU) == (Backend.ORT_CPU,)
-    assert identity.chain(_spec(require_gpu=True), CPU) == ()
+    assert identity.chain(_spec(), L4) == gpu
+    assert identity.chain(_spec(allow_cpu=True), L4) == (*gpu, Backend.ORT_CPU)
+    assert identity.chain(_spec(), CPU) == identity.chain(_spec(allow_cpu=True), CPU) == (Backend.ORT_CPU,)
 
 
 def test_a_gpu_is_a_target_by_its_model_and_capability() -> None:

@@ -122,7 +122,9 @@ async def test_a_build_is_taken_kept_up_to_date_and_ended(connect: Any, nats: An
 async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
-    await scene.ask(await bench.upload(scene.bus, bench.scaled(3), require_gpu=True))
+    proto = bench.scaled(3)
+    proto.graph.node[0].domain = "elsewhere"
+    await scene.ask(await bench.upload(scene.bus, proto))
     failed = await scene.ended()
     assert (failed.state, failed.error and failed.error.code) == (BuildState.FAILED, "build_failed")
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
@@ -353,7 +355,7 @@ async def test_a_builder_answers_for_its_device_also_while_it_builds(connect: An
 async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
-    await scene.ask(await bench.upload(scene.bus, bench.scaled(2)), "NVIDIA L4")
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(2), allow_cpu=True), "NVIDIA L4")
     cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=2.0)
     gpu = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, compute_capability="8.9")
     agent = await connect(nats, "agent")

@@ -57,7 +57,7 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
         candidate = rows.get(backend, {"reason": "the builder does not know this backend"})
         if candidate["reason"]:
             raise RuntimeError(f"{backend}: {candidate['reason']}\n{candidate.get('log', '')}")
-        where = ("--gpu", "any", "--require-gpu") if on_gpu else ()
+        where = ("--gpu", "any") if on_gpu else ()
         platform.gpufn("deploy", model, "--name", _NAME, "--max-batch", str(_ROWS), "--idle-timeout", "60", *where)
         images = np.random.default_rng(0).standard_normal((_ROWS, 3, _SIDE, _SIDE)).astype(np.float32)
         first_s, scores = _infer(platform, images)

@@ -183,7 +183,6 @@ _RULES: Final[Mapping[str, Schema]] = {
             ),
             _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
             _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),
-            _when(_has(models={"contains": _has(require_gpu={"const": True})}), _has(resources=_has(gpu=_SOME))),
         ]
     },
 }

@@ -42,8 +42,9 @@ class Model:
     `shapes` sets the shapes of the dynamic inputs: `{"x": (1, 128)}`, or the smallest, the usual and the largest shape:
     `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
     .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
-    differ from the reference: a dict of max_abs, rel_l2, cosine. `require="gpu"` forbids an engine for the CPU. A build
-    may take `build_timeout` seconds, and each compiler process may use `build_memory`.
+    differ from the reference: a dict of max_abs, rel_l2, cosine. With `allow_cpu=True`, a function with a GPU computes
+    the model on the CPU if no engine for its GPU passes. A build may take `build_timeout` seconds, and each compiler
+    process may use `build_memory`.
 
     The function receives a session. `session(images)`, or `session(x=images)`, takes and returns numpy arrays: one
     array for a model with one output, else a dict by name. In an async function, write `await session.aio(images)`. A
@@ -70,7 +71,7 @@ class Model:
     shapes: Shapes | None = None
     samples: str | os.PathLike[str] | None = None
     tolerance: Mapping[str, float] | None = None
-    require: Literal["gpu"] | None = None
+    allow_cpu: bool = False
     files: Sequence[str | os.PathLike[str]] | None = None
     build_timeout: float = 3600.0
     build_memory: str | int | None = None
@@ -102,7 +103,7 @@ class Model:
             profiles=_profiles(self.shapes),
             samples=samples,
             tolerance=_tolerance(self.tolerance),
-            require_gpu=_requires_gpu(self.require),
+            allow_cpu=_allows_cpu(self.allow_cpu),
             max_build_s=_seconds("build_timeout", self.build_timeout),
             memory_limit_bytes=None if self.build_memory is None else parse_bytes(self.build_memory),
         )
@@ -173,7 +174,7 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
         raise InvalidSpec(f"tolerance is a dict of max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None
 
 
-def _requires_gpu(require: Any) -> bool:
-    if require not in (None, "gpu"):
-        raise InvalidSpec(f"require is None or 'gpu', not {require!r}")
-    return bool(require == "gpu")
+def _allows_cpu(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidSpec(f"allow_cpu is True or False, not {value!r}")
+    return value

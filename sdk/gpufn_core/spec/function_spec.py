@@ -306,8 +306,6 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{self.name}: two models use the same parameter")
         if self.entry.packaging is Packaging.MODEL and len(self.models) != 1:
             raise InvalidSpec(f"{self.name}: a function without code needs exactly one model, not {len(self.models)}")
-        if not self.resources.gpu and any(model.require_gpu for model in self.models):
-            raise InvalidSpec(f"{self.name}: a model requires a GPU, and gpu=... asks for none")
 
     def _check_image(self) -> None:
         image = self.image

@@ -110,7 +110,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
 
 def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     arguments = (
-        "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --require-gpu "
+        "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --allow-cpu "
         "--shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5"
     )
     result = _gpufn(*arguments.split())
@@ -128,7 +128,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
         5,
     )
     assert spec["resources"]["memory_bytes"] == 2 << 30
-    assert (model["precision"], model["max_batch"], model["require_gpu"]) == ("fp16", 32, True)
+    assert (model["precision"], model["max_batch"], model["allow_cpu"]) == ("fp16", 32, True)
     assert model["profiles"][0]["inputs"]["x"] == {"min": [1, 3], "opt": [8, 3], "max": [32, 3]}
     assert model["profiles"][0]["inputs"]["y"]["opt"] == [4]
     assert model["tolerance"]["rel_l2"] == 0.01
@@ -198,7 +198,6 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as rel_l2=0.01"),
         (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
-        (["deploy", "net.onnx", "--require-gpu"], 2, "gpufn: net: a model requires a GPU, and gpu=... asks for none"),
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),

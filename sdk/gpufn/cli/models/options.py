@@ -39,7 +39,9 @@ model_options = options_together(
         multiple=True,
         help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable.",
     ),
-    click.option("--require-gpu", is_flag=True, help="Do not use a CPU engine for a model."),
+    click.option(
+        "--allow-cpu", is_flag=True, help="Compute a model on the CPU of a GPU worker if no engine for its GPU passes."
+    ),
 )
 worker_options = options_together(
     click.option(
@@ -79,7 +81,7 @@ class ModelOptions(NamedTuple):
     shape: Sequence[str]
     samples: Path | None
     tolerance: Sequence[str]
-    require_gpu: bool
+    allow_cpu: bool
 
     def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
@@ -94,7 +96,7 @@ class ModelOptions(NamedTuple):
             "shapes": shapes_of(self.shape),
             "samples": self.samples,
             "tolerance": tolerance_of(self.tolerance),
-            "require": "gpu" if self.require_gpu else None,
+            "allow_cpu": self.allow_cpu,
         }
         return Model(onnx, **{option: value for option, value in options.items() if value})
 
