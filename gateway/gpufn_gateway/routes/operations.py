@@ -22,7 +22,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import NewKey
-from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, no_such_key, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -62,16 +62,16 @@ class OperationRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.about, methods=["GET"]),
-            Route("/healthz", self.alive, methods=["GET"]),
-            Route("/readyz", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/openapi.json", self.describe, methods=["GET"]),
-            Route("/v1/nodes", self.nodes, methods=["GET"]),
-            Route("/v1/keys", self.list_keys, methods=["GET"]),
-            Route("/v1/keys", self.create_key, methods=["POST"]),
-            Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
-            Route("/v1/keys/{id}/limits", self.replace_limits, methods=["PUT"]),
+            route("GET", "/", self.about),
+            route("GET", "/healthz", self.alive),
+            route("GET", "/readyz", self.ready),
+            route("GET", "/metrics", self.metrics, READ),
+            route("GET", "/openapi.json", self.describe, READ),
+            route("GET", "/v1/nodes", self.nodes, READ),
+            route("GET", "/v1/keys", self.list_keys, ADMIN),
+            route("POST", "/v1/keys", self.create_key, ADMIN),
+            route("DELETE", "/v1/keys/{id}", self.delete_key, ADMIN),
+            route("PUT", "/v1/keys/{id}/limits", self.replace_limits, ADMIN),
         ]
 
     async def about(self, request: Request) -> Response:
@@ -87,19 +87,16 @@ class OperationRoutes:
         return json_response({"status": "not ready", "reason": reason}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         text = self._telemetry.exposition() + self._registry.device_reports.exposition()
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         revisions = self._registry.revisions
         serving = [revisions.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
         present = [revision for revision in serving if revision is not None]
         return json_response(document.document(present, needs_key=bool(self._access.keys)))
 
     async def nodes(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         nodes = [
             _Node(**msgspec.structs.asdict(report), metrics=self._registry.device_reports.of(report.node))
             for report in self._registry.live_nodes()
@@ -107,11 +104,9 @@ class OperationRoutes:
         return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
         return json_response({"keys": [_key_view(key) for key in self._access.keys]})
 
     async def create_key(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
         body = await read_json(request, NewKey, self._bodies)
         key, secret = new_key(body.label, body.scopes, self._clock.time(), body.limits)
         if not self._access.keys and ADMIN not in key.scopes:
@@ -123,7 +118,6 @@ class OperationRoutes:
 
     async def replace_limits(self, request: Request) -> Response:
         """Replace all limits of a key."""
-        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
         limits = await read_json(request, KeyLimits, self._bodies)
         check_limits(limits)
@@ -139,7 +133,6 @@ class OperationRoutes:
         return json_response(_key_view(_api_key.decode(entry.value)))
 
     async def delete_key(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
         async with self._removal_lock:
             if all(key.id != key_id for key in self._access.keys):
@@ -161,10 +154,4 @@ class OperationRoutes:
 
 
 def _key_view(key: ApiKey) -> dict[str, object]:
-    return {
-        "id": key.id,
-        "label": key.label,
-        "scopes": key.scopes,
-        "created_at": key.created_at,
-        "limits": key.limits,
-    }
+    return {"id": key.id, "label": key.label, "scopes": key.scopes, "created_at": key.created_at, "limits": key.limits}
