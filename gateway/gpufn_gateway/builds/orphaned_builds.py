@@ -65,7 +65,7 @@ class OrphanedBuilds:
                 if current is None or current.state.ended:
                     continue
                 if has_builder == current.detail.startswith(why(device)):
-                    detail = "" if has_builder else why(device) + there(self._registry.live_nodes())
+                    detail = "" if has_builder else why(device) + available_kinds(self._registry.live_nodes())
                     await self._builds.set_detail(current.id, detail)
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
@@ -93,8 +93,8 @@ def why(device: str) -> str:
     return f"no builder runs for {device}: "
 
 
-def there(nodes: Iterable[NodeReport]) -> str:
-    """Return what could be built for: the name may have been mistyped."""
+def available_kinds(nodes: Iterable[NodeReport]) -> str:
+    """Name the DeviceKinds that exist: the one of the build may have been mistyped."""
     devices = [device for report in nodes for device in report.devices]
     kinds = {device.kind if device.type is DeviceType.GPU else CPU_KIND for device in devices}
     return f"the live nodes have {', '.join(sorted(kinds))}" if kinds else "there is no live node"

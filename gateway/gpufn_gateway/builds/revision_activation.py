@@ -28,7 +28,7 @@ class RevisionActivation:
     """`leads` returns whether the controller of this process leads now."""
 
     def __init__(
-        self, *, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
+        self, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
     ) -> None:
         self._registry = registry
         self._builds = builds

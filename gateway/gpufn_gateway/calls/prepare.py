@@ -38,7 +38,7 @@ from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options
-from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies, SharedBody
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry, Target
@@ -55,21 +55,17 @@ from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 P = TypeVar("P", bound=PendingCall)
 
 _FORM_CHUNK_BYTES: Final = 64 << 10
+_NO_BODY: Final = CallBody(b"")
 
 
 class Queue(Protocol):
     """The part of `gpufn_platform.queue.caller.Caller` that the gateway uses."""
-
-    @property
-    def pending(self) -> int: ...
 
     def invoke(self, request: CallRequest) -> PendingCall: ...
 
     def open_stream(self, request: CallRequest) -> PendingStream: ...
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
-
-    def tick(self, now: float) -> None: ...
 
 
 class Arguments(NamedTuple):
@@ -91,13 +87,11 @@ class PreparedCall(msgspec.Struct, frozen=True):
     target: Target
     content_type: str
     accept: str
-    body: bytes
-    shared: SharedBody | None  # the body, if it is large
+    body: CallBody
     now: float
     timeout_s: float | None
     trace: str
     priority: Priority
-    exceeds_message: bool = False  # the body is too large for a message and must be stored beside it
     reference: BodyReference | None = None  # the stored body
 
     @property
@@ -121,11 +115,11 @@ class PreparedCall(msgspec.Struct, frozen=True):
             target.revision,
             target.method.name,
             self.content_type,
-            self.body,
+            self.body.data,
             self.accept,
             deadline,
             trace=self.trace,
-            shared_body="" if self.shared is None else self.shared.name,
+            shared_body="" if self.body.shared is None else self.body.shared.name,
             priority=self.priority,
             owner=self.principal.owner,
             reference=self.reference,
@@ -201,35 +195,28 @@ class Calls:
             else:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
-                self._check_pickles(target, principal, arguments.body)
+                try:
+                    check_pickles(target, principal)
+                except GpufnError:
+                    self._bodies.discard(arguments.body)
+                    raise
             now = self.clock.time()
             call = PreparedCall(
                 principal,
                 target,
                 arguments.content_type,
                 arguments.accept,
-                arguments.body.data,
-                arguments.body.shared,
+                arguments.body,
                 now,
                 options.remaining_s(now),
                 options.trace,
                 options.priority or target.revision.spec.priority,
-                arguments.body.exceeds_message,
             )
-            if call.exceeds_message and not is_queued:
+            if call.body.exceeds_message and not is_queued:
                 return await self._store_body_temporarily(call)
             return call
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
-            raise
-
-    def _check_pickles(self, target: Target, principal: Principal, body: CallBody) -> None:
-        """Like `check_pickles`, for a body that has been received: a rejected call releases it."""
-        try:
-            check_pickles(target, principal)
-        except GpufnError:
-            if body.shared is not None and self._shared_bodies is not None:
-                self._shared_bodies.discard(body.shared)
             raise
 
     async def _read(
@@ -262,15 +249,14 @@ class Calls:
         if is_form or (is_raw and query):
             if is_form:
                 form = _new_form(content_type)
-                form_body = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
-                await _write_form(form, form_body)
+                data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                await _write_form(form, data)
                 arguments = form.arguments(target.signature)
             else:
                 assert raw_parameter is not None
                 arguments = query_arguments.arguments(query, target.signature, raw_parameter)
-                arguments[raw_parameter] = await self._bodies.read(
-                    headers, receive, may_share=may_share, is_queued=is_queued
-                )
+                data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                arguments[raw_parameter] = data
             content_type = media.MSGPACK
             body = self._bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
         else:
@@ -324,10 +310,10 @@ class Calls:
 
         Raises CapacityError if the store is full, BusUnavailable.
         """
-        if not call.exceeds_message or self._stored_bodies is None:
+        if not call.body.exceeds_message or self._stored_bodies is None:
             return call
-        reference = await self._stored_bodies.store(CallBody(call.body, call.shared), owner=invocation)
-        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
+        reference = await self._stored_bodies.store(call.body, owner=invocation)
+        return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
 
     async def _store_body_temporarily(self, call: PreparedCall) -> PreparedCall:
         """Like `store_body_for`, but the stored body expires, in case this gateway dies before it discards the call."""
@@ -335,11 +321,10 @@ class Calls:
             return call
         ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
         try:
-            body = CallBody(call.body, call.shared)
-            reference = await self._stored_bodies.store(body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
+            reference = await self._stored_bodies.store(call.body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
         finally:
             self.discard(call)
-        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
+        return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
 
     async def store_large_items(
         self, items: Sequence[bytes | memoryview], owner_of: Callable[[int], str], inline_bytes: int
@@ -356,17 +341,13 @@ class Calls:
 
     def discard(self, call: PreparedCall) -> None:
         """Release the large body of a call that has ended or was stored."""
-        if call.shared is not None and self._shared_bodies is not None:
-            self._shared_bodies.discard(call.shared)
+        self._bodies.discard(call.body)
         if call.reference is not None and self._stored_bodies is not None:
             self._stored_bodies.remove(call.reference)
 
-    def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
+    def queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
         """Context in which submitted calls are stored. Raises KeyLimitExceeded."""
-        return self._queueing(call.principal, call.target, calls)
-
-    def _queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
-        status = self.registry.status(target.name)
+        status = self.registry.statuses.get(target.name)
         return self.quotas.queueing(principal, admission.retry_after_s(target.revision, status), calls)
 
     @contextlib.asynccontextmanager
@@ -382,7 +363,7 @@ class Calls:
         try:
             if is_counted:
                 self.quotas.admit(principal)
-            async with self._queueing(principal, target):
+            async with self.queueing(principal, target):
                 yield
         except QueueFull:
             raise self.queue_full(target) from None
@@ -395,14 +376,14 @@ class Calls:
         return self.quotas.headers(call.principal)
 
     def queue_full(self, target: Target) -> GpufnError:
-        return admission.queue_full(target.revision, self.registry.status(target.name))
+        return admission.queue_full(target.revision, self.registry.statuses.get(target.name))
 
     def explain(self, target: Target, error: GpufnError) -> GpufnError:
         """Add details about the function to `error` of a queued call: why it waited, when to retry."""
         if isinstance(error, QueueFull):
             return self.queue_full(target)
         if isinstance(error, InvocationExpired):
-            return admission.expired(target.name, error, self.registry.status(target.name))
+            return admission.expired(target.name, error, self.registry.statuses.get(target.name))
         return error
 
     def _on_status(self, status: FunctionStatus) -> None:

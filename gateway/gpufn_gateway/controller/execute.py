@@ -19,6 +19,7 @@ from gpufn_core.errors import Conflict, PlatformError, RevisionNotFound
 from gpufn_core.ids import new_worker_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.controller.decide.actions import (
     Action,
     Delete,
@@ -34,7 +35,7 @@ from gpufn_gateway.controller.decide.actions import (
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, NotStored
 from gpufn_platform.bus.leader_lease import Lease
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
@@ -53,10 +54,8 @@ class ActionRunner:
         self,
         bus: Bus,
         world: World,
+        buckets: Buckets,
         *,
-        functions: KeyValue,
-        revisions: KeyValue,
-        assignments: KeyValue,
         versions: Mapping[str, int],
         lease: Lease,
         clock: Clock,
@@ -64,9 +63,7 @@ class ActionRunner:
     ) -> None:
         self._bus = bus
         self._world = world
-        self._functions = functions
-        self._revisions = revisions
-        self._assignments = assignments
+        self._buckets = buckets
         self._versions = versions
         self._lease = lease
         self._clock = clock
@@ -135,7 +132,7 @@ class ActionRunner:
 
         async def create() -> None:
             try:
-                await self._assignments.create(_key(assignment), encode(assignment))
+                await self._buckets.assignments.create(_key(assignment), encode(assignment))
             except PlatformError:
                 if not worker.version:  # if the record was stored after all, the watch reports it
                     self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
@@ -160,7 +157,7 @@ class ActionRunner:
             key = _key(worker.assignment)
             stored, version = worker.assignment, worker.version
             try:
-                while (entry := await self._assignments.get(key)) is not None:
+                while (entry := await self._buckets.assignments.get(key)) is not None:
                     stored, version = _assignment.decode(entry.value), entry.revision
                     if stored.epoch > self._lease.epoch:
                         # Another controller leads, and nothing acted on our change.
@@ -176,7 +173,7 @@ class ActionRunner:
                         reason=action.reason,
                     )
                     with contextlib.suppress(Conflict):
-                        await self._assignments.update(key, encode(updated), entry.revision)
+                        await self._buckets.assignments.update(key, encode(updated), entry.revision)
                         self._world.store.record_success()
                         log.info("asked a worker to %s: %s", updated.desired, action.reason, extra=_ids(action))
             except PlatformError:
@@ -191,7 +188,7 @@ class ActionRunner:
         worker = self._world.workers.get(action.worker)
         if worker is not None:
             log.warning("released the lease of a lost worker: %s", action.reason, extra={"worker": action.worker})
-            await self._assignments.delete(_key(worker.assignment))
+            await self._buckets.assignments.delete(_key(worker.assignment))
 
     async def _move(self, action: MoveServing) -> None:
         function = self._world.functions.get(action.function)
@@ -199,7 +196,7 @@ class ActionRunner:
             return
         moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
         try:
-            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            await self._buckets.functions.update(action.function, encode(moved), self._versions[action.function])
         except Conflict:
             return  # a deploy or `gpufn scale` wrote first; the watch reports it, and the next step decides again
         log.info("calls go to the new revision now: %s", action.reason, extra=_ids(action))
@@ -210,7 +207,7 @@ class ActionRunner:
             return
         moved = msgspec.structs.replace(function, active=function.serving, updated_at=self._clock.time())
         with contextlib.suppress(Conflict):  # as in `_move`
-            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            await self._buckets.functions.update(action.function, encode(moved), self._versions[action.function])
             log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
 
     async def _end_check(self, action: EndCheck) -> None:
@@ -225,17 +222,12 @@ class ActionRunner:
             return encode(msgspec.structs.replace(revision, state=state, check=check, error=action.error))
 
         with contextlib.suppress(RevisionNotFound):  # deleted in the meantime
-            await self._revisions.change(subjects.revision_key(action.function, action.revision), update)
+            await self._buckets.revisions.change(subjects.revision_key(action.function, action.revision), update)
             log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
 
     async def _end_queued(self, action: EndQueued) -> None:
         ended = await queue_position.end_queued(
-            self._bus,
-            action.function,
-            action.revision,
-            kind=action.kind,
-            error=action.error,
-            now=self._clock.time(),
+            self._bus, action.function, action.revision, kind=action.kind, error=action.error, now=self._clock.time()
         )
         if ended:
             log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
-from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +26,7 @@ from gpufn_core.domain.worker import Assignment
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
+from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import undecided
 from gpufn_gateway.controller.execute import ActionRunner
@@ -34,7 +34,7 @@ from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, Message, NotStored
 from gpufn_platform.bus.leader_lease import Lease
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock
 
@@ -55,55 +55,34 @@ _assignment = msgspec.msgpack.Decoder(Assignment)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 _worker_event = msgspec.msgpack.Decoder(WorkerEvent)
-
-T = TypeVar("T")
+_DEFAULT_LIMITS = Limits()
 
 
 class Controller:
     def __init__(
-        self,
-        bus: Bus,
-        *,
-        functions: KeyValue,
-        revisions: KeyValue,
-        assignments: KeyValue,
-        leases: KeyValue,
-        name: str,
-        clock: Clock,
-        limits: Limits | None = None,
+        self, bus: Bus, buckets: Buckets, *, name: str, clock: Clock, limits: Limits = _DEFAULT_LIMITS
     ) -> None:
         self._bus = bus
-        self._functions = functions
-        self._revisions = revisions
-        self._assignments = assignments
+        self._buckets = buckets
         self._clock = clock
         self._name = name
-        self._limits = limits or Limits()
-        self._lease = Lease(leases, "controller", name)
+        self._limits = limits
+        self._lease = Lease(buckets.leases, "controller", name)
         self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
-        self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record
+        self._versions: dict[str, int] = {}  # of the function records
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
         self._poke_all = False
         self._was_leading = False
         self._loaded = False
         self._runner = ActionRunner(
-            bus,
-            self.world,
-            functions=functions,
-            revisions=revisions,
-            assignments=assignments,
-            versions=self._records,
-            lease=self._lease,
-            clock=clock,
-            on_change=self._poke,
+            bus, self.world, buckets, versions=self._versions, lease=self._lease, clock=clock, on_change=self._poke
         )
 
     def __repr__(self) -> str:
         return f"<Controller {self._name} [{'leads' if self._was_leading else 'stands by'}] {self.world!r}>"
 
-    @property
     def leads(self) -> bool:
         """Return whether this controller leads. Reliable: the lease expires by our own clock."""
         return self._lease.is_held(self._clock.monotonic())
@@ -121,22 +100,21 @@ class Controller:
     # --- receive ---
 
     def _listen(self, stack: contextlib.AsyncExitStack) -> None:
-        bus = self._bus
         for subject, handler in (
             (subjects.WAKEUPS, self._on_wakeup),
             (subjects.NODE_REPORTS, decoded(_node_report, self._on_node_report)),
             (subjects.RUNNER_REPORTS, decoded(_runner_report, self._on_runner_report)),
             (subjects.WORKER_EVENTS, decoded(_worker_event, self._on_event)),
         ):
-            stack.callback(bus.subscribe(subject, handler).unsubscribe)
-        stack.callback(bus.on_reconnect(self._on_reconnect))
+            stack.callback(self._bus.subscribe(subject, handler).unsubscribe)
+        stack.callback(self._bus.on_reconnect(lambda: self.world.reset_silence(self._clock.monotonic())))
 
     async def _load(self, stack: contextlib.AsyncExitStack) -> None:
         """Load revisions before the Functions that point at them, and Functions before the workers that run them."""
         for bucket, on_change in (
-            (self._revisions, self._on_revision),
-            (self._functions, self._on_function),
-            (self._assignments, self._on_assignment),
+            (self._buckets.revisions, self._on_revision),
+            (self._buckets.functions, self._on_function),
+            (self._buckets.assignments, self._on_assignment),
         ):
             while True:
                 try:
@@ -151,12 +129,11 @@ class Controller:
 
     def _on_function(self, name: str, entry: Entry | None) -> None:
         if entry is None:
-            self._records.pop(name, None)
+            self._versions.pop(name, None)
             self._reports.forget(name)
-            self.world.on_function(name, None)
         else:
-            self._records[name] = entry.revision
-            self.world.on_function(name, _function.decode(entry.value))
+            self._versions[name] = entry.revision
+        self.world.on_function(name, None if entry is None else _function.decode(entry.value))
         self._poke(name)
 
     def _on_revision(self, key: str, entry: Entry | None) -> None:
@@ -189,9 +166,6 @@ class Controller:
     def _on_event(self, event: WorkerEvent) -> None:
         self.world.on_event(event, self._clock.monotonic())
         self._poke(event.function, *self.world.waiting)
-
-    def _on_reconnect(self) -> None:
-        self.world.reset_silence(self._clock.monotonic())
 
     # --- step ---
 

@@ -156,10 +156,10 @@ class Registry:
             self.on_status(status)
 
     def receive_node_report(self, report: NodeReport) -> None:
-        self._nodes.put(report.node, report)
+        self._nodes.put(report)
 
     def receive_runner_report(self, report: RunnerReport) -> None:
-        self._runners.put(report.node, report)
+        self._runners.put(report)
         self.on_runner_report(report)
 
     # --- queries -----------------------------------------------------------------------------------------------------
@@ -214,9 +214,6 @@ class Registry:
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of the existing revisions, in order. The highest ever is kept as a tombstone."""
         return sorted(self.revisions.get(name, ()))
-
-    def status(self, name: str) -> FunctionStatus | None:
-        return self.statuses.get(name)
 
     def ready_workers(self, function: Function) -> int | None:
         """Return the READY workers of the serving revision; None while unknown."""

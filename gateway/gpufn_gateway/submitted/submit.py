@@ -78,7 +78,7 @@ class Submissions:
     ) -> CallRecord:
         self._disk.check_room()
         try:
-            async with self._calls.queueing(call):
+            async with self._calls.queueing(call.principal, call.target):
                 return await self._store(call, invocation, deadline, webhook)
         except KeyLimitExceeded as error:
             if invocation is not None and await call_records.read(self._bus, invocation) is not None:
@@ -89,7 +89,7 @@ class Submissions:
     async def _store(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
-        if call.exceeds_message:
+        if call.body.exceeds_message:
             invocation = invocation or new_invocation_id()  # needed first: the stored body belongs to this id
             call = await self._calls.store_body_for(call, invocation)
         try:
@@ -211,7 +211,7 @@ class Submissions:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
         view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
-            function = self._calls.registry.status(record.function)
+            function = self._calls.registry.statuses.get(record.function)
             view["waiting"] = call_views.wait_reason(record, function, self._calls.clock.time(), holder=holder)
         return view
 
@@ -229,7 +229,9 @@ class Submissions:
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
-            view |= call_views.wait_fields(record, place, spec, registry.status(record.function), now, holder=holder)
+            view |= call_views.wait_fields(
+                record, place, spec, registry.statuses.get(record.function), now, holder=holder
+            )
         return view
 
     async def _locate(self, record: CallRecord) -> tuple[int | None, CallLocation | None]:

@@ -56,7 +56,7 @@ def test_a_deleted_function_is_gone_and_told(gateway: Any) -> None:
     gateway.registry.on_function("embed", None)
     with pytest.raises(FunctionNotFound):
         gateway.registry.resolve("embed")
-    assert (told, gateway.registry.status("embed")) == (["embed"], None)
+    assert (told, gateway.registry.statuses.get("embed")) == (["embed"], None)
 
 
 def test_spellings_do_not_fill_the_memory(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,21 +72,21 @@ def test_a_controller_is_heard_whose_bus_has_begun_anew_and_counts_from_one(gate
     gateway.report(make.status("a", ready=0), epoch=3)
     assert gateway.registry.has_fresh_controller_report()
     gateway.report(make.status("a", ready=1), epoch=2)
-    assert gateway.registry.status("a").workers.ready == 0
+    assert gateway.registry.statuses.get("a").workers.ready == 0
 
 
 def test_reports_replace_or_add(gateway: Any, make: Any) -> None:
     gateway.report(make.status("a"), make.status("b"))
     gateway.report(make.status("b", ready=3), partial=True)
-    assert [gateway.registry.status(name).workers.ready for name in ("a", "b")] == [1, 3]
+    assert [gateway.registry.statuses.get(name).workers.ready for name in ("a", "b")] == [1, 3]
     gateway.report(make.status("b", ready=2))
-    assert gateway.registry.status("a") is None
+    assert gateway.registry.statuses.get("a") is None
 
 
 def test_a_controller_that_leads_no_more_is_not_heard(gateway: Any, make: Any) -> None:
     gateway.report(make.status("a", ready=2), epoch=7)
     gateway.report(make.status("a", ready=0), epoch=6)
-    assert gateway.registry.status("a").workers.ready == 2
+    assert gateway.registry.statuses.get("a").workers.ready == 2
 
 
 def test_ready_workers_are_unknown_without_fresh_news_of_the_serving_revision(gateway: Any, make: Any) -> None:

@@ -27,7 +27,7 @@ METRICS = DeviceMetrics(
 
 def _told(gateway: Any) -> None:
     gateway.registry.receive_node_report(REPORT)
-    gateway.registry.device_reports.take(DeviceReport("n1", 1.0, (METRICS,)))
+    gateway.registry.device_reports.latest.put(DeviceReport("n1", 1.0, (METRICS,)))
 
 
 async def _samples(gateway: Any) -> dict[str, float]:

@@ -42,14 +42,14 @@ from gpufn_gateway.controller.decide.actions import (
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
 from gpufn_gateway.controller.decide.policy import ScaleDecision
-from gpufn_gateway.controller.decide.preemption import Resumption, Room
+from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
 from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import Unplaced
 from gpufn_gateway.controller.placement.node_choice import NoRoom
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.views import WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
@@ -74,16 +74,14 @@ class _Step:
         self.removals = Removals(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
-        self._room: Room | None = None
+        self._allocator: Allocator | None = None
 
     def run(self, only: Iterable[str] | None) -> Plan:
-        names: Iterable[str]
-        if only is None:
+        names = only
+        if names is None:
             self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
-        else:
-            names = only
         for name in sorted(names):
             with self._isolated(name):
                 function = self.world.functions.get(name)
@@ -109,7 +107,7 @@ class _Step:
                     self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        status_writer = StatusWriter(self.world, self.now, self._room)
+        status_writer = StatusWriter(self.world, self.now, self._allocator)
         statuses: dict[str, FunctionStatus] = {}
         for name, decisions in list(self.decided.items()):
             with self._isolated(name):
@@ -212,7 +210,7 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            wanted=Wanted.from_revision(record),
+            requirements=Requirements.from_revision(record),
             view=decided.view,
             missing=allowed,
             calls=calls,
@@ -280,8 +278,8 @@ class _Step:
         if not self.needs:
             return []
         world, now = self.world, self.now
-        room = self._room = Room(world, now, self.limits, self.removals)
-        reports = nodes = room.reports
+        allocator = self._allocator = Allocator(world, now, self.limits, self.removals)
+        reports = nodes = allocator.reports
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node
@@ -297,7 +295,7 @@ class _Step:
             next_round: list[Need] = []
             for need in round_:
                 with self._isolated(need.key[0]):
-                    result = room.grant(need, nodes)
+                    result = allocator.grant(need, nodes)
                     if isinstance(result, NoRoom):
                         need.is_slot_limited = len(nodes) < len(reports)
                         need.has_no_room = True
@@ -320,20 +318,21 @@ class _Step:
 
     def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
         """Explain once per kind of request: hundreds of functions may wait, and each look covers a thousand nodes."""
-        room = self._room
-        if room is None:
+        allocator = self._allocator
+        if allocator is None:
             return
-        needs = {room.explanation_key(need): need for need in without_room if not need.is_slot_limited}
-        wanted = {key: functools.partial(room.explain, need) for key, need in needs.items()}
-        texts = self.world.shortages.explain(wanted, len(room.reports), renew=is_full)
+        needs = {allocator.explanation_key(need): need for need in without_room if not need.is_slot_limited}
+        wanted = {key: functools.partial(allocator.explain, need) for key, need in needs.items()}
+        texts = self.world.shortages.explain(wanted, len(allocator.reports), renew=is_full)
         for need in without_room:
-            need.no_room = texts.get(room.explanation_key(need), "")
+            need.no_room = texts.get(allocator.explanation_key(need), "")
 
     def _note_unplaced(self, without_room: list[Need]) -> None:
         """Remember the failure. The calls may expire, and then nothing else reports that no node can run them."""
         for need in without_room:
-            if self._room is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
-                need.view.unplaced = Unplaced(self.now, need.wanted, need.no_room or NO_ROOM, self._room.reports)
+            if self._allocator is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
+                why, offers = need.no_room or NO_ROOM, self._allocator.reports
+                need.view.unplaced = Unplaced(self.now, need.requirements, why, offers)
         noted = [
             (decided.key[0], decided.view, decided.view.unplaced)
             for decisions in self.decided.values()
@@ -355,24 +354,24 @@ class _Step:
             for need in waiting
             if (need.calls or need.waits_for_first or need.is_next) and not need.is_slot_limited
         ]
-        if not waiting or self._room is None:
+        if not waiting or self._allocator is None:
             return
-        room = self._room
-        room.count_leaving()
-        parked, idle = room.parked_workers(), room.idle_workers()
+        allocator = self._allocator
+        allocator.count_leaving()
+        parked, idle = allocator.parked_workers(), allocator.idle_workers()
         for need in waiting:
             with self._isolated(need.key[0]):
                 include_busy = self._has_lost_patience(need)
-                if room.claim(need) or not room.can_make(need, include_busy=include_busy):
+                if allocator.claim(need) or not allocator.can_make(need, include_busy=include_busy):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
-                surplus = room.surplus_of_others(need)
+                surplus = allocator.surplus_of_others(need)
                 if need.is_next and not need.waits_for_first:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not room.evict_for(need, others) and not (include_busy and room.evict_for(need, surplus)):
-                    room.record_not_made(need, include_busy=include_busy)
+                if not allocator.evict_for(need, others) and not (include_busy and allocator.evict_for(need, surplus)):
+                    allocator.record_not_made(need, include_busy=include_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
         """Return idle workers of other revisions of the function. For a revision that failed to start, return only

@@ -13,7 +13,7 @@ from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Decided, Need
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of
-from gpufn_gateway.controller.decide.preemption import Room
+from gpufn_gateway.controller.decide.preemption import Allocator
 from gpufn_gateway.controller.state.views import RevisionView
 from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED
@@ -24,12 +24,12 @@ _WAITS_FOR_OWN = "all running calls wait for other calls of this function and ho
 
 
 class StatusWriter:
-    """`room` is the Room of this step; None if no worker was missing."""
+    """`allocator` is the one of this step; None if no worker was missing."""
 
-    def __init__(self, world: World, now: float, room: Room | None) -> None:
+    def __init__(self, world: World, now: float, allocator: Allocator | None) -> None:
         self._world = world
         self._now = now
-        self._room = room
+        self._allocator = allocator
         self._counted: dict[bool, Counter[str]] = {}
 
     def status(self, function: Function, decisions: Sequence[Decided], note: str | None) -> FunctionStatus:
@@ -37,6 +37,7 @@ class StatusWriter:
         view, decision = serving.view, serving.decision
         draining = sum(len(decided.view.in_state(WorkerState.DRAINING)) for decided in decisions)
         circuit = view.circuit
+        reasons = (decision.reason, note, self._failed(view), self._unplaced(serving), self._parked(serving))
         return FunctionStatus(
             function=function.name,
             serving=function.serving,
@@ -44,7 +45,7 @@ class StatusWriter:
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
-            reason="; ".join(filter(None, (decision.reason, note, *self._details(serving)))),
+            reason="; ".join(filter(None, reasons)),
             terms=decision.terms,
             waiting=self._waiting(serving),
             waiting_of={
@@ -64,9 +65,6 @@ class StatusWriter:
         circuit = next(decided for decided in decisions if decided.key[1] == number).view.circuit
         is_failing = circuit.state(self._now) is not CircuitState.CLOSED
         return NextRevision(number, circuit.last_error if is_failing else None)
-
-    def _details(self, decided: Decided) -> tuple[str, str, str]:
-        return self._failed(decided.view), self._unplaced(decided), self._parked(decided)
 
     def _unplaced(self, decided: Decided) -> str:
         """Return why its last call got no worker, once no call waits for one any longer."""
@@ -125,9 +123,9 @@ class StatusWriter:
 
     def _held_by(self, need: Need) -> str:
         """Name the functions that hold the room, if an empty node would have some."""
-        if self._room is None or not self._room.fits_empty_node(need):
+        if self._allocator is None or not self._allocator.fits_empty_node(need):
             return ""
-        holders = self._holders(of_gpus=bool(need.wanted.resources.gpu))
+        holders = self._holders(of_gpus=bool(need.requirements.resources.gpu))
         texts = [self._holder(name, count) for name, count in holders.most_common(_MAX_HOLDERS)]
         if more := len(holders) - len(texts):
             texts.append(f"{more} more")

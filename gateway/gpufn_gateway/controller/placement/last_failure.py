@@ -9,7 +9,7 @@ import msgspec
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, place
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.leases import LeaseBook
 
 
@@ -18,7 +18,7 @@ class Unplaced(msgspec.Struct, frozen=True):
     that step, `offers` are the node reports of that time."""
 
     at: float
-    wanted: Wanted
+    requirements: Requirements
     why: str
     offers: Sequence[NodeReport]
 
@@ -28,16 +28,8 @@ class Unplaced(msgspec.Struct, frozen=True):
         if offers == self.offers:  # almost always the same objects, which compare in a few microseconds
             return self
         known = {id(offer) for offer in self.offers}
-        wanted = self.wanted
-        result = place(
-            wanted.resources,
-            [offer for offer in offers if id(offer) not in known],
-            LeaseBook(),
-            limits,
-            engine_kinds=wanted.engine_kinds,
-            in_container=wanted.in_container,
-            best=False,
-        )
+        new = [offer for offer in offers if id(offer) not in known]
+        result = place(self.requirements, new, LeaseBook(), limits, best=False)
         return msgspec.structs.replace(self, offers=offers) if isinstance(result, NoRoom) else None
 
     def in_words(self, now: float) -> str:

@@ -20,10 +20,10 @@ from gpufn_gateway.controller.decide.actions import Action, Decided, Drain, Park
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import Placement, can_resume, place
+from gpufn_gateway.controller.placement.node_choice import Placement, can_resume
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook
 from gpufn_gateway.controller.state.world import World
-from tests.gateway.controller.known_worlds import why_no_room
+from tests.gateway.controller.known_worlds import place, why_no_room
 from tests.gateway.controller.simulation import GIB, Sim, cpu, function, gpu, node, revision
 
 PARKS = ScalingPolicy(idle_timeout_s=10, park_timeout_s=100, max_workers=2)

@@ -19,9 +19,9 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import has_kind
-from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import Lease, LeaseBook
-from tests.gateway.controller.known_worlds import why_no_room
+from tests.gateway.controller.known_worlds import place, why_no_room
 from tests.gateway.controller.simulation import GIB, cpu, gpu
 
 MPS = NodeFacts(mps=MpsLevel.V2)
@@ -30,6 +30,9 @@ NVLINK, SWITCH, HOST = LinkKind.NVLINK, LinkKind.SWITCH, LinkKind.HOST
 
 def mps_node(*gpus: Device, facts: NodeFacts = MPS, links: tuple[DeviceLink, ...] = ()) -> NodeReport:
     return NodeReport("a", 0.0, (cpu(64, 512 * GIB), *gpus), links=links, facts=facts)
+
+
+_LIMITS = Limits()
 
 
 def part(vram: float, sm: int | None = None, domain: str = "") -> Resources:
@@ -42,7 +45,7 @@ def held(
     return Lease(worker, "a", DeviceShare("cpu", 0.1, 1, (uuid,), mode, int(vram * GIB), sm, domain))
 
 
-def told(resources: Resources, node: NodeReport, *leases: Lease, limits: Limits | None = None) -> object:
+def told(resources: Resources, node: NodeReport, *leases: Lease, limits: Limits = _LIMITS) -> object:
     found = place(resources, [node], LeaseBook(leases), limits)
     return (
         found.share.gpus if isinstance(found, Placement) else why_no_room(resources, [node], LeaseBook(leases), limits)

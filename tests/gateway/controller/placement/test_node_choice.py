@@ -8,9 +8,9 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import has_kind
-from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, NodeUse
-from tests.gateway.controller.known_worlds import why_no_room
+from tests.gateway.controller.known_worlds import place, why_no_room
 from tests.gateway.controller.simulation import GIB, cpu, gpu, node
 
 
