@@ -94,7 +94,7 @@ class RouteError(errors.RequestError):
 class KeyLimitExceeded(errors.RateLimited):
     """RateLimited, with the RateLimit header fields of the API key."""
 
-    def __init__(self, message: str, *, retry_after_s: float, headers: Headers) -> None:
+    def __init__(self, message: str, retry_after_s: float, headers: Headers) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.headers = headers
 

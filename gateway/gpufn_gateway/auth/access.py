@@ -172,6 +172,5 @@ def _check_scope(scope: str) -> None:
     if scope in SCOPES or (kind == "invoke" and colon and is_function_name(function)):
         return
     raise InvalidInput(
-        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",
-        field="scopes",
+        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin", field="scopes"
     )

@@ -185,17 +185,13 @@ class Collection:
             unnamed[bucket] = [blob for blob in blobs if blob.put_at < before and blob.digest not in named]
         if not any(unnamed.values()):
             return
-        stored = await self._stored()
+        stored = rules.named_blobs(
+            await records(self._buckets.revisions, _revision),
+            await records(self._buckets.builds, _build),
+            await records(self._buckets.engines, _manifest),
+        )
         for bucket, blobs in unnamed.items():
             removable = [blob for blob in blobs if blob.digest not in stored[bucket]]
             freed = sum([blob.size for blob in removable if await object_store.remove(self._bus, bucket, blob)])
             if removable:
                 log.info("removed %d unreferenced blobs of %s: %d bytes", len(removable), bucket, freed)
-
-    async def _stored(self) -> dict[str, set[str]]:
-        """Return the blobs that the stored records name."""
-        return rules.named_blobs(
-            await records(self._buckets.revisions, _revision),
-            await records(self._buckets.builds, _build),
-            await records(self._buckets.engines, _manifest),
-        )

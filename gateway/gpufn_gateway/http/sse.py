@@ -100,7 +100,7 @@ class CallStream:
     ) -> None:
         """Run the call so that a client can reconnect and continue after item `after`. Raises as `run`."""
         call = self._call
-        digest = request_digest(call.target.name, call.target.method.name, call.body)
+        digest = request_digest(call.target.name, call.target.method.name, call.body.data)
         with streams.reading(key, digest, after, self._start) as reader:
             await self._send(reader, receive, send)
 

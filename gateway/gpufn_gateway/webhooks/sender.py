@@ -108,17 +108,6 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
                 continue
         return await self._connect.connect_tcp(allowed[-1], port, timeout, local_address, socket_options)
 
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise AddressRefused("no webhook is sent to a unix socket")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
 
 async def _resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a name. Raises ReceiverUnreachable if it has none, OSError if the lookup fails."""
