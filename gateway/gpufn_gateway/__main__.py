@@ -222,8 +222,8 @@ class _Gateway:
         self._invoke = Invoke(self._calls, self._submissions)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
-            bus,
-            services.buckets,
+            bus=bus,
+            buckets=services.buckets,
             registry=registry,
             builds=services.builds,
             artifacts=self._artifacts,
@@ -261,7 +261,7 @@ class _Gateway:
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
-                counters=self._telemetry,
+                telemetry=self._telemetry,
                 access=access,
                 keys=buckets.keys,
                 bodies=bodies,

@@ -22,7 +22,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import CallLocation, LocateCall, LogLine, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
@@ -129,7 +129,7 @@ async def test_serving_moves_at_once_only_when_nobody_is_warm_and_nothing_is_che
         await until_async(lambda: name in gateway.registry.functions)
         if ready is not None:
             gateway.report(make.status(name, ready=ready))
-        function = await gateway.deploys.deploy(make.spec(name), DIGEST, How(check=check))
+        function = await gateway.deploys.deploy(make.spec(name), DIGEST, DeployOptions(check=check))
         assert (function.active, function.serving, function.latest) == (2, serving, 2)
 
 

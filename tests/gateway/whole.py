@@ -119,8 +119,8 @@ class Whole:
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.deploys = Deploys(
-            bus,
-            buckets,
+            bus=bus,
+            buckets=buckets,
             registry=self.registry,
             builds=self.builds,
             artifacts=self.artifacts,
@@ -149,7 +149,7 @@ class Whole:
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
-                counters=telemetry,
+                telemetry=telemetry,
                 access=self.access,
                 keys=buckets.keys,
                 bodies=bodies,

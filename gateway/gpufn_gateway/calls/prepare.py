@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -126,35 +127,25 @@ class PreparedCall(msgspec.Struct, frozen=True):
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class Calls:
     """Prepares, starts and discards calls."""
 
-    def __init__(
-        self,
-        *,
-        bus: Publisher,
-        queue: Queue,
-        registry: Registry,
-        access: Access,
-        telemetry: Telemetry,
-        bodies: CallBodies,
-        clock: Clock,
-        quotas: QuotaSync,
-        shared_bodies: GatewaySharedBodies | None = None,
-        stored_bodies: StoredBodies | None = None,
-    ) -> None:
-        self.queue = queue
-        self.quotas = quotas
-        self._shared_bodies = shared_bodies
-        self._stored_bodies = stored_bodies
-        self.clock = clock
-        self.telemetry = telemetry
-        self.access = access
-        self.registry = registry
-        self._wakeup = ColdStartWakeup(bus, registry, clock)
-        self._bodies = bodies
-        registry.on_status = self._on_status
-        registry.on_key_deleted = quotas.forget
+    bus: Publisher
+    queue: Queue
+    registry: Registry
+    access: Access
+    telemetry: Telemetry
+    bodies: CallBodies
+    clock: Clock
+    quotas: QuotaSync
+    shared_bodies: GatewaySharedBodies | None = None
+    stored_bodies: StoredBodies | None = None
+
+    def __post_init__(self) -> None:
+        self._wakeup = ColdStartWakeup(self.bus, self.registry, self.clock)
+        self.registry.on_status = self._on_status
+        self.registry.on_key_deleted = self.quotas.forget
 
     async def prepare(
         self,
@@ -198,7 +189,7 @@ class Calls:
                 try:
                     check_pickles(target, principal)
                 except GpufnError:
-                    self._bodies.discard(arguments.body)
+                    self.bodies.discard(arguments.body)
                     raise
             now = self.clock.time()
             call = PreparedCall(
@@ -235,9 +226,9 @@ class Calls:
             raise UnsupportedMediaType("Send the body unencoded, without Content-Encoding.")
         content_type = negotiation.body_kind(headers.get(b"content-type"))
         if content_type is media.JSON:
-            data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
+            data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, may_share=may_share, is_queued=is_queued)
+            body = self.bodies.wrap(data, may_share=may_share, is_queued=is_queued)
             return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
         raw_parameter = target.method.raw_parameter
         is_raw = not negotiation.is_arguments(content_type)
@@ -249,18 +240,18 @@ class Calls:
         if is_form or (is_raw and query):
             if is_form:
                 form = _new_form(content_type)
-                data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
                 await _write_form(form, data)
                 arguments = form.arguments(target.signature)
             else:
                 assert raw_parameter is not None
                 arguments = query_arguments.arguments(query, target.signature, raw_parameter)
-                data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
                 arguments[raw_parameter] = data
             content_type = media.MSGPACK
-            body = self._bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
+            body = self.bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
         else:
-            body = await self._bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
+            body = await self.bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
         return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
@@ -290,38 +281,38 @@ class Calls:
 
     def result(self, reply: ResultReply, body: bytes) -> bytes | SharedBodyReader:
         """Return the result's bytes, or a reader that the caller must close. Raises ArtifactUnavailable."""
-        if not reply.shared_body or self._shared_bodies is None:
+        if not reply.shared_body or self.shared_bodies is None:
             return body
-        return self._shared_bodies.open_result(reply.shared_body)
+        return self.shared_bodies.open_result(reply.shared_body)
 
     def stored_result(self, reply: ResultReply) -> AsyncGenerator[bytes, None] | None:
         """Return the parts of a result that was too large for the reply, else None. Raises ArtifactUnavailable."""
-        if reply.reference is None or self._stored_bodies is None:
+        if reply.reference is None or self.stored_bodies is None:
             return None
-        return self._stored_bodies.result(reply.reference)
+        return self.stored_bodies.result(reply.reference)
 
     def discard_result(self, reply: ResultReply) -> None:
         """Remove a stored result that the client has received."""
-        if reply.reference is not None and self._stored_bodies is not None:
-            self._stored_bodies.remove_result(reply.reference)
+        if reply.reference is not None and self.stored_bodies is not None:
+            self.stored_bodies.remove_result(reply.reference)
 
     async def store_body_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
         """Store the body for `invocation` if it is too large for a message. The code that ends the call removes it.
 
         Raises CapacityError if the store is full, BusUnavailable.
         """
-        if not call.body.exceeds_message or self._stored_bodies is None:
+        if not call.body.exceeds_message or self.stored_bodies is None:
             return call
-        reference = await self._stored_bodies.store(call.body, owner=invocation)
+        reference = await self.stored_bodies.store(call.body, owner=invocation)
         return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
 
     async def _store_body_temporarily(self, call: PreparedCall) -> PreparedCall:
         """Like `store_body_for`, but the stored body expires, in case this gateway dies before it discards the call."""
-        if self._stored_bodies is None:
+        if self.stored_bodies is None:
             return call
         ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
         try:
-            reference = await self._stored_bodies.store(call.body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
+            reference = await self.stored_bodies.store(call.body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
         finally:
             self.discard(call)
         return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
@@ -335,15 +326,15 @@ class Calls:
         """
         references_by_index: dict[int, BodyReference] = {}
         for index, item in enumerate(items):
-            if len(item) > inline_bytes and self._stored_bodies is not None:
-                references_by_index[index] = await self._stored_bodies.store_bytes(item, owner=owner_of(index))
+            if len(item) > inline_bytes and self.stored_bodies is not None:
+                references_by_index[index] = await self.stored_bodies.store_bytes(item, owner=owner_of(index))
         return references_by_index
 
     def discard(self, call: PreparedCall) -> None:
         """Release the large body of a call that has ended or was stored."""
-        self._bodies.discard(call.body)
-        if call.reference is not None and self._stored_bodies is not None:
-            self._stored_bodies.remove(call.reference)
+        self.bodies.discard(call.body)
+        if call.reference is not None and self.stored_bodies is not None:
+            self.stored_bodies.remove(call.reference)
 
     def queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
         """Context in which submitted calls are stored. Raises KeyLimitExceeded."""

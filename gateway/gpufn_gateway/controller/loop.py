@@ -77,7 +77,13 @@ class Controller:
         self._was_leading = False
         self._loaded = False
         self._runner = ActionRunner(
-            bus, self.world, buckets, versions=self._versions, lease=self._lease, clock=clock, on_change=self._poke
+            bus=bus,
+            world=self.world,
+            buckets=buckets,
+            versions=self._versions,
+            lease=self._lease,
+            clock=clock,
+            on_change=self._poke,
         )
 
     def __repr__(self) -> str:

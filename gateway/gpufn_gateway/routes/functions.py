@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.auth.access import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.functions.deploys import Deploys, How
+from gpufn_gateway.functions.deploys import DeployOptions, Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
@@ -50,25 +51,15 @@ from gpufn_platform.queue import queue_position
 _log_line = msgspec.msgpack.Decoder(LogLine)
 
 
+@dataclass(kw_only=True, eq=False)
 class FunctionRoutes:
-    def __init__(
-        self,
-        *,
-        bus: Bus,
-        registry: Registry,
-        deploys: Deploys,
-        builds: Builds,
-        submissions: Submissions,
-        bodies: BodyReader,
-        bundle_bodies: BodyReader,
-    ) -> None:
-        self._bus = bus
-        self._registry = registry
-        self._deploys = deploys
-        self._builds = builds
-        self._submissions = submissions
-        self._bodies = bodies
-        self._bundle_bodies = bundle_bodies
+    bus: Bus
+    registry: Registry
+    deploys: Deploys
+    builds: Builds
+    submissions: Submissions
+    bodies: BodyReader
+    bundle_bodies: BodyReader
 
     def routes(self) -> list[Route]:
         one = "/v1/functions/{fn}"
@@ -90,12 +81,12 @@ class FunctionRoutes:
 
     async def index(self, request: Request) -> Response:
         include_env = _wants_env_values(request)
-        functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
+        functions = sorted(self.registry.functions.values(), key=lambda function: function.name)
         return json_response({"functions": [self._view(function, include_env) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
-        body = await read_json(request, Deploy, self._bodies)
+        body = await read_json(request, Deploy, self.bodies)
         spec_json = bytes(body.spec)
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
@@ -104,13 +95,13 @@ class FunctionRoutes:
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
-        how = How(check=body.check, source=source, replace=body.replace, code=body.code)
+        options = DeployOptions(check=body.check, source=source, replace=body.replace, code=body.code)
         if spec.models:
-            revision = await self._deploys.build(spec, bundle, how)
+            revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
             view = {"function": revision.function, "revision": revision.number, "state": revision.state}
             return json_response(view | {"builds": revision.builds}, 202, {"Location": url})
-        function = await self._deploys.deploy(spec, bundle, how)
+        function = await self.deploys.deploy(spec, bundle, options)
         return json_response(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
@@ -118,26 +109,26 @@ class FunctionRoutes:
 
     async def delete(self, request: Request) -> Response:
         name = function_name(request.path_params["fn"])
-        await self._deploys.delete(name if self._registry.is_being_built(name) else self._function(request).name)
+        await self.deploys.delete(name if self.registry.is_being_built(name) else self._function(request).name)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
         function = self._function(request)
-        revisions = sorted(self._registry.revisions.get(function.name, {}).items())
+        revisions = sorted(self.registry.revisions.get(function.name, {}).items())
         views = [_revision_view(revision, function) for _, revision in revisions]
         return json_response({"revisions": views})
 
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
         requested = whole_number(request.path_params["number"], 9)
-        revision = self._registry.revision(request.path_params["fn"], -1 if requested is None else requested)
-        known = self._builds.known
-        function = self._registry.functions.get(revision.function)
+        revision = self.registry.revision(request.path_params["fn"], -1 if requested is None else requested)
+        known = self.builds.known
+        function = self.registry.functions.get(revision.function)
         return json_response(
             {
                 **_revision_view(revision, function),
                 "function": revision.function,
-                "builds": [build_view(self._builds, known[build]) for build in revision.builds if build in known],
+                "builds": [build_view(self.builds, known[build]) for build in revision.builds if build in known],
                 "engines": revision.engines,
                 "error": revision.error,
                 "check": revision.check,
@@ -146,13 +137,13 @@ class FunctionRoutes:
         )
 
     async def rollback(self, request: Request) -> Response:
-        body = await read_json(request, Rollback, self._bodies)
-        return json_response(self._view(await self._deploys.rollback(self._function(request).name, body.revision)))
+        body = await read_json(request, Rollback, self.bodies)
+        return json_response(self._view(await self.deploys.rollback(self._function(request).name, body.revision)))
 
     async def scale(self, request: Request) -> Response:
-        body = await read_json(request, Scale, self._bodies)
+        body = await read_json(request, Scale, self.bodies)
         name = self._function(request).name
-        return json_response(self._view(await self._deploys.scale(name, body.min_workers, body.max_workers)))
+        return json_response(self._view(await self.deploys.scale(name, body.min_workers, body.max_workers)))
 
     async def why(self, request: Request) -> Response:
         function = self._function(request)
@@ -169,7 +160,7 @@ class FunctionRoutes:
 
     async def _queued_by_priority(self, function: Function) -> dict[Priority, int] | None:
         try:
-            stored = await queue_position.stored(self._bus, function.name, function.serving)
+            stored = await queue_position.stored(self.bus, function.name, function.serving)
         except BusUnavailable:
             return None
         return {
@@ -183,24 +174,24 @@ class FunctionRoutes:
         tail = int(number(request, "tail", 100, 0, MAX_LOG_LINES))
         follow = flag(request, "follow")
         # Get the last sequence before the history is read, so that no line between the two is missed.
-        info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
+        info = await self.bus.js(f"STREAM.INFO.{subjects.LOGS}")
         lines = self._log_lines(function.name, tail, int(info["state"]["last_seq"]), follow=follow)
         return StreamedResponse([(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")], lines)
 
     async def _log_lines(self, function: str, tail: int, last_seq: int, *, follow: bool) -> AsyncIterator[bytes]:
         subject = subjects.logs(function)
-        for message in await stream_scan.newest(self._bus, subjects.LOGS, subject, last=tail):
+        for message in await stream_scan.newest(self.bus, subjects.LOGS, subject, last=tail):
             last_seq = max(last_seq, message.seq)
             yield _json_line(message)
         if follow:
-            async for message in streams.follow(self._bus, subjects.LOGS, subject, since_seq=last_seq + 1):
+            async for message in streams.follow(self.bus, subjects.LOGS, subject, since_seq=last_seq + 1):
                 yield _json_line(message)
 
     async def calls(self, request: Request) -> Response:
-        return await list_calls(request, self._submissions, self._function(request).name)
+        return await list_calls(request, self.submissions, self._function(request).name)
 
     async def has_bundle(self, request: Request) -> Response:
-        exists = await self._deploys.has_bundle(digest_in(request, "the bundle"))
+        exists = await self.deploys.has_bundle(digest_in(request, "the bundle"))
         return Response(status_code=200 if exists else 404)
 
     async def put_bundle(self, request: Request) -> Response:
@@ -208,21 +199,21 @@ class FunctionRoutes:
         content_type = request.headers.get("content-type", "application/zip")
         if content_type.partition(";")[0].strip().lower() != "application/zip":
             raise UnsupportedMediaType("Send a bundle as application/zip.")
-        await self._deploys.put_bundle(digest, await self._bundle_bodies.read(headers_of(request), request.receive))
+        await self.deploys.put_bundle(digest, await self.bundle_bodies.read(headers_of(request), request.receive))
         return json_response({"bundle": digest}, 201)
 
     def _function(self, request: Request) -> Function:
-        return self._registry.function(request.path_params["fn"].partition(".")[0])
+        return self.registry.function(request.path_params["fn"].partition(".")[0])
 
     def _status(self, function: Function) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
-        status = self._registry.statuses.get(function.name)
+        status = self.registry.statuses.get(function.name)
         return status or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
     def _view(self, function: Function, include_env: bool = False) -> dict[str, Any]:
         """Return a FunctionView (docs/http.md). Values that the controller has not reported are null."""
         status = self._status(function)
-        revision = self._registry.revisions.get(function.name, {}).get(function.active)
+        revision = self.registry.revisions.get(function.name, {}).get(function.active)
         return {
             "name": function.name,
             "active": function.active,

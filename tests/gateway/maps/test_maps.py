@@ -18,7 +18,7 @@ from gpufn_core.protocol.messages import unpack_invocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_core.spec.function_spec import Retry
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.maps.map_closer import MapCloser
 from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
@@ -388,7 +388,7 @@ async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_fo
         await put(gateway, "redeployed", map_id, 0, lines("a"))
         await fail_once(gateway, item_id(map_id, 0))
         gateway.report(make.status("redeployed", ready=0))
-        await gateway.deploys.deploy(make.spec("redeployed"), DIGEST, How(check=False))
+        await gateway.deploys.deploy(make.spec("redeployed"), DIGEST, DeployOptions(check=False))
         await put(gateway, "redeployed", map_id, 1, lines("b"), last=True)
         newest = await map_log.last(gateway.bus, map_id)
         assert newest is not None

@@ -15,7 +15,7 @@ from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.schedule import Schedule
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
@@ -143,7 +143,7 @@ async def test_one_that_runs_once_and_whose_time_fell_into_a_pause_is_gone_after
 async def redeployed(gateway: Whole, make: Any, spec: Any) -> None:
     """Deploy a second revision, which serves at once."""
     gateway.report(make.status(spec.name, ready=0))
-    await gateway.deploys.deploy(spec, DIGEST, How(check=False))
+    await gateway.deploys.deploy(spec, DIGEST, DeployOptions(check=False))
 
 
 def classy(make: Any, name: str, **fields: Any) -> Any:
