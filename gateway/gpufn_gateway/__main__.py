@@ -41,7 +41,7 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.garbage_collection.collector import Collection
+from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
@@ -71,10 +71,10 @@ from gpufn_gateway.submitted.reaper import Reaper
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.timers import tick
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import Post
+from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.server_check import check_server
 from gpufn_platform.process import fd_limit, grace_period
@@ -214,7 +214,7 @@ class _Gateway:
             shared_bodies=services.shared_bodies,
             stored_bodies=StoredBodies(bus, services.shared_bodies),
         )
-        self._addresses = Addresses(services.settings.webhook_networks)
+        self._addresses = AddressPolicy(services.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
         store = services.settings.nats_store
         self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
@@ -285,9 +285,9 @@ class _Gateway:
         bus, registry, builds, clock = services.bus, services.registry, services.builds, services.clock
         limits = Limits(share_across_domains=services.settings.share_across_domains)
         controller = Controller(bus, services.buckets, name=services.name, clock=clock, limits=limits)
-        collection = Collection(
-            bus,
-            services.buckets,
+        collection = GarbageCollector(
+            bus=bus,
+            buckets=services.buckets,
             registry=registry,
             builds=builds,
             in_use=lambda: controller.world.in_use(clock.monotonic()) if controller.leads() else None,
@@ -303,8 +303,8 @@ class _Gateway:
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()
         yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
-        post = Post(self._addresses)
-        yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()
+        sender = WebhookSender(self._addresses)
+        yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 

@@ -54,7 +54,7 @@ class CallStats:
         self.cold_starts = 0
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
-    def ended(self, reply: ResultReply, seconds: float) -> None:
+    def count_end(self, reply: ResultReply, seconds: float) -> None:
         """Count a call that ended; `seconds` from the request to this reply."""
         seconds = max(0.0, seconds)  # the wall clock may have been set back
         self.outcomes[reply.kind] += 1
@@ -68,11 +68,11 @@ class CallStats:
             for phase, phase_s in cold.phases.items():
                 self.phase_seconds[phase] += phase_s
 
-    def failed(self, code: str) -> None:
+    def count_failure(self, code: str) -> None:
         """Count a call that ended without a reply."""
         self.outcomes[code] += 1
 
-    def refused(self, code: str) -> None:
+    def count_refusal(self, code: str) -> None:
         """Count a request that was rejected before it became a call."""
         self.refusals[code] += 1
 

@@ -51,9 +51,9 @@ from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import Post
+from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import SystemClock
@@ -110,10 +110,10 @@ class Whole:
             shared_bodies=shared_bodies,
             stored_bodies=StoredBodies(bus, shared_bodies),
         )
-        addresses = Addresses(("127.0.0.0/8", "::1/128"))
+        addresses = AddressPolicy(("127.0.0.0/8", "::1/128"))
         disk = StoreSync(None, waits=False)
         submissions = Submissions(bus, calls, disk, addresses)
-        self.post = Post(addresses)
+        self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
         self.builds = Builds(bus, buckets.builds, clock)

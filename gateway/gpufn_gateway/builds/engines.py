@@ -36,7 +36,7 @@ class Engines:
         self._registry = registry
         self._clock = clock
 
-    def listed(self) -> list[dict[str, Any]]:
+    def views(self) -> list[dict[str, Any]]:
         """Return every engine, newest first."""
         used_by = users(self._registry.all_revisions(), self._registry.functions)
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)

@@ -64,8 +64,9 @@ class OrphanedBuilds:
                 current = self._builds.known.get(each.id)  # it may have ended during the request
                 if current is None or current.state.ended:
                     continue
-                if has_builder == current.detail.startswith(why(device)):
-                    detail = "" if has_builder else why(device) + available_kinds(self._registry.live_nodes())
+                text = no_builder_text(device)
+                if has_builder == current.detail.startswith(text):
+                    detail = "" if has_builder else text + available_kinds(self._registry.live_nodes())
                     await self._builds.set_detail(current.id, detail)
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
@@ -89,7 +90,7 @@ class OrphanedBuilds:
         return True
 
 
-def why(device: str) -> str:
+def no_builder_text(device: str) -> str:
     return f"no builder runs for {device}: "
 
 

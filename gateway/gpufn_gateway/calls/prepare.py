@@ -207,7 +207,7 @@ class Calls:
                 return await self._store_body_temporarily(call)
             return call
         except GpufnError as error:
-            self.telemetry.of(target.name).refused(error.code)
+            self.telemetry.of(target.name).count_refusal(error.code)
             raise
 
     async def _read(
@@ -266,7 +266,7 @@ class Calls:
         try:
             on_end = self.quotas.begin(call.principal)
         except GpufnError as error:
-            self.telemetry.of(call.target.name).refused(error.code)
+            self.telemetry.of(call.target.name).count_refusal(error.code)
             raise
         try:
             pending = queue(call.request(call.deadline))
@@ -359,7 +359,7 @@ class Calls:
         except QueueFull:
             raise self.queue_full(target) from None
         except KeyLimitExceeded as error:
-            self.telemetry.of(target.name).refused(error.code)
+            self.telemetry.of(target.name).count_refusal(error.code)
             raise
 
     def limits(self, call: PreparedCall) -> Headers:
@@ -374,7 +374,7 @@ class Calls:
         if isinstance(error, QueueFull):
             return self.queue_full(target)
         if isinstance(error, InvocationExpired):
-            return admission.expired(target.name, error, self.registry.statuses.get(target.name))
+            return admission.explain_expiry(target.name, error, self.registry.statuses.get(target.name))
         return error
 
     def _on_status(self, status: FunctionStatus) -> None:

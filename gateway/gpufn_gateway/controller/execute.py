@@ -99,7 +99,7 @@ class ActionRunner:
             await coroutine
         except PlatformError as error:
             if isinstance(error, NotStored):
-                self.world.store.failed(self.clock.monotonic())
+                self.world.store.record_failure(self.clock.monotonic())
             log.warning("could not run %s; the next step retries: %s", type(action).__name__, error, extra=_ids(action))
         except Exception:
             log.exception("%s failed", type(action).__name__, extra=_ids(action))

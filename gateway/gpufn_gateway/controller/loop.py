@@ -28,7 +28,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.status import undecided
+from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.execute import ActionRunner
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, Message, NotStored
@@ -207,7 +207,7 @@ class Controller:
         try:
             leads = await self._lease.try_acquire(now)
         except NotStored:
-            self.world.store.failed(self._clock.monotonic())
+            self.world.store.record_failure(self._clock.monotonic())
             await self._read_depths()  # to report which functions have calls that wait for it
             raise
         if leads and not self._was_leading:
@@ -257,7 +257,7 @@ class Controller:
             return
         if not self._lease.is_held(now):
             if only is None and self.world.store.is_stuck(now):
-                self._reports.send_all(undecided(self.world, now))
+                self._reports.send_all(statuses_without_leader(self.world, now))
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
         self._reports.log_failures(planned)

@@ -42,8 +42,8 @@ from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
-from gpufn_gateway.garbage_collection.rules import retired
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.garbage_collection.rules import as_retired
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import Entry
@@ -99,7 +99,7 @@ class Deploys:
     registry: Registry
     builds: Builds
     artifacts: Artifacts
-    addresses: Addresses
+    addresses: AddressPolicy
     clock: Clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -337,9 +337,10 @@ class Deploys:
 
         def change(revision: Revision) -> Revision:
             if revision.state is RevisionState.READY:
-                return retired(revision, self.clock.time())
+                return as_retired(revision, self.clock.time())
             if revision.state is RevisionState.BUILDING:
-                return build_rules.failed(revision, BuildFailed(f"{name} was deleted while it was being built").info())
+                error = BuildFailed(f"{name} was deleted while it was being built")
+                return build_rules.as_failed(revision, error.info())
             return revision
 
         try:

@@ -145,10 +145,10 @@ class CallStream:
         if ended.cancelled():
             return
         if (error := ended.exception()) is not None:
-            stats.failed(error.code if isinstance(error, GpufnError) else "")
+            stats.count_failure(error.code if isinstance(error, GpufnError) else "")
             return
         reply, _ = ended.result()
-        stats.ended(reply, self._calls.clock.time() - self._call.now)
+        stats.count_end(reply, self._calls.clock.time() - self._call.now)
 
 
 async def pump(

@@ -24,7 +24,7 @@ from gpufn_gateway.maps.map_closer import has_ended
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.submitted.submit import WEBHOOK
-from gpufn_gateway.webhooks.address_policy import Addresses, webhook_of
+from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.async_reader import Follower
@@ -44,7 +44,7 @@ class ChunkOutOfOrder(Conflict):
 
 
 class Maps:
-    def __init__(self, bus: Bus, calls: Calls, bodies: CallBodies, addresses: Addresses) -> None:
+    def __init__(self, bus: Bus, calls: Calls, bodies: CallBodies, addresses: AddressPolicy) -> None:
         self._bus = bus
         self._calls = calls
         self._bodies = bodies
@@ -119,12 +119,12 @@ class Maps:
             except QueueFull:
                 raise self._calls.queue_full(call.target) from None
             except KeyLimitExceeded as error:
-                self._calls.telemetry.of(call.target.name).refused(error.code)
+                self._calls.telemetry.of(call.target.name).count_refusal(error.code)
                 raise
             except Conflict:
                 newest = await map_log.last(self._bus, map_id)
         self._remember(newest)
-        return map_views.accepted(newest.entry), self._calls.limits(call)
+        return map_views.accepted_view(newest.entry), self._calls.limits(call)
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry

@@ -27,7 +27,7 @@ class EngineRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        return json_response({"engines": self._engines.listed()})
+        return json_response({"engines": self._engines.views()})
 
     async def collect(self, request: Request) -> Response:
         body = await read_json(request, Collect, self._bodies)

@@ -128,7 +128,7 @@ class OperationRoutes:
         async with self._removal_lock:  # if two requests remove the last two keys, the second is rejected
             if all(key.id != key_id for key in self.access.keys):
                 raise no_such_key()
-            self.access.check_removal(key_id)
+            self.access.check_remaining_keys([key for key in self.access.keys if key.id != key_id])
             stored = await self.keys.get(key_id)
             await self.keys.delete(key_id)
             await self._check_remaining(stored)

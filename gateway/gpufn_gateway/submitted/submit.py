@@ -24,7 +24,7 @@ from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted import call_events, call_views
 from gpufn_gateway.submitted.call_views import event_number
-from gpufn_gateway.webhooks.address_policy import Addresses, webhook_of
+from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
 from gpufn_platform.queue.wakeups import WakeupSender
@@ -33,11 +33,11 @@ WEBHOOK: Final = b"x-gpufn-webhook"
 
 
 class Submissions:
-    def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: Addresses | None = None) -> None:
+    def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: AddressPolicy | None = None) -> None:
         self._bus = bus
         self._calls = calls
         self._disk = disk
-        self._addresses = addresses or Addresses()
+        self._addresses = addresses or AddressPolicy()
         self._wakeup = WakeupSender(bus)
 
     async def submit(
@@ -83,7 +83,7 @@ class Submissions:
         except KeyLimitExceeded as error:
             if invocation is not None and await call_records.read(self._bus, invocation) is not None:
                 return await self._store(call, invocation, deadline, webhook)  # a repeat: it is already in the queue
-            self._calls.telemetry.of(call.target.name).refused(error.code)
+            self._calls.telemetry.of(call.target.name).count_refusal(error.code)
             raise
 
     async def _store(
@@ -186,7 +186,7 @@ class Submissions:
             await call_records.cancel(self._bus, record, self._calls.clock.time())
         elif not record.state.ended:
             _, holder = await self._locate(record)
-            running_record = call_views.running(record, holder)
+            running_record = call_views.as_running(record, holder)
             cancelled = await call_records.cancel(self._bus, running_record, self._calls.clock.time())
         updated = await call_records.read(self._bus, invocation)
         return (updated[0] if updated is not None else record), cancelled
@@ -202,7 +202,7 @@ class Submissions:
         holders = {} if ended_only else await call_records.held(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            return state in (None, call_views.running(record, holders.get(record.id)).state)
+            return state in (None, call_views.as_running(record, holders.get(record.id)).state)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._list_view(record, holders.get(record.id)) for record in records]

@@ -137,10 +137,10 @@ def test_the_last_key_that_may_make_others_stays_unless_none_is_needed(
     for key in (boss, *(new_key("", scopes, 1.0)[0] for scopes in others)):
         access.put(key)
     if said is None:
-        access.check_removal(boss.id)
+        access.check_remaining_keys([key for key in access.keys if key.id != boss.id])
         return
     with pytest.raises(Conflict, match=said) as refused:
-        access.check_removal(boss.id)
+        access.check_remaining_keys([key for key in access.keys if key.id != boss.id])
     assert "create another" in refused.value.message
 
 

@@ -35,7 +35,7 @@ from gpufn_core.spec.resources import Resources
 from gpufn_gateway.buckets import records
 from gpufn_gateway.builds import engines
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.garbage_collection.rules import retired
+from gpufn_gateway.garbage_collection.rules import as_retired
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on
@@ -431,7 +431,7 @@ async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what
         assert "unheard-1" not in await collected(gateway)
         assert await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
         await gateway.deploys.delete("unheard")  # engines of a deleted function are removed on request
-        await gateway.revisions.put("unheard.1", encode(retired(revision, gateway.clock.time())))
+        await gateway.revisions.put("unheard.1", encode(as_retired(revision, gateway.clock.time())))
         assert "unheard-1" in await collected(gateway)
         assert not await object_store.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
 

@@ -9,7 +9,7 @@ from gpufn_core.errors import CapacityError, ErrorInfo, FunctionStartFailed, Inv
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn_core.spec.function_spec import Batch, ScalingPolicy
-from gpufn_gateway.calls.admission import expired, refusal, retry_after_s, too_large
+from gpufn_gateway.calls.admission import explain_expiry, refusal, retry_after_s, too_large
 
 
 def function(**fields: Any) -> Function:
@@ -101,7 +101,7 @@ def test_the_limit_is_named() -> None:
 )
 def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:
     status = FunctionStatus(function="embed", serving=1, workers=WorkerCounts(), waiting=waiting)
-    assert expired("embed", InvocationExpired("it did not end"), status).message == message
+    assert explain_expiry("embed", InvocationExpired("it did not end"), status).message == message
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.spec.priority import QUEUES
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.garbage_collection import collector
-from gpufn_gateway.garbage_collection.collector import Collection
+from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.call_request import CallRequest
@@ -49,9 +49,9 @@ class Collected:
         self.in_use: set[tuple[str, int]] | None = set()
         self.trouble: Exception | None = None
         self.was_asked = asyncio.Event()
-        self.collection = Collection(
-            gateway.bus,
-            gateway.buckets,
+        self.collection = GarbageCollector(
+            bus=gateway.bus,
+            buckets=gateway.buckets,
             registry=gateway.registry,
             builds=gateway.builds,
             in_use=self._known,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from gpufn_gateway.webhooks import sender as post
-from gpufn_gateway.webhooks.address_policy import Addresses
-from gpufn_gateway.webhooks.sender import AddressRefused, Post, ReceiverUnreachable
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
+from gpufn_gateway.webhooks.sender import AddressRefused, ReceiverUnreachable, WebhookSender
 from tests.gateway.webhooks.receiver import OK, receiving, redirect
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 @contextlib.asynccontextmanager
-async def posting(*allowed: str) -> AsyncIterator[Post]:
-    made = Post(Addresses(allowed))
+async def posting(*allowed: str) -> AsyncIterator[WebhookSender]:
+    made = WebhookSender(AddressPolicy(allowed))
     try:
         yield made
     finally:

@@ -115,7 +115,7 @@ class Need(msgspec.Struct):
     is_slot_limited: bool = False
 
 
-class Decided(msgspec.Struct):
+class RevisionDecision(msgspec.Struct):
     key: RevisionKey
     role: Role
     view: RevisionView

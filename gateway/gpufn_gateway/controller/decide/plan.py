@@ -30,13 +30,13 @@ from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide import deploy_check, policy, rollout
 from gpufn_gateway.controller.decide.actions import (
     Action,
-    Decided,
     EndQueued,
     MoveActive,
     MoveServing,
     Need,
     Plan,
     Resume,
+    RevisionDecision,
     Start,
 )
 from gpufn_gateway.controller.decide.circuit import CircuitState
@@ -47,7 +47,7 @@ from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.last_failure import Unplaced
+from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
 from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.views import WorkerView, window_for
@@ -70,7 +70,7 @@ class _Step:
         self.limits = limits
         self.actions: list[Action] = []
         self.needs: list[Need] = []
-        self.decided: dict[str, list[Decided]] = {}
+        self.decided: dict[str, list[RevisionDecision]] = {}
         self.removals = Removals(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
@@ -103,7 +103,7 @@ class _Step:
         has_nodes = bool(checked and self.world.reports(self.now))
         for need in checked:
             with self._isolated(need.key[0]):
-                if (end := deploy_check.without_room(need, self.now, has_nodes=has_nodes)) is not None:
+                if (end := deploy_check.end_without_room(need, self.now, has_nodes=has_nodes)) is not None:
                     self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
@@ -146,19 +146,19 @@ class _Step:
     def _decide(self, function: Function) -> None:
         numbers = self.world.numbers(function.name) | {function.serving, function.active}
         # The serving revision comes first: it determines how many workers the next one gets.
-        by_number: dict[int, Decided] = {}
+        by_number: dict[int, RevisionDecision] = {}
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
             by_number[number] = self._decide_revision(function, number, by_number.get(function.serving))
         self.decided[function.name] = list(by_number.values())
         if function.active != function.serving:
             self._move(function, by_number[function.serving], by_number[function.active])
         for decided in by_number.values():
-            if (end := deploy_check.ended(decided, function)) is not None:
+            if (end := deploy_check.end_of_check(decided, function)) is not None:
                 self.actions.append(end)
             self.removals.drain_surplus(decided, function)
             self.removals.drain_parked(decided, function)
 
-    def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
+    def _decide_revision(self, function: Function, number: int, serving: RevisionDecision | None) -> RevisionDecision:
         world, now = self.world, self.now
         key = (function.name, number)
         view = world.view(key)
@@ -190,7 +190,7 @@ class _Step:
             count = rollout.workers_for_retired(demand, workers, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
-        decided = Decided(key, role, view, decision, demand, record)
+        decided = RevisionDecision(key, role, view, decision, demand, record)
         self._end_queued(decided)
         if record is not None and decision.count > workers.held:
             self._need(decided, record, decision.count - workers.held, workers.starting, workers.held)
@@ -198,7 +198,7 @@ class _Step:
             view.waiting_since = None
         return decided
 
-    def _need(self, decided: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
+    def _need(self, decided: RevisionDecision, record: Revision, missing: int, starting: int, held: int) -> None:
         allowed = decided.view.circuit.starts_allowed(self.now, missing, starting)
         calls = decided.demand.calls if decided.demand is not None else 0
         serving = self.world.view((decided.key[0], self.world.functions[decided.key[0]].serving))
@@ -223,18 +223,18 @@ class _Step:
         )
         self.needs.append(decided.need)
 
-    def _health(self, decided: Decided, function: Function) -> RevisionHealth:
+    def _health(self, decided: RevisionDecision, function: Function) -> RevisionHealth:
         record = decided.revision
         return RevisionHealth(
             ready=len(decided.view.in_state(WorkerState.READY)),
             want=decided.decision.want,
             is_failing=decided.view.circuit.state(self.now) is not CircuitState.CLOSED,
             max_workers=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
-            held=len(deploy_check.held(decided.view)),
+            held=len(deploy_check.staying_workers(decided.view)),
             check=None if record is None or record.check is None else record.check.state,
         )
 
-    def _move(self, function: Function, serving: Decided, following: Decided) -> None:
+    def _move(self, function: Function, serving: RevisionDecision, following: RevisionDecision) -> None:
         if following.revision is not None and following.revision.state is RevisionState.FAILED:
             self.actions.append(MoveActive(function.name, function.active, "the new revision failed to start"))
             return
@@ -249,7 +249,7 @@ class _Step:
             reason = f": {failure.summary}" if failure is not None else ""
             self.notes[function.name] = f"revision {function.active}: {why}{reason}"
 
-    def _end_queued(self, decided: Decided) -> None:
+    def _end_queued(self, decided: RevisionDecision) -> None:
         if decided.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
             return  # starts fail, but another worker serves the queued calls
         record = decided.revision
@@ -308,7 +308,7 @@ class _Step:
                         if slots[result.node] <= 0:
                             nodes = [report for report in nodes if slots[report.node] > 0]
                         self.actions.append(Start(*need.key, result.node, result.share, f"{need.reason}; {result.why}"))
-                    need.view.unplaced = None
+                    need.view.placement_failure = None
                     need.missing -= 1
                     need.has_begun = True
                     if need.missing:
@@ -332,19 +332,19 @@ class _Step:
         for need in without_room:
             if self._allocator is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
                 why, offers = need.no_room or NO_ROOM, self._allocator.reports
-                need.view.unplaced = Unplaced(self.now, need.requirements, why, offers)
+                need.view.placement_failure = PlacementFailure(self.now, need.requirements, why, offers)
         noted = [
-            (decided.key[0], decided.view, decided.view.unplaced)
+            (decided.key[0], decided.view, decided.view.placement_failure)
             for decisions in self.decided.values()
             for decided in decisions
-            if decided.need is None and decided.view.unplaced is not None
+            if decided.need is None and decided.view.placement_failure is not None
         ]
         if not noted:
             return
         reports = self.world.reports(self.now)
-        for name, view, unplaced in noted:
+        for name, view, placement_failure in noted:
             with self._isolated(name):
-                view.unplaced = unplaced.after(reports, self.limits)
+                view.placement_failure = placement_failure.after(reports, self.limits)
 
     # 5
 

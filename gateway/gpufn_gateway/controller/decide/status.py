@@ -10,7 +10,7 @@ from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
 from gpufn_gateway.controller.decide import policy
-from gpufn_gateway.controller.decide.actions import Decided, Need
+from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of
 from gpufn_gateway.controller.decide.preemption import Allocator
@@ -32,12 +32,12 @@ class StatusWriter:
         self._allocator = allocator
         self._counted: dict[bool, Counter[str]] = {}
 
-    def status(self, function: Function, decisions: Sequence[Decided], note: str | None) -> FunctionStatus:
+    def status(self, function: Function, decisions: Sequence[RevisionDecision], note: str | None) -> FunctionStatus:
         serving = next(decided for decided in decisions if decided.key[1] == function.serving)
         view, decision = serving.view, serving.decision
         draining = sum(len(decided.view.in_state(WorkerState.DRAINING)) for decided in decisions)
         circuit = view.circuit
-        reasons = (decision.reason, note, self._failed(view), self._unplaced(serving), self._parked(serving))
+        reasons = (decision.reason, note, self._failed(view), self._placement_failure(serving), self._parked(serving))
         return FunctionStatus(
             function=function.name,
             serving=function.serving,
@@ -61,15 +61,15 @@ class StatusWriter:
             next=None if function.active == function.serving else self._next(function.active, decisions),
         )
 
-    def _next(self, number: int, decisions: Sequence[Decided]) -> NextRevision:
+    def _next(self, number: int, decisions: Sequence[RevisionDecision]) -> NextRevision:
         circuit = next(decided for decided in decisions if decided.key[1] == number).view.circuit
         is_failing = circuit.state(self._now) is not CircuitState.CLOSED
         return NextRevision(number, circuit.last_error if is_failing else None)
 
-    def _unplaced(self, decided: Decided) -> str:
+    def _placement_failure(self, decided: RevisionDecision) -> str:
         """Return why its last call got no worker, once no call waits for one any longer."""
-        unplaced = decided.view.unplaced
-        return "" if unplaced is None or decided.need is not None else unplaced.in_words(self._now)
+        placement_failure = decided.view.placement_failure
+        return "" if placement_failure is None or decided.need is not None else placement_failure.describe(self._now)
 
     def _failed(self, view: RevisionView) -> str:
         """Return the last failure once `start_error` no longer has it, until the next attempt."""
@@ -81,7 +81,7 @@ class StatusWriter:
         summary, _, _ = circuit.last_error.summary.partition("\n")
         return f"its last worker did not start: {summary}"
 
-    def _parked(self, decided: Decided) -> str:
+    def _parked(self, decided: RevisionDecision) -> str:
         """Return how long parked workers are kept, or why none is parked."""
         if decided.revision is None or not decided.revision.spec.park_timeout_s:
             return ""
@@ -89,7 +89,7 @@ class StatusWriter:
             return f"{len(parked)} parked for at most {decided.revision.spec.park_timeout_s:g} s"
         return f"none is parked: {decided.view.no_parking_reason}" if decided.view.no_parking_reason else ""
 
-    def _waiting(self, decided: Decided) -> Waiting | None:
+    def _waiting(self, decided: RevisionDecision) -> Waiting | None:
         """Return why calls wait, if any do."""
         demand = decided.demand
         slots = decided.revision.spec.parallel_calls if decided.revision is not None else 1
@@ -107,7 +107,7 @@ class StatusWriter:
             return self._starting(decided.view)
         return self._full(decided)
 
-    def _full(self, decided: Decided) -> Waiting | None:
+    def _full(self, decided: RevisionDecision) -> Waiting | None:
         """Return why calls wait when all slots are taken and no workers are starting."""
         ready = decided.view.in_state(WorkerState.READY)
         if ready and all(worker.in_use == worker.waits_for_own > 0 for worker in ready):
@@ -173,7 +173,7 @@ def _failed_for_good(record: Revision | None) -> ErrorInfo | None:
     return record.error if record is not None and record.state is RevisionState.FAILED else None
 
 
-def undecided(world: World, now: float) -> dict[str, FunctionStatus]:
+def statuses_without_leader(world: World, now: float) -> dict[str, FunctionStatus]:
     """Return the status of every function while no controller can lead because the lease cannot be stored."""
     statuses = {}
     for name, function in world.functions.items():

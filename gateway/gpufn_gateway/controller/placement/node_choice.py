@@ -34,7 +34,7 @@ from gpufn_gateway.controller.placement.gpus import (
     why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, Requirements, cpu_pool, gpus_of, has_cores
-from gpufn_gateway.controller.placement.shortage import in_words, shortage
+from gpufn_gateway.controller.placement.shortage import describe, shortage
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
 
@@ -75,10 +75,6 @@ class _Fit(msgspec.Struct, frozen=True):
     offer: _Offer
     gpus: tuple[Device, ...]
 
-    @property
-    def rank(self) -> tuple[Score, str]:
-        return self.score, self.offer.report.node
-
 
 def place(
     requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, best: bool = True
@@ -102,7 +98,7 @@ def place(
                 if not best:
                     break
         if fits:
-            return _placement(request, min(fits, key=lambda fit: fit.rank))
+            return _placement(request, min(fits, key=lambda fit: (fit.score, fit.offer.report.node)))
     return NoRoom(at_any_size)
 
 
@@ -117,7 +113,7 @@ def explain(
         report.node: shortage(first, report, leases.used(report.node), limits, at_any_size=at_any_size)
         for report in nodes
     }
-    return in_words(first, shortages)
+    return describe(first, shortages)
 
 
 def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, used: NodeUse, limits: Limits) -> bool:
@@ -170,22 +166,14 @@ def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:
     pool, resources = offer.pool, request.resources
     available_memory = offer.available_bytes - request.memory_bytes
-    if (
-        pool is None
-        or available_memory < 0
-        or resources.cpu > pool.cores
-        or not request.fits_cores(offer.available_cores)
-    ):
+    if pool is None or available_memory < 0 or resources.cpu > pool.cores:
         return None
-    fit = offer.fit
-    if offer.openings is not None:
-        fit = part(offer.openings, resources)
-    if fit is None:
+    fit = offer.fit if offer.openings is None else part(offer.openings, resources)
+    if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
-    is_oversubscribed = not request.fits_cores(offer.idle_cores)
-    return _Fit(
-        (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu), offer, fit.gpus
-    )
+    is_oversubscribed = not has_cores(offer.idle_cores, resources.cpu)
+    score = (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu)
+    return _Fit(score, offer, fit.gpus)
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:

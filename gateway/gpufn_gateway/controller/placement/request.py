@@ -56,9 +56,6 @@ class Request(Requirements, frozen=True):
         """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
         return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
 
-    def fits_cores(self, free: float) -> bool:
-        return has_cores(free, self.resources.cpu)
-
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Return the GPUs of the kind that have engines."""
         if self.kind is None:

@@ -1,6 +1,6 @@
 """Why nodes have no room for a worker, in words, as `gpufn why` prints them. Pure; computed only when no node has room.
 
-A fleet has thousands of nodes and a few causes: `shortage` finds the cause of one node, `in_words` describes all nodes
+A fleet has thousands of nodes and a few causes: `shortage` finds the cause of one node, `describe` describes all nodes
 of a cause together, with at most three names.
 """
 
@@ -27,7 +27,7 @@ from gpufn_gateway.controller.placement.gpus import (
     matching_gpus,
     why_unavailable,
 )
-from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of
+from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of, has_cores
 from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
 _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for several; `{}` describes the largest
@@ -112,7 +112,7 @@ def shortage(  # noqa: PLR0911 - one line per cause
             return Shortage(Cause.CORES, remaining=pool.cores)
         if available_memory < request.memory_bytes:
             return Shortage(Cause.MEMORY, remaining=available_memory)
-        if request.kind is None or not request.fits_cores(available_cores):
+        if request.kind is None or not has_cores(available_cores, resources.cpu):
             return Shortage(Cause.FREE_CORES, remaining=max(0.0, available_cores))
     if len(gpus) < resources.gpu_count:
         return Shortage(Cause.GPU_COUNT, remaining=len(gpus))
@@ -157,13 +157,13 @@ def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse |
 # --- words ---
 
 
-def in_words(request: Request, shortages: Mapping[str, Shortage]) -> str:
+def describe(request: Request, shortages: Mapping[str, Shortage]) -> str:
     """
     >>> from gpufn_core.spec.resources import Resources
     >>> b200 = Request(Resources(gpu=("B200",)), kind="B200")
-    >>> in_words(b200, {"a": Shortage(Cause.NO_GPU)})
+    >>> describe(b200, {"a": Shortage(Cause.NO_GPU)})
     'a: it has no B200 GPU'
-    >>> in_words(b200, {f"node-{n:03}": Shortage(Cause.NO_GPU) for n in range(1000)})
+    >>> describe(b200, {f"node-{n:03}": Shortage(Cause.NO_GPU) for n in range(1000)})
     '1,000 nodes (node-000, node-001, node-002, ...): they have no B200 GPU'
     """
     if not shortages:

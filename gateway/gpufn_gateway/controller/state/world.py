@@ -171,7 +171,7 @@ class World:
         view.on_parking_event(event, worker)
         match event.kind:
             case WorkerEventKind.READY:
-                view.circuit.became_ready()
+                view.circuit.record_ready()
                 if event.cold_start is not None:
                     view.record_start(event.cold_start, 0.0 if worker is None else now - worker.since)
                 if worker is not None:
@@ -335,7 +335,7 @@ class World:
         if function is not None and key[1] == function.active != function.serving:
             serving = self.view((function.name, function.serving))
             took_a_place = not serving.in_state(WorkerState.READY, WorkerState.PARKED)
-        self.view(key).circuit.failed(now, error, took_a_place=took_a_place)
+        self.view(key).circuit.record_failure(now, error, took_a_place=took_a_place)
 
     def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
         worker = self.workers.get(report.worker)
@@ -344,7 +344,7 @@ class World:
         before = worker.state, worker.idle_since is None
         if report.state is WorkerState.READY and worker.reported is not WorkerState.READY:
             view = self.view(worker.key)
-            view.circuit.became_ready()  # the ready event may have been lost: events are sent once
+            view.circuit.record_ready()  # the ready event may have been lost: events are sent once
             if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
                 view.record_start(report.cold_start, now - worker.since)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY

@@ -16,7 +16,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import ProcessReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.controller.decide.actions import Action, Decided, Drain, Park, Resume, Start
+from gpufn_gateway.controller.decide.actions import Action, Drain, Park, Resume, RevisionDecision, Start
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.limits import Limits
@@ -138,7 +138,7 @@ def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monk
         scene.add(worker, name, share=DeviceShare("cpu", 0.1, 1 << 20, gpus=("GPU-0",), mode=Share.TIME))
     drain_parked = Removals.drain_parked
 
-    def fail_for_f(leaving: Removals, one: Decided, of: Function) -> None:
+    def fail_for_f(leaving: Removals, one: RevisionDecision, of: Function) -> None:
         if of.name == "f":
             raise ArithmeticError
         drain_parked(leaving, one, of)

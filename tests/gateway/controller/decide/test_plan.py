@@ -196,7 +196,7 @@ def test_why_forgets_the_missing_gpu_once_a_worker_is_placed() -> None:
         empty.on_node_report(node("a", *devices), now)
         empty.on_depths({("f", 1): 1}, now, now)
         plan(empty, now)
-        assert (view.unplaced is not None) is is_noted
+        assert (view.placement_failure is not None) is is_noted
 
 
 def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
@@ -388,7 +388,7 @@ def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
     broken.on_revision(("f", 2), revision("f", 2))
     assert not any(isinstance(action, MoveServing) for action in plan(broken, 100.0).actions)
     for _ in range(3):
-        broken.view(("f", 1)).circuit.failed(100.0, ErrorInfo("function_start_failed", "no module named nope"))
+        broken.view(("f", 1)).circuit.record_failure(100.0, ErrorInfo("function_start_failed", "no module named nope"))
     assert MoveServing("f", 2, "the old revision's workers fail to start") in plan(broken, 100.0).actions
 
 
@@ -436,7 +436,7 @@ def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(re
     failing = world(ready, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "boom"))
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "boom"))
     assert circuit.openings == 2
     failing.on_depths({("f", 1): 3}, 100.0, 100.0)
     assert sum(isinstance(action, EndQueued) for action in plan(failing, 100.0).actions) == ends
@@ -446,7 +446,9 @@ def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_o
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError", traceback="..."))
+        circuit.record_failure(
+            at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError", traceback="...")
+        )
     failing.on_depths({("f", 1): 3}, 100.0, 100.0)
     planned = plan(failing, 100.0)
     waiting = planned.statuses["f"].waiting
@@ -464,12 +466,12 @@ def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() 
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
     failing.on_depths({("f", 1): 0}, 100.0, 100.0)
     told = plan(failing, 100.0).statuses["f"]
     assert told.start_error is None  # else the call that triggers the next attempt would be refused
     assert told.reason == "no calls: no workers; its last worker did not start: KeyError: 'WEIGHTS'"
-    circuit.became_ready()
+    circuit.record_ready()
     assert plan(failing, 100.0).statuses["f"].reason == "no calls: no workers"
 
 
@@ -479,7 +481,7 @@ def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_excepti
     two.on_function("f", msgspec.structs.replace(function("f"), active=2, latest=2))
     circuit = two.view(("f", 2)).circuit
     for at in (97.0, 98.0, 99.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError"))
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError"))
     assert plan(two, 100.0).statuses["f"].reason.endswith("calls stay with the old one: KeyError: 'WEIGHTS'")
 
 
@@ -538,9 +540,9 @@ def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() ->
     two.on_revision(("g", 1), revision("g"))
     two.on_function("g", function("g"))
     two.on_depths({}, 100.0, 100.0)
-    unplaced = Mock()
-    unplaced.after.side_effect = ArithmeticError("no number")
-    two.view(("f", 1)).unplaced = unplaced
+    placement_failure = Mock()
+    placement_failure.after.side_effect = ArithmeticError("no number")
+    two.view(("f", 1)).placement_failure = placement_failure
     planned = plan(two, 100.0)
     assert list(planned.failed) == ["f"]
     assert set(planned.statuses) == {"g"}
