@@ -33,8 +33,6 @@ _ANSWER_S: Final = 2.0
 
 
 class OrphanedBuilds:
-    """`leads` returns whether the controller of this process leads now."""
-
     def __init__(self, bus: Bus, builds: Builds, registry: Registry, clock: Clock, leads: Callable[[], bool]) -> None:
         self._bus = bus
         self._builds = builds

@@ -25,8 +25,6 @@ _TICK_S: Final = 1.0
 
 
 class RevisionActivation:
-    """`leads` returns whether the controller of this process leads now."""
-
     def __init__(
         self, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
     ) -> None:

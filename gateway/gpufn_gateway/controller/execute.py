@@ -14,25 +14,15 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.revision import Check, Revision, RevisionState
+from gpufn_core.domain.revision import Check, RevisionState
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_core.errors import Conflict, PlatformError, RevisionNotFound
 from gpufn_core.ids import new_worker_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_gateway.buckets import Buckets
-from gpufn_gateway.controller.decide.actions import (
-    Action,
-    Delete,
-    Drain,
-    EndCheck,
-    EndQueued,
-    MoveActive,
-    MoveServing,
-    Park,
-    Resume,
-    Start,
-)
+from gpufn_gateway.buckets import Buckets, decode_assignment, decode_revision
+from gpufn_gateway.controller.decide import actions
+from gpufn_gateway.controller.decide.actions import Action
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, NotStored
 from gpufn_platform.bus.leader_lease import Lease
@@ -43,8 +33,7 @@ from gpufn_platform.queue import queue_position
 
 log = logging.getLogger(__name__)
 
-_assignment = msgspec.msgpack.Decoder(Assignment)
-_revision = msgspec.msgpack.Decoder(Revision)
+_NewDesired = actions.Drain | actions.Park | actions.Resume
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,28 +58,28 @@ class ActionRunner:
                 await self._tasks.done()
 
     def begin(self, action: Action, now: float) -> None:
-        if not isinstance(action, Start):  # two equal starts are two workers; any other action runs once at a time
+        if not isinstance(action, actions.Start):  # two equal starts are two workers; other actions run once at a time
             if action in self._in_progress:
                 return
             self._in_progress.add(action)
         match action:
-            case Start():
+            case actions.Start():
                 coroutine = self._start(action, now)
-            case Drain():
+            case actions.Drain():
                 coroutine = self._set_desired(action, Desired.DRAIN)
-            case Park():
+            case actions.Park():
                 coroutine = self._set_desired(action, Desired.PARK, action.host_bytes, action.expected_bytes)
-            case Resume():
+            case actions.Resume():
                 coroutine = self._set_desired(action, Desired.RUN)
-            case Delete():
+            case actions.Delete():
                 coroutine = self._delete(action)
-            case MoveServing():
+            case actions.MoveServing():
                 coroutine = self._move(action)
-            case MoveActive():
+            case actions.MoveActive():
                 coroutine = self._move_back(action)
-            case EndCheck():
+            case actions.EndCheck():
                 coroutine = self._end_check(action)
-            case EndQueued():
+            case actions.EndQueued():
                 coroutine = self._end_queued(action)
         self._tasks.start(self._guarded(action, coroutine), type(action).__name__)
 
@@ -106,7 +95,7 @@ class ActionRunner:
         finally:
             self._in_progress.discard(action)
 
-    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
+    def _start(self, action: actions.Start, now: float) -> Coroutine[Any, Any, None]:
         assignment = Assignment(
             worker=new_worker_id(),
             node=action.node,
@@ -134,7 +123,7 @@ class ActionRunner:
         return create()
 
     def _set_desired(
-        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
+        self, action: _NewDesired, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
     ) -> Coroutine[Any, Any, None]:
         """Update the World, and with it every lease, at once. Then write the record until it has the latest state."""
         worker = self.world.workers.get(action.worker)
@@ -149,7 +138,7 @@ class ActionRunner:
             stored, version = worker.assignment, worker.version
             try:
                 while (entry := await self.buckets.assignments.get(key)) is not None:
-                    stored, version = _assignment.decode(entry.value), entry.revision
+                    stored, version = decode_assignment(entry.value), entry.revision
                     if stored.epoch > self.lease.epoch:
                         # Another controller leads, and nothing acted on our change.
                         worker.drain_requested = worker.assignment.desired is Desired.DRAIN
@@ -175,13 +164,13 @@ class ActionRunner:
 
         return write()
 
-    async def _delete(self, action: Delete) -> None:
+    async def _delete(self, action: actions.Delete) -> None:
         worker = self.world.workers.get(action.worker)
         if worker is not None:
             log.warning("released the lease of a lost worker: %s", action.reason, extra={"worker": action.worker})
             await self.buckets.assignments.delete(_key(worker.assignment))
 
-    async def _move(self, action: MoveServing) -> None:
+    async def _move(self, action: actions.MoveServing) -> None:
         function = self.world.functions.get(action.function)
         if function is None or function.active != action.revision:
             return
@@ -192,7 +181,7 @@ class ActionRunner:
             return  # a deploy or `gpufn scale` wrote first; the watch reports it, and the next step decides again
         log.info("calls go to the new revision now: %s", action.reason, extra=_ids(action))
 
-    async def _move_back(self, action: MoveActive) -> None:
+    async def _move_back(self, action: actions.MoveActive) -> None:
         function = self.world.functions.get(action.function)
         if function is None or function.active != action.revision:
             return
@@ -201,11 +190,11 @@ class ActionRunner:
             await self.buckets.functions.update(action.function, encode(moved), self.versions[action.function])
             log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
 
-    async def _end_check(self, action: EndCheck) -> None:
+    async def _end_check(self, action: actions.EndCheck) -> None:
         def update(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{action.function} has no revision {action.revision}.")
-            revision = _revision.decode(entry.value)
+            revision = decode_revision(entry.value)
             if not revision.is_checked_first:
                 return entry.value
             state = revision.state if action.error is None else RevisionState.FAILED
@@ -216,7 +205,7 @@ class ActionRunner:
             await self.buckets.revisions.change(subjects.revision_key(action.function, action.revision), update)
             log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
 
-    async def _end_queued(self, action: EndQueued) -> None:
+    async def _end_queued(self, action: actions.EndQueued) -> None:
         ended = await queue_position.end_queued(
             self.bus, action.function, action.revision, kind=action.kind, error=action.error, now=self.clock.time()
         )

@@ -21,12 +21,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpufn_core.domain.revision import Function, Revision, RevisionKey
-from gpufn_core.domain.worker import Assignment
+from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
-from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.buckets import Buckets, decode_assignment, decode_function, decode_revision
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.execute import ActionRunner
@@ -49,9 +48,6 @@ AWAY_S = 4.0  # a tick this late means that this process was suspended: the sile
 _STARTUP_RETRY_S = 0.5
 _DEPTHS_TIMEOUT_S = 2.0
 
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
-_assignment = msgspec.msgpack.Decoder(Assignment)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 _worker_event = msgspec.msgpack.Decoder(WorkerEvent)
@@ -139,18 +135,18 @@ class Controller:
             self._reports.forget(name)
         else:
             self._versions[name] = entry.revision
-        self.world.on_function(name, None if entry is None else _function.decode(entry.value))
+        self.world.on_function(name, None if entry is None else decode_function(entry.value))
         self._poke(name)
 
     def _on_revision(self, key: str, entry: Entry | None) -> None:
         name, _, number = key.rpartition(".")
-        self.world.on_revision((name, int(number)), None if entry is None else _revision.decode(entry.value))
+        self.world.on_revision((name, int(number)), None if entry is None else decode_revision(entry.value))
         self._poke(name)
 
     def _on_assignment(self, key: str, entry: Entry | None) -> None:
         worker = key.rpartition(".")[2]
         known = self.world.workers.get(worker)
-        assignment = None if entry is None else _assignment.decode(entry.value)
+        assignment = None if entry is None else decode_assignment(entry.value)
         version = 0 if entry is None else entry.revision
         self.world.on_assignment(worker, assignment, self._clock.monotonic(), version)
         if assignment is None and known is not None:

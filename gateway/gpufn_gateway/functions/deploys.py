@@ -36,7 +36,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.arguments.signature import Signature
-from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
 from gpufn_gateway.builds import build_rules
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
@@ -51,9 +51,6 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import queue_position
 
 _TRIES: Final = 50  # each lost race means that another change succeeded
-
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
 
 
 class RevisionNotReady(Conflict):
@@ -213,7 +210,7 @@ class Deploys:
         else:
             raise _busy(name)
         await self._delete_schedules(name)
-        latest, revisions = _function.decode(entry.value).latest, self.registry.revisions.get(name, {})
+        latest, revisions = decode_function(entry.value).latest, self.registry.revisions.get(name, {})
         # A higher number belongs to a concurrent deploy that recreates the function, unless it has builds.
         numbers = [number for number in self.registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
@@ -257,9 +254,9 @@ class Deploys:
         entry = None if options.replace else await self.buckets.functions.get(name)
         if entry is None:
             return
-        active = _function.decode(entry.value).active
+        active = decode_function(entry.value).active
         stored = await self.buckets.revisions.get(subjects.revision_key(name, active))
-        before = None if stored is None else _revision.decode(stored.value)
+        before = None if stored is None else decode_revision(stored.value)
         if before is None or before.source is None:
             return
         if options.source is None or not before.source.is_same_file(options.source):
@@ -271,7 +268,7 @@ class Deploys:
         # Read from the bus: our watch may lag, and lower numbers may be free because they were collected.
         known = await self.buckets.revisions.keys(f"{spec.name}.")
         entry = await self.buckets.functions.get(spec.name)
-        latest = 0 if entry is None else _function.decode(entry.value).latest  # the store may have lost its record
+        latest = 0 if entry is None else decode_function(entry.value).latest  # the store may have lost its record
         number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
         for _ in range(_TRIES):
             number += 1
@@ -324,13 +321,13 @@ class Deploys:
     ) -> Function:
         def changed(entry: Entry | None) -> bytes:
             if entry is not None:
-                return encode(change(_function.decode(entry.value)))
+                return encode(change(decode_function(entry.value)))
             if absent is None:
                 raise FunctionNotFound(f"There is no function {name!r}.")
             return encode(absent)
 
         stored = await self.buckets.functions.change(name, changed)
-        return _function.decode(stored.value)
+        return decode_function(stored.value)
 
     async def _end(self, name: str, number: int) -> None:
         """Retire a revision of a deleted function, or fail it and cancel its builds."""
@@ -356,10 +353,10 @@ class Deploys:
         def changed(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{name} has no revision {number}.")
-            return encode(change(_revision.decode(entry.value)))
+            return encode(change(decode_revision(entry.value)))
 
         stored = await self.buckets.revisions.change(key, changed)
-        return _revision.decode(stored.value)
+        return decode_revision(stored.value)
 
 
 def _busy(name: str) -> Conflict:

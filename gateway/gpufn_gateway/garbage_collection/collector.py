@@ -25,16 +25,13 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from gpufn_core.domain.engine import Build, EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.errors import Conflict
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.priority import QUEUES
 from gpufn_gateway.background_loop import log_failures
-from gpufn_gateway.buckets import Buckets, records
+from gpufn_gateway.buckets import Buckets, decode_build, decode_function, decode_manifest, decode_revision, records
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection import rules
@@ -49,11 +46,6 @@ log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 60.0
 _AFTER_A_DELETE_S: Final = 5.0  # most of its workers have ended by then
-
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
-_build = msgspec.msgpack.Decoder(Build)
-_manifest = msgspec.msgpack.Decoder(EngineManifest)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,7 +102,7 @@ class GarbageCollector:
 
     async def _collect_revisions(self, name: str) -> None:
         entry = await self.buckets.functions.get(name)
-        function = None if entry is None else _function.decode(entry.value)
+        function = None if entry is None else decode_function(entry.value)
         before = dict(self.registry.revisions.get(name, {}))  # a copy: the watch changes it in the meantime
         for number, after in self._changes(name, function, self._numbers_in_use()).items():
             try:
@@ -150,7 +142,7 @@ class GarbageCollector:
     async def _change(self, key: str, before: Revision, after: Revision | None) -> None:
         """Write or delete a record. Raises Conflict if it differs from `before`."""
         entry = await self.buckets.revisions.get(key)
-        if entry is None or _revision.decode(entry.value) != before:
+        if entry is None or decode_revision(entry.value) != before:
             raise Conflict(f"{before} was changed in the meantime.")
         if after is None:
             await self.buckets.revisions.delete(key, entry.revision)
@@ -179,9 +171,9 @@ class GarbageCollector:
         if not any(unnamed.values()):
             return
         stored = rules.named_blobs(
-            await records(self.buckets.revisions, _revision),
-            await records(self.buckets.builds, _build),
-            await records(self.buckets.engines, _manifest),
+            await records(self.buckets.revisions, decode_revision),
+            await records(self.buckets.builds, decode_build),
+            await records(self.buckets.engines, decode_manifest),
         )
         for bucket, blobs in unnamed.items():
             removable = [blob for blob in blobs if blob.digest not in stored[bucket]]

@@ -19,6 +19,7 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
 from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key
 from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
@@ -28,7 +29,6 @@ from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
 
-_api_key = msgspec.msgpack.Decoder(ApiKey)
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
 
 
@@ -118,10 +118,10 @@ class OperationRoutes:
         def with_limits(stored: Entry | None) -> bytes:
             if stored is None:
                 raise no_such_key()
-            return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
+            return encode(msgspec.structs.replace(decode_key(stored.value), limits=limits))
 
         entry = await self.keys.change(key_id, with_limits)
-        return json_response(_key_view(_api_key.decode(entry.value)))
+        return json_response(_key_view(decode_key(entry.value)))
 
     async def delete_key(self, request: Request) -> Response:
         key_id = request.path_params["id"]
@@ -137,7 +137,7 @@ class OperationRoutes:
     async def _check_remaining(self, deleted: Entry | None) -> None:
         """Restore the deleted key if another gateway deleted the remaining keys at the same time. Raises Conflict."""
         try:
-            self.access.check_remaining_keys([_api_key.decode(entry.value) for entry in await self.keys.entries()])
+            self.access.check_remaining_keys([decode_key(entry.value) for entry in await self.keys.entries()])
         except Conflict:
             if deleted is not None:
                 await self.keys.create(deleted.key, deleted.value)

@@ -27,18 +27,8 @@ from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
-from gpufn_gateway.controller.decide import deploy_check, policy, rollout
-from gpufn_gateway.controller.decide.actions import (
-    Action,
-    EndQueued,
-    MoveActive,
-    MoveServing,
-    Need,
-    Plan,
-    Resume,
-    RevisionDecision,
-    Start,
-)
+from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollout
+from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
 from gpufn_gateway.controller.decide.policy import ScaleDecision
@@ -58,7 +48,7 @@ DELETED_FOR_S = 2.0
 START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and must not keep others from starting
 
 
-def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
+def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> actions.Plan:
     """Return what to do now. With `only`, look at these functions only: one wakeup need not pay for all of them."""
     return _Step(world, now, limits or Limits()).run(only)
 
@@ -76,7 +66,7 @@ class _Step:
         self.failed: dict[str, Exception] = {}
         self._allocator: Allocator | None = None
 
-    def run(self, only: Iterable[str] | None) -> Plan:
+    def run(self, only: Iterable[str] | None) -> actions.Plan:
         names = only
         if names is None:
             self._delete_lost_workers()
@@ -112,7 +102,7 @@ class _Step:
         for name, decisions in list(self.decided.items()):
             with self._isolated(name):
                 statuses[name] = status_writer.status(self.world.functions[name], decisions, self.notes.get(name))
-        return Plan(tuple(self.actions), statuses, self.failed)
+        return actions.Plan(tuple(self.actions), statuses, self.failed)
 
     @contextlib.contextmanager
     def _isolated(self, name: str) -> Iterator[None]:
@@ -139,7 +129,7 @@ class _Step:
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
             error = deleted_error(name).info()
             for number in sorted(self.world.numbers(name)):
-                self.actions.append(EndQueued(name, number, OutcomeKind.CANCELLED, error))
+                self.actions.append(actions.EndQueued(name, number, OutcomeKind.CANCELLED, error))
 
     # 2
 
@@ -236,11 +226,11 @@ class _Step:
 
     def _move(self, function: Function, serving: RevisionDecision, following: RevisionDecision) -> None:
         if following.revision is not None and following.revision.state is RevisionState.FAILED:
-            self.actions.append(MoveActive(function.name, function.active, "the new revision failed to start"))
+            self.actions.append(actions.MoveActive(function.name, function.active, "the new revision failed to start"))
             return
         moves, why = rollout.may_move(self._health(serving, function), self._health(following, function))
         if moves:
-            self.actions.append(MoveServing(function.name, function.active, why))
+            self.actions.append(actions.MoveServing(function.name, function.active, why))
             # From now on the room belongs to the new revision, which is looked at again once it serves.
             dropped = (serving.need,) if following.view.workers else (serving.need, following.need)
             self.needs = [need for need in self.needs if not any(need is each for each in dropped)]
@@ -256,7 +246,7 @@ class _Step:
         if record is not None and record.state is RevisionState.FAILED and record.error is not None:
             if decided.demand is not None and decided.demand.calls:
                 error = circuit_errors.caller_error(decided.key[0], record.error)
-                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
+                self.actions.append(actions.EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
             return
         circuit, demand = decided.view.circuit, decided.demand
         if circuit.openings < 2:
@@ -265,7 +255,7 @@ class _Step:
             decided.view.ended_at_opening = circuit.openings
             if demand.calls:
                 error = circuit_errors.caller_error(decided.key[0], circuit.last_error)
-                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
+                self.actions.append(actions.EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
 
     # 4
 
@@ -302,12 +292,13 @@ class _Step:
                         without_room.append(need)
                         continue
                     if isinstance(result, Resumption):
-                        self.actions.append(Resume(result.worker.assignment.worker, need.reason))
+                        self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
                     else:
                         slots[result.node] -= 1
                         if slots[result.node] <= 0:
                             nodes = [report for report in nodes if slots[report.node] > 0]
-                        self.actions.append(Start(*need.key, result.node, result.share, f"{need.reason}; {result.why}"))
+                        reason = f"{need.reason}; {result.why}"
+                        self.actions.append(actions.Start(*need.key, result.node, result.share, reason))
                     need.view.placement_failure = None
                     need.missing -= 1
                     need.has_begun = True
