@@ -160,9 +160,8 @@ async def test_a_model_whose_files_are_not_here_is_refused(nats: Any, problem: A
         samples = ModelFile("samples.npz", "2" * 64, 1)
         answer = await deploy(gateway, model("absent", msgspec.structs.replace(NET, samples=samples)))
         assert problem(answer) == (422, "invalid_spec")
-        assert answer.json()["detail"] == (
-            f"the model's file samples.npz (222222222222) is not uploaded: PUT /v1/artifacts/{'2' * 64} first"
-        )
+        assert "samples.npz" in answer.json()["detail"]
+        assert f"PUT /v1/artifacts/{'2' * 64}" in answer.json()["detail"]
         assert gateway.registry.numbers("absent") == []
 
 
@@ -195,9 +194,8 @@ async def test_a_build_that_fails_leaves_what_serves(nats: Any, problem: Any) ->
         assert await state_of(gateway, "steady", 1) == ("ready", 1)
         assert await state_of(gateway, "steady", 2) == ("failed", 1)
         told = (await gateway.http.get("/v1/functions/steady/revisions/2")).json()["error"]
-        assert (told["message"], told["stage"], told["node"]) == (
-            "net.onnx for cpu: Resize is not supported", "compile", "up1",
-        )  # fmt: skip
+        assert (told["stage"], told["node"]) == ("compile", "up1")
+        assert all(name in told["message"] for name in ("net.onnx", "cpu", "Resize"))
         for number, why in ((2, "could not be built: net.onnx"), (3, "is being built")):
             answer = await gateway.http.post("/v1/functions/steady/rollback", json={"revision": number})
             assert problem(answer) == (409, "conflict")

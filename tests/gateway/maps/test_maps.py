@@ -444,7 +444,7 @@ async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: 
         answer = await put(gateway, "picky", map_id, 0, lines("a") + b'{"texts":[1]}\n')
         assert problem(answer) == (422, "invalid_input")
         assert answer.json()["field"] == "items[1].texts[0]"
-        assert answer.json()["detail"] == "items[1].texts[0]: expected str, got int"
+        assert answer.json()["detail"].count("items[1].texts[0]") == 1
         no_object = await put(gateway, "picky", map_id, 0, lines("a") + b"[1]\n")
         assert (no_object.json()["field"], no_object.json()["detail"][:10]) == ("items[1]", "items[1]: ")
         assert await map_log.last(gateway.bus, map_id) is None

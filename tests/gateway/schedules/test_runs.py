@@ -254,9 +254,7 @@ async def test_what_cannot_be_called_is_said_once_and_not_each_second(
         await redeployed(gateway, make, make.spec("renamed"))
         for second in range(60, 65):
             await leader.at(NOON + second)
-        said = [record.message for record in caplog.records if "renamed" in record.message]
-        assert len(said) == 1
-        assert "could not be submitted" in said[0]
+        assert [record.levelname for record in caplog.records if "renamed" in record.message] == ["WARNING"]
 
 
 async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
@@ -342,7 +340,7 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         await runs.step()
         refused = await gateway.http.delete("/v1/schedules/own")
         assert problem(refused) == (409, "conflict")
-        assert "deploy it without one, or pause the schedule" in refused.json()["detail"]
+        assert "pause" in refused.json()["detail"]
 
 
 async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name_comes_at_once(

@@ -217,8 +217,9 @@ async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make:
             view = (await gateway.http.get(f"/v1/invocations/{made[number]}")).json()
             return view["state"], view["place"], view["eta_s"], view["waiting"]["reason"], view["waiting"]["detail"]
 
-        assert await told(0) == ("queued", 1, 2.0, "others", "it is next: it waits for a free slot")
-        assert await told(2) == ("queued", 3, 6.0, "others", "2 calls are before it")
+        assert (await told(0))[:4] == ("queued", 1, 2.0, "others")
+        assert (await told(2))[:4] == ("queued", 3, 6.0, "others")
+        assert "2 calls" in (await told(2))[4]
         await gateway.http.delete(f"/v1/invocations/{made[1]}")
         assert (await told(2))[1] == 2
 

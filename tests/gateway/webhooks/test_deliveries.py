@@ -192,10 +192,7 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
-        assert (
-            f"the webhook to {receiver.url()} was given up after 0.0 hours: the receiver answered 503".encode()
-            in line.payload
-        )
+        assert all(fact.encode() in line.payload for fact in (receiver.url(), "0.0 hours", "503"))
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
 
