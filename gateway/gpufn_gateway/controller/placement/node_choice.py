@@ -26,11 +26,11 @@ from gpufn_gateway.controller.placement.gpus import (
     Opening,
     Score,
     available_bytes,
+    choose_share,
+    choose_whole,
     domain_of,
     has_mps_for,
     openings,
-    part,
-    whole,
     why_unavailable,
 )
 from gpufn_gateway.controller.placement.request import Request, Requirements, cpu_pool, gpus_of, has_cores
@@ -159,7 +159,8 @@ def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) 
         if why_unavailable(resources, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None
     ]
     unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # no parked worker wants to resume on these
-    fit = whole(unused, resources.gpu_count, report.links) or whole(free, resources.gpu_count, report.links)
+    count, links = resources.gpu_count, report.links
+    fit = choose_whole(unused, count, links) or choose_whole(free, count, links)
     return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=fit)
 
 
@@ -168,7 +169,7 @@ def _fit(request: Request, offer: _Offer) -> _Fit | None:
     available_memory = offer.available_bytes - request.memory_bytes
     if pool is None or available_memory < 0 or resources.cpu > pool.cores:
         return None
-    fit = offer.fit if offer.openings is None else part(offer.openings, resources)
+    fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources)
     if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
     is_oversubscribed = not has_cores(offer.idle_cores, resources.cpu)

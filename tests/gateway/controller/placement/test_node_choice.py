@@ -160,15 +160,15 @@ def test_a_worker_goes_to_no_node_that_starts_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wants", "of_any_size"),
+    ("wants", "at_any_size"),
     [
         (Resources(cpu=99.0), False),
         (Resources(gpu=("H200",)), True),
         (Resources(gpu=("L4",), memory_bytes=9 * GIB), False),
     ],
 )
-def test_no_room_says_whether_a_smaller_request_would_have_some(wants: Resources, of_any_size: bool) -> None:
-    assert place(wants, [node("a", cpu(), gpu("g"))], LeaseBook()) == NoRoom(of_any_size)
+def test_no_room_says_whether_a_smaller_request_would_have_some(wants: Resources, at_any_size: bool) -> None:
+    assert place(wants, [node("a", cpu(), gpu("g"))], LeaseBook()) == NoRoom(at_any_size)
 
 
 def test_no_nodes_is_no_room() -> None:
