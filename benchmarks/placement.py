@@ -18,10 +18,11 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, explain, place
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.leases import LeaseBook
 
 _GIB = 1 << 30
+_LIMITS = Limits()
 _WORKERS, _NODES, _GPUS = 1000, 100, 8
 _SIZES = (2, 4, 6, 10)
 _WHOLE = Resources(gpu=("A100", "L4"))
@@ -89,7 +90,7 @@ def _place(make: Callable[[int], Resources], nodes: list[NodeReport]) -> tuple[i
     book, placed = LeaseBook(), 0
     started = time.perf_counter()
     for number, wants in enumerate(requests):
-        result = place(wants, nodes, book)
+        result = place(Requirements(wants), nodes, book, _LIMITS)
         if isinstance(result, Placement):
             placed += 1
             book.grant(f"w{number}", result.node, result.share)
@@ -103,9 +104,9 @@ def _words(nodes: list[NodeReport]) -> float:
         uuids = tuple(device.uuid for device in node.devices[1:])
         full.grant(node.node, node.node, DeviceShare("cpu", 1.0, _GIB, uuids))
     started = time.perf_counter()
-    result = place(_WHOLE, nodes, full)
+    result = place(Requirements(_WHOLE), nodes, full, _LIMITS)
     assert isinstance(result, NoRoom)
-    explain(Wanted(_WHOLE), nodes, full, Limits(), of_any_size=result.of_any_size)
+    explain(Requirements(_WHOLE), nodes, full, _LIMITS, at_any_size=result.at_any_size)
     return time.perf_counter() - started
 
 

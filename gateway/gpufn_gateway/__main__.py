@@ -41,7 +41,7 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.garbage_collection.collector import Collection
+from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
@@ -71,10 +71,10 @@ from gpufn_gateway.submitted.reaper import Reaper
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.timers import tick
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import Post
+from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.server_check import check_server
 from gpufn_platform.process import fd_limit, grace_period
@@ -92,7 +92,7 @@ _ELECTION_TIMEOUT_S: Final = 45.0
 _RETRY_DELAY_S: Final = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Services:
     """Connections and stores that stay open until the process exits."""
 
@@ -177,29 +177,17 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     home.ensure()
     fast_path = FastPath(home.fast_path_socket, caller)
     stack.callback(fast_path.close)
-    shared_bodies = GatewaySharedBodies(
+    bodies = GatewaySharedBodies(
         home.claim_shared_bodies(),
         name,
         budget=BodyBudget(settings.max_shared_bodies_bytes),
         reaches_all=lambda: fast_path.is_connected and len(registry.live_nodes()) == 1,
     )
-    shared_bodies.open()
-    stack.callback(shared_bodies.close)
-    caller.start(fast_path, shared_folder=shared_bodies.folder, drop=shared_bodies.remove)
+    bodies.open()
+    stack.callback(bodies.close)
+    caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return _Services(
-        settings=settings,
-        clock=clock,
-        name=name,
-        bus=bus,
-        storage=storage,
-        buckets=buckets,
-        access=access,
-        registry=registry,
-        builds=builds,
-        schedules=schedules,
-        caller=caller,
-        fast_path=fast_path,
-        shared_bodies=shared_bodies,
+        settings, clock, name, bus, storage, buckets, access, registry, builds, schedules, caller, fast_path, bodies
     )
 
 
@@ -225,7 +213,7 @@ class _Gateway:
             shared_bodies=services.shared_bodies,
             stored_bodies=StoredBodies(bus, services.shared_bodies),
         )
-        self._addresses = Addresses(services.settings.webhook_networks)
+        self._addresses = AddressPolicy(services.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
         store = services.settings.nats_store
         self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
@@ -233,8 +221,8 @@ class _Gateway:
         self._invoke = Invoke(self._calls, self._submissions)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
-            bus,
-            services.buckets,
+            bus=bus,
+            buckets=services.buckets,
             registry=registry,
             builds=services.builds,
             artifacts=self._artifacts,
@@ -247,14 +235,9 @@ class _Gateway:
         return App(self._invoke, inference, self._services.access, self._routes(), self._disk)
 
     def _routes(self) -> list[Route]:
-        bus, registry, builds, clock = (
-            self._services.bus,
-            self._services.registry,
-            self._services.builds,
-            self._services.clock,
-        )
-        access, buckets = self._services.access, self._services.buckets
-        bodies = self._readers.for_management
+        services, bodies = self._services, self._readers.for_management
+        bus, registry, builds, clock = services.bus, services.registry, services.builds, services.clock
+        access, buckets = services.access, services.buckets
         return [
             *FunctionRoutes(
                 bus=bus,
@@ -268,16 +251,16 @@ class _Gateway:
             *InvocationRoutes(self._submissions).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses)).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self._calls)).routes(),
-            *ArtifactRoutes(self._artifacts, self._services.settings.max_model_bytes).routes(),
+            *ArtifactRoutes(self._artifacts, services.settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
             *WebhookRoutes(self._webhook_secrets, access).routes(),
-            *ScheduleRoutes(self._services.schedules, self._calls, bodies).routes(),
+            *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
-                counters=self._telemetry,
+                telemetry=self._telemetry,
                 access=access,
                 keys=buckets.keys,
                 bodies=bodies,
@@ -297,59 +280,30 @@ class _Gateway:
 
     def background_tasks(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
         """Name and coroutine of each task that runs until it is cancelled."""
-        bus, registry, builds, clock = (
-            self._services.bus,
-            self._services.registry,
-            self._services.builds,
-            self._services.clock,
-        )
-        buckets, schedules, settings = self._services.buckets, self._services.schedules, self._services.settings
-        controller = Controller(
-            bus,
-            functions=buckets.functions,
-            revisions=buckets.revisions,
-            assignments=buckets.assignments,
-            leases=buckets.leases,
-            name=self._services.name,
-            clock=clock,
-            limits=Limits(share_across_domains=settings.share_across_domains),
-        )
-        collection = Collection(
-            bus,
-            buckets,
+        services = self._services
+        bus, registry, builds, clock = services.bus, services.registry, services.builds, services.clock
+        limits = Limits(share_across_domains=services.settings.share_across_domains)
+        controller = Controller(bus, services.buckets, name=services.name, clock=clock, limits=limits)
+        collection = GarbageCollector(
+            bus=bus,
+            buckets=services.buckets,
             registry=registry,
             builds=builds,
-            in_use=lambda: controller.world.in_use(clock.monotonic()) if controller.leads else None,
-            kept_revisions=settings.kept_revisions,
+            in_use=lambda: controller.world.in_use(clock.monotonic()) if controller.leads() else None,
+            kept_revisions=services.settings.kept_revisions,
             clock=clock,
         )
         registry.on_deleted += [self._telemetry.forget, collection.on_deleted]
-
-        def leads() -> bool:
-            return controller.leads
-
-        yield (
-            "ticks",
-            tick(
-                caller=self._services.caller,
-                fast_path=self._services.fast_path,
-                shared_bodies=self._services.shared_bodies,
-                invoke=self._invoke,
-                quotas=self._quotas,
-                server=server,
-                clock=clock,
-            ),
-        )
+        caller, fast_path, leads = services.caller, services.fast_path, controller.leads
+        shared_bodies, invoke, quotas = services.shared_bodies, self._invoke, self._quotas
+        yield "ticks", tick(caller, fast_path, shared_bodies, invoke=invoke, quotas=quotas, server=server, clock=clock)
         yield "quota sync", self._quotas.run()
         yield "controller", _run_controller(controller)
-        finishing = RevisionActivation(
-            registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads
-        )
-        yield "finishing", finishing.run()
-        yield "unattended", OrphanedBuilds(bus, builds, registry, clock, leads).run()
-        yield "schedules", ScheduleRuns(schedules, registry, clock, self._disk, leads=leads).run()
-        post = Post(self._addresses)
-        yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()
+        yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
+        yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()
+        yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
+        sender = WebhookSender(self._addresses)
+        yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def log_failures(task: str) -> Iterator[None]:
-    """Log an exception of one round of `what` instead of raising it: the next round retries."""
+    """Log an exception of one round of `task` instead of raising it: the next round retries."""
     try:
         yield
     except PlatformError as error:

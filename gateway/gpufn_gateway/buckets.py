@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import msgspec
 
+from gpufn_core.domain.engine import Build, EngineManifest
 from gpufn_core.domain.metering import USAGE_RETENTION_S
+from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import ApiKey
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 
 T = TypeVar("T")
 
 
-async def records(bucket: KeyValue, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+decode_function = msgspec.msgpack.Decoder(Function).decode
+decode_revision = msgspec.msgpack.Decoder(Revision).decode
+decode_assignment = msgspec.msgpack.Decoder(Assignment).decode
+decode_key = msgspec.msgpack.Decoder(ApiKey).decode
+decode_build = msgspec.msgpack.Decoder(Build).decode
+decode_manifest = msgspec.msgpack.Decoder(EngineManifest).decode
+
+
+async def records(bucket: KeyValue, decode: Callable[[bytes], T]) -> list[T]:
     """Read all records from the bus; a watch may lag behind."""
-    return [decoder.decode(entry.value) for entry in await bucket.entries()]
+    return [decode(entry.value) for entry in await bucket.entries()]
 
 
 @dataclass(frozen=True)

@@ -20,44 +20,37 @@ log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 
-_STATUS_BY_ERROR: dict[type[GpufnError], int] = {
-    errors.RequestError: 400,
-    errors.InvalidSpec: 422,
-    errors.InvalidInput: 422,
-    errors.InvalidBundle: 422,
-    errors.FunctionNotFound: 404,
-    errors.RevisionNotFound: 404,
-    errors.InvocationNotFound: 404,
-    errors.MapNotFound: 404,
-    errors.BuildNotFound: 404,
-    errors.ScheduleNotFound: 404,
-    errors.DeadLetterNotFound: 404,
-    errors.PayloadTooLarge: 413,
-    errors.UnsupportedMediaType: 415,
-    errors.Conflict: 409,
-    errors.IdempotencyMismatch: 409,
-    errors.Unauthorized: 401,
-    errors.InvalidSignature: 401,
-    errors.Forbidden: 403,
-    errors.FunctionRaised: 500,
-    errors.CapacityError: 503,
-    errors.QueueFull: 429,
-    errors.RateLimited: 429,
-    errors.InvocationEnded: 500,
-    errors.InvocationTimedOut: 504,
-    errors.InvocationCancelled: 409,
-    errors.InvocationExpired: 504,
-    errors.FunctionStartFailed: 503,
-    errors.BuildFailed: 422,
-    errors.PlatformError: 500,
-    errors.BusUnavailable: 503,
-    errors.StoreFull: 503,
-    errors.ArtifactUnavailable: 503,
-    errors.WorkerLost: 502,
-    errors.DeviceFailed: 502,
-    errors.PlatformStopping: 503,
-    errors.GatewayUnavailable: 503,
+_ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
+    400: (errors.RequestError,),
+    401: (errors.Unauthorized, errors.InvalidSignature),
+    403: (errors.Forbidden,),
+    404: (
+        errors.FunctionNotFound,
+        errors.RevisionNotFound,
+        errors.InvocationNotFound,
+        errors.MapNotFound,
+        errors.BuildNotFound,
+        errors.ScheduleNotFound,
+        errors.DeadLetterNotFound,
+    ),
+    409: (errors.Conflict, errors.IdempotencyMismatch, errors.InvocationCancelled),
+    413: (errors.PayloadTooLarge,),
+    415: (errors.UnsupportedMediaType,),
+    422: (errors.InvalidSpec, errors.InvalidInput, errors.InvalidBundle, errors.BuildFailed),
+    429: (errors.QueueFull, errors.RateLimited),
+    500: (errors.FunctionRaised, errors.InvocationEnded, errors.PlatformError),
+    502: (errors.WorkerLost, errors.DeviceFailed),
+    503: (
+        errors.CapacityError,
+        errors.FunctionStartFailed,
+        errors.BusUnavailable,
+        errors.ArtifactUnavailable,
+        errors.PlatformStopping,
+        errors.GatewayUnavailable,
+    ),
+    504: (errors.InvocationTimedOut, errors.InvocationExpired),
 }
+_STATUS_BY_ERROR = {error: status for status, kinds in _ERRORS_BY_STATUS.items() for error in kinds}
 # Retry-After if the error has no value of its own.
 _RETRY_AFTER_S: dict[int, float] = {429: 1.0, 503: 1.0}
 
@@ -94,7 +87,7 @@ class RouteError(errors.RequestError):
 class KeyLimitExceeded(errors.RateLimited):
     """RateLimited, with the RateLimit header fields of the API key."""
 
-    def __init__(self, message: str, *, retry_after_s: float, headers: Headers) -> None:
+    def __init__(self, message: str, retry_after_s: float, headers: Headers) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.headers = headers
 

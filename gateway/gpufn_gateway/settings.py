@@ -25,9 +25,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest request body
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: all bodies that are being received; beyond it, 503
     max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model
-    max_shared_bodies_bytes: int = (
-        2 << 30
-    )  # GPUFN_MAX_SHARED_BODIES_BYTES: all large bodies of calls in flight; beyond it, 503
+    max_shared_bodies_bytes: int = 2 << 30  # GPUFN_MAX_SHARED_BODIES_BYTES: all large bodies in flight; beyond it, 503
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: time to receive a request body
     grace_s: float = GRACE_S  # GPUFN_GRACE: time that running calls get to finish at shutdown
@@ -91,11 +89,7 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-_PARSER_BY_TYPE: dict[type, Callable[[str], Any]] = {
-    float: _positive(float),
-    int: _positive(int),
-    str: str,
-}
+_PARSER_BY_TYPE: dict[type, Callable[[str], Any]] = {float: _positive(float), int: _positive(int), str: str}
 _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "grace_s": functools.partial(number, "GPUFN_GRACE"),
     "port": _port,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class StoreSync:
 
     def __init__(self, store: Path | None, *, waits: bool) -> None:
         self._store = store
-        self._recorded = None if store is None else _SharedSync(_FileSystem(store).sync)
+        self._recorded = None if store is None else _SharedSync(functools.partial(_sync_file_system, store))
         self._accepted = None if store is None or not waits else _SharedSync(_Blocks(store).sync)
 
     def is_full(self) -> bool:
@@ -103,18 +104,14 @@ class _SharedSync:
             self._task = None
 
 
-class _FileSystem:
-    def __init__(self, store: Path) -> None:
-        self._store = store
-
-    def sync(self) -> None:
-        folder = os.open(self._store, os.O_RDONLY)
-        try:
-            if _libc.syncfs(folder) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-        finally:
-            os.close(folder)
+def _sync_file_system(store: Path) -> None:
+    folder = os.open(store, os.O_RDONLY)
+    try:
+        if _libc.syncfs(folder) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(folder)
 
 
 class _Blocks:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -34,46 +36,28 @@ class Histogram:
         self.total += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [str(bound) for bound in _BUCKETS] + ["+Inf"]
-        running = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip(bounds, self.counts, strict=True):
-            running += count
-            buckets.append((bound, running))
-        return buckets
+        bounds = [*map(str, _BUCKETS), "+Inf"]
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
 
 class CallStats:
     """Counters of one function's calls at this gateway."""
 
-    __slots__ = (
-        "cold_starts",
-        "latency",
-        "outcomes",
-        "phase_seconds",
-        "queue",
-        "refusals",
-        "run",
-        "succeeded_s",
-        "webhooks",
-    )
-
     def __init__(self) -> None:
-        self.outcomes: dict[str, int] = {}
-        self.refusals: dict[str, int] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.latency = Histogram()
         self.succeeded_s = 0.0  # total latency of successful calls
         self.queue = Histogram()
         self.run = Histogram()
-        self.webhooks: dict[str, int] = {}
+        self.webhooks: Counter[str] = Counter()
         self.cold_starts = 0
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
-    def ended(self, reply: ResultReply, seconds: float) -> None:
+    def count_end(self, reply: ResultReply, seconds: float) -> None:
         """Count a call that ended; `seconds` from the request to this reply."""
         seconds = max(0.0, seconds)  # the wall clock may have been set back
-        outcomes = self.outcomes
-        outcomes[reply.kind] = outcomes.get(reply.kind, 0) + 1
+        self.outcomes[reply.kind] += 1
         self.latency.observe(seconds)
         if reply.kind is OutcomeKind.SUCCEEDED:
             self.succeeded_s += seconds
@@ -84,17 +68,17 @@ class CallStats:
             for phase, phase_s in cold.phases.items():
                 self.phase_seconds[phase] += phase_s
 
-    def failed(self, code: str) -> None:
+    def count_failure(self, code: str) -> None:
         """Count a call that ended without a reply."""
-        self.outcomes[code] = self.outcomes.get(code, 0) + 1
+        self.outcomes[code] += 1
 
-    def refused(self, code: str) -> None:
+    def count_refusal(self, code: str) -> None:
         """Count a request that was rejected before it became a call."""
-        self.refusals[code] = self.refusals.get(code, 0) + 1
+        self.refusals[code] += 1
 
     def count_webhook(self, outcome: str) -> None:
         """Count a webhook that was delivered or given up."""
-        self.webhooks[outcome] = self.webhooks.get(outcome, 0) + 1
+        self.webhooks[outcome] += 1
 
 
 class Telemetry(Collector):
@@ -107,16 +91,13 @@ class Telemetry(Collector):
     def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
         self._in_flight = in_flight
         self._runners = runners
-        self._functions: dict[str, CallStats] = {}
+        self._functions: defaultdict[str, CallStats] = defaultdict(CallStats)
         self.attempts = AttemptTotals()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def of(self, function: str) -> CallStats:
-        stats = self._functions.get(function)
-        if stats is None:
-            stats = self._functions[function] = CallStats()
-        return stats
+        return self._functions[function]
 
     def forget(self, function: str) -> None:
         self._functions.pop(function, None)
@@ -142,18 +123,17 @@ class Telemetry(Collector):
             "gpufn_cold_start_seconds", "Time spent in cold starts, by phase", labels=["function", "phase"]
         )
         for name, stats in self._functions.items():
-            for outcome, count in stats.outcomes.items():
-                calls.add_metric([name, outcome], count)
-            for code, count in stats.refusals.items():
-                refusals.add_metric([name, code], count)
-            for outcome, count in stats.webhooks.items():
-                webhooks.add_metric([name, outcome], count)
-            latency.add_metric([name], stats.latency.cumulative(), stats.latency.total)
-            queue.add_metric([name], stats.queue.cumulative(), stats.queue.total)
-            run.add_metric([name], stats.run.cumulative(), stats.run.total)
+            for counter, by_label in (
+                (calls, stats.outcomes),
+                (refusals, stats.refusals),
+                (webhooks, stats.webhooks),
+                (phases, stats.phase_seconds),
+            ):
+                for label, value in by_label.items():
+                    counter.add_metric([name, label], value)
+            for family, histogram in ((latency, stats.latency), (queue, stats.queue), (run, stats.run)):
+                family.add_metric([name], histogram.cumulative(), histogram.total)
             cold.add_metric([name], stats.cold_starts)
-            for phase, seconds in stats.phase_seconds.items():
-                phases.add_metric([name, phase], seconds)
         dropped = CounterMetricFamily(
             "gpufn_dropped_outcomes", "Outcomes dropped because the submitted call had already ended", labels=["node"]
         )

@@ -25,10 +25,10 @@ _MINUTE: Final = 600
 
 
 async def tick(
-    *,
     caller: Caller,
     fast_path: FastPath,
     shared_bodies: GatewaySharedBodies,
+    *,
     invoke: Invoke,
     quotas: QuotaSync,
     server: Server,
@@ -36,21 +36,21 @@ async def tick(
 ) -> None:
     """Run all periodic jobs until cancelled."""
     loop = asyncio.get_running_loop()
-    beats = PauseDetector(clock.monotonic())
+    pauses = PauseDetector(clock.monotonic())
     while True:
         await asyncio.sleep(_TICK_S)
         now = clock.monotonic()
-        if (beat := beats.next(now)) is None:
+        if (number := pauses.next(now)) is None:
             continue
         try:
             invoke.tick(now)
-            if beat % _CALLS == 0:
+            if number % _CALLS == 0:
                 caller.tick(now)
-            if beat % _SECOND == 0:
+            if number % _SECOND == 0:
                 fast_path.tick(loop.time())
                 quotas.publish()
                 server.sweep(loop.time())
-            if beat % _MINUTE == 0:
+            if number % _MINUTE == 0:
                 shared_bodies.sweep()
         except Exception:
             log.exception("a timer tick failed; continuing with the next one")

@@ -193,7 +193,7 @@ class Gateway:
         )
         operations = OperationRoutes(
             registry=self.registry,
-            counters=self.telemetry,
+            telemetry=self.telemetry,
             access=self.access,
             keys=nothing,
             bodies=bodies,

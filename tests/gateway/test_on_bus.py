@@ -22,7 +22,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import CallLocation, LocateCall, LogLine, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
@@ -129,7 +129,7 @@ async def test_serving_moves_at_once_only_when_nobody_is_warm_and_nothing_is_che
         await until_async(lambda: name in gateway.registry.functions)
         if ready is not None:
             gateway.report(make.status(name, ready=ready))
-        function = await gateway.deploys.deploy(make.spec(name), DIGEST, How(check=check))
+        function = await gateway.deploys.deploy(make.spec(name), DIGEST, DeployOptions(check=check))
         assert (function.active, function.serving, function.latest) == (2, serving, 2)
 
 
@@ -147,16 +147,13 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         assert await deploy(here) == (201, "")  # the previous deploy sent no source
         assert await deploy(here | {"deployer": "bob@desk"}) == (201, "")
         status, detail = await deploy(here | {"file": "lib/app.py"})
-        assert (status, detail.partition(":")[0]) == (
-            409,
-            "owned@3 is from app.py of the project vision, deployed by bob@desk, "
-            "and this deploy is from lib/app.py of the project vision",
-        )
-        assert "--replace" in detail
+        assert status == 409
+        facts = ("owned@3", "from app.py", "from lib/app.py", "project vision", "bob@desk", "--replace")
+        assert all(fact in detail for fact in facts)
         status, detail = await deploy(here | {"project_id": "2"})
-        assert (status, "another project of the same name" in detail) == (409, True)
+        assert (status, "another project" in detail) == (409, True)
         status, detail = await deploy(None)
-        assert (status, "a client that sends no source" in detail) == (409, True)
+        assert (status, "no source" in detail) == (409, True)
         assert await deploy(here | {"file": "lib/app.py", "key": "forged"}, replace=True) == (201, "")
         await until_async(lambda: 4 in gateway.registry.revisions["owned"])
         view = (await gateway.http.get("/v1/functions/owned")).json()

@@ -88,7 +88,7 @@ def test_what_is_recorded_is_synced_and_a_bus_without_a_store_here_is_not(tmp_pa
         elsewhere = StoreSync(None, waits=True)
         await elsewhere.sync_calls()
         await elsewhere.sync_records()
-        with pytest.raises(BusUnavailable, match="disk of the message bus"):
+        with pytest.raises(BusUnavailable, match="disk"):
             await StoreSync(tmp_path / "gone", waits=False).sync_records()
 
     asyncio.run(scenario())
@@ -96,11 +96,11 @@ def test_what_is_recorded_is_synced_and_a_bus_without_a_store_here_is_not(tmp_pa
 
 @pytest.mark.parametrize("text", ["sometimes", "2", "0s", "1ms", "1h", "-1s"])
 def test_a_setting_that_is_no_sync_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSetting, match="write always, never, or an interval"):
+    with pytest.raises(InvalidSetting, match=r"GPUFN_SYNC.*always, never"):
         GatewaySettings.from_env({"GPUFN_SYNC": text, "GPUFN_NATS_STORE": "/x"})
 
 
 def test_a_sync_that_the_gateway_cannot_make_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="set sync_interval in their configuration"):
+    with pytest.raises(InvalidSetting, match="sync_interval"):
         GatewaySettings.from_env({"GPUFN_SYNC": "always"})
     assert GatewaySettings.from_env({"GPUFN_SYNC": "500ms", "GPUFN_NATS_STORE": "/x"}).sync.interval_s == 0.5

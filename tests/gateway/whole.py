@@ -51,9 +51,9 @@ from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import Post
+from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import SystemClock
@@ -110,17 +110,17 @@ class Whole:
             shared_bodies=shared_bodies,
             stored_bodies=StoredBodies(bus, shared_bodies),
         )
-        addresses = Addresses(("127.0.0.0/8", "::1/128"))
+        addresses = AddressPolicy(("127.0.0.0/8", "::1/128"))
         disk = StoreSync(None, waits=False)
         submissions = Submissions(bus, calls, disk, addresses)
-        self.post = Post(addresses)
+        self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.deploys = Deploys(
-            bus,
-            buckets,
+            bus=bus,
+            buckets=buckets,
             registry=self.registry,
             builds=self.builds,
             artifacts=self.artifacts,
@@ -149,7 +149,7 @@ class Whole:
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
-                counters=telemetry,
+                telemetry=telemetry,
                 access=self.access,
                 keys=buckets.keys,
                 bodies=bodies,

@@ -102,10 +102,6 @@ class Access:
                 "(`gpufn keys create --scope admin`), then listen on another address"
             )
 
-    def check_removal(self, key_id: str) -> None:
-        """Raises Conflict if removing this key would leave no way to create another one."""
-        self.check_remaining_keys([key for key in self._keys.values() if key.id != key_id])
-
     def check_remaining_keys(self, keys: Sequence[ApiKey]) -> None:
         """Raises Conflict if no new key could be created with only these keys."""
         if any(ADMIN in key.scopes for key in keys) or (self._loopback and not keys):
@@ -172,6 +168,5 @@ def _check_scope(scope: str) -> None:
     if scope in SCOPES or (kind == "invoke" and colon and is_function_name(function)):
         return
     raise InvalidInput(
-        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",
-        field="scopes",
+        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin", field="scopes"
     )

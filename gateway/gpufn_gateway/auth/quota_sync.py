@@ -89,8 +89,9 @@ class QuotaSync:
 
     def admit(self, principal: Principal) -> None:
         """Count one call against the rate. Raises KeyLimitExceeded."""
-        if (quota := self._quota(principal)) is not None and (refusal := quota.admit(now := self._clock.monotonic())):
-            raise KeyLimitExceeded(refusal.message, retry_after_s=refusal.retry_after_s, headers=quota.headers(now))
+        now = self._clock.monotonic()
+        if (quota := self._quota(principal)) is not None and (refusal := quota.admit(now)) is not None:
+            raise KeyLimitExceeded(*refusal, quota.headers(now))
 
     def begin(self, principal: Principal) -> Callable[[object], None] | None:
         """Start a call that a client waits for. Return a callback for its end, if one is needed.
@@ -102,9 +103,7 @@ class QuotaSync:
             return None
         started_at = self._clock.monotonic()
         if (refusal := quota.begin(started_at)) is not None:
-            raise KeyLimitExceeded(
-                refusal.message, retry_after_s=refusal.retry_after_s, headers=quota.headers(started_at)
-            )
+            raise KeyLimitExceeded(*refusal, quota.headers(started_at))
         return lambda _: quota.end(self._clock.monotonic() - started_at)
 
     @contextlib.asynccontextmanager
@@ -116,7 +115,7 @@ class QuotaSync:
             return
         await self._update_queue_count(quota)
         if (reason := quota.start_storing(calls)) is not None:
-            raise KeyLimitExceeded(reason, retry_after_s=retry_after_s, headers=quota.headers(self._clock.monotonic()))
+            raise KeyLimitExceeded(reason, retry_after_s, quota.headers(self._clock.monotonic()))
         try:
             yield
         finally:

@@ -32,7 +32,7 @@ def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str
     return tuple(sorted(kinds))
 
 
-def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revision | None:
+def after_builds(revision: Revision, builds: Mapping[str, Build], now: float) -> Revision | None:
     """Return a BUILDING revision as READY or FAILED; None while one of its builds is running.
 
     `builds` are the known builds, by id; `now` is in unix seconds.
@@ -40,12 +40,12 @@ def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revi
     own = [builds.get(build) for build in revision.builds]
     for build in own:
         if build is not None and build.state in (BuildState.FAILED, BuildState.CANCELLED):
-            return failed(revision, _error_of(build))
+            return as_failed(revision, _error_of(build))
     known = [build for build in own if build is not None]
     if len(known) < len(own):
         if now - revision.created_at < RECORDED_WITHIN_S:
             return None
-        return failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
+        return as_failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
     if not all(build.state.ended for build in known):
         return None
     engines: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -54,7 +54,7 @@ def settled(revision: Revision, builds: Mapping[str, Build], now: float) -> Revi
     return msgspec.structs.replace(revision, state=RevisionState.READY, engines=engines)
 
 
-def failed(revision: Revision, error: ErrorInfo) -> Revision:
+def as_failed(revision: Revision, error: ErrorInfo) -> Revision:
     return msgspec.structs.replace(revision, state=RevisionState.FAILED, error=error)
 
 

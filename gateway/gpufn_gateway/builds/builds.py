@@ -17,11 +17,10 @@ from gpufn_core.ids import is_invocation_id, new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_gateway.buckets import decode_build
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
-
-_build = msgspec.msgpack.Decoder(Build)
 
 
 class Builds:
@@ -48,7 +47,7 @@ class Builds:
             self._changed_at.pop(key, None)
         else:
             self._changed_at[key] = entry.revision
-            self.known[key] = _build.decode(entry.value)
+            self.known[key] = decode_build(entry.value)
         for event in self._waiting:
             event.set()
 
@@ -127,7 +126,7 @@ class Builds:
         def change(entry: Entry | None) -> bytes:
             if entry is None:
                 raise BuildNotFound
-            build = _build.decode(entry.value)
+            build = decode_build(entry.value)
             if build.state.ended or build.cancel:
                 return entry.value
             cancelled = msgspec.structs.replace(build, cancel=True)
@@ -138,4 +137,4 @@ class Builds:
             return encode(cancelled)
 
         stored = await self._builds.change(build_id, change)
-        return _build.decode(stored.value)
+        return decode_build(stored.value)

@@ -6,15 +6,13 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
-from gpufn_core.domain.engine import Build, EngineManifest
-from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import Packaging, function_name
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_gateway.buckets import Buckets, records
+from gpufn_gateway.buckets import Buckets, decode_build, decode_function, decode_manifest, decode_revision, records
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.rules import Unused, unused, users
 from gpufn_platform.bus.connection import Bus
@@ -22,11 +20,6 @@ from gpufn_platform.bus.storage import object_store
 from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
-
-_manifest = msgspec.msgpack.Decoder(EngineManifest)
-_revision = msgspec.msgpack.Decoder(Revision)
-_function = msgspec.msgpack.Decoder(Function)
-_build = msgspec.msgpack.Decoder(Build)
 
 
 class Engines:
@@ -36,7 +29,7 @@ class Engines:
         self._registry = registry
         self._clock = clock
 
-    def listed(self) -> list[dict[str, Any]]:
+    def views(self) -> list[dict[str, Any]]:
         """Return every engine, newest first."""
         used_by = users(self._registry.all_revisions(), self._registry.functions)
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
@@ -50,10 +43,10 @@ class Engines:
         again (`gpufn_builder.store`), so the engine stays.
         """
         entries = {entry.key: entry for entry in await self._buckets.engines.entries()}
-        revisions = await records(self._buckets.revisions, _revision)
-        functions = {each.name: each for each in await records(self._buckets.functions, _function)}
-        builds = await records(self._buckets.builds, _build)
-        manifests = {key: _manifest.decode(entry.value) for key, entry in entries.items()}
+        revisions = await records(self._buckets.revisions, decode_revision)
+        functions = {each.name: each for each in await records(self._buckets.functions, decode_function)}
+        builds = await records(self._buckets.builds, decode_build)
+        manifests = {key: decode_manifest(entry.value) for key, entry in entries.items()}
         candidates = unused(manifests, revisions, functions, builds, self._clock.time())
         if dry_run:
             return candidates
@@ -71,7 +64,7 @@ class Engines:
         """Remove the files that no other engine names, and return their sizes. The blobs are read first: a builder
         touches a file after naming it, and then the blob has changed and is not removed."""
         blobs = {blob.digest: blob for blob in await object_store.blobs(self._bus, subjects.ENGINE_FILES)}
-        named = {file.digest for each in await records(self._buckets.engines, _manifest) for file in each.files}
+        named = {file.digest for each in await records(self._buckets.engines, decode_manifest) for file in each.files}
         files = {file.digest: file.size for each in removed for file in each.files if file.digest not in named}
         for digest in files.keys() & blobs.keys():
             await object_store.remove(self._bus, subjects.ENGINE_FILES, blobs[digest])

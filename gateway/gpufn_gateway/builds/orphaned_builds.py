@@ -33,8 +33,6 @@ _ANSWER_S: Final = 2.0
 
 
 class OrphanedBuilds:
-    """`leads` returns whether the controller of this process leads now."""
-
     def __init__(self, bus: Bus, builds: Builds, registry: Registry, clock: Clock, leads: Callable[[], bool]) -> None:
         self._bus = bus
         self._builds = builds
@@ -64,8 +62,9 @@ class OrphanedBuilds:
                 current = self._builds.known.get(each.id)  # it may have ended during the request
                 if current is None or current.state.ended:
                     continue
-                if has_builder == current.detail.startswith(why(device)):
-                    detail = "" if has_builder else why(device) + there(self._registry.live_nodes())
+                text = no_builder_text(device)
+                if has_builder == current.detail.startswith(text):
+                    detail = "" if has_builder else text + available_kinds(self._registry.live_nodes())
                     await self._builds.set_detail(current.id, detail)
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
@@ -89,12 +88,12 @@ class OrphanedBuilds:
         return True
 
 
-def why(device: str) -> str:
+def no_builder_text(device: str) -> str:
     return f"no builder runs for {device}: "
 
 
-def there(nodes: Iterable[NodeReport]) -> str:
-    """Return what could be built for: the name may have been mistyped."""
+def available_kinds(nodes: Iterable[NodeReport]) -> str:
+    """Name the DeviceKinds that exist: the one of the build may have been mistyped."""
     devices = [device for report in nodes for device in report.devices]
     kinds = {device.kind if device.type is DeviceType.GPU else CPU_KIND for device in devices}
     return f"the live nodes have {', '.join(sorted(kinds))}" if kinds else "there is no live node"

@@ -25,10 +25,8 @@ _TICK_S: Final = 1.0
 
 
 class RevisionActivation:
-    """`leads` returns whether the controller of this process leads now."""
-
     def __init__(
-        self, *, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
+        self, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
     ) -> None:
         self._registry = registry
         self._builds = builds
@@ -51,7 +49,7 @@ class RevisionActivation:
         was_done, self._is_done = self._is_done, False
         done = True
         for revision in list(self._revisions(RevisionState.BUILDING)):
-            after = build_rules.settled(revision, self._builds.known, self._clock.time())
+            after = build_rules.after_builds(revision, self._builds.known, self._clock.time())
             if after is not None:
                 done &= await self._finish(after)
         if not was_done:

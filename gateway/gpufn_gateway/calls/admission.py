@@ -47,7 +47,7 @@ def _no_capacity(revision: Revision, status: FunctionStatus, timeout_s: float | 
     )
 
 
-def expired(function: str, error: InvocationExpired, status: FunctionStatus | None) -> InvocationExpired:
+def explain_expiry(function: str, error: InvocationExpired, status: FunctionStatus | None) -> InvocationExpired:
     """Add to `error` why the call waited, if that is known."""
     if status is None or status.waiting is None:
         return error

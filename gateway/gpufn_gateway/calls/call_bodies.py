@@ -46,17 +46,9 @@ class CallBodies:
         self._inline = inline
         self._large = large
         self._shared_bodies = shared_bodies
+        self.limit_bytes = inline.limit_bytes  # the largest body that fits one message
+        self.max_bytes = large.limit_bytes  # the largest body of any call
         self.max_queued_bytes = min(RECORD_BYTES, inline.limit_bytes)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest body that fits one message."""
-        return self._inline.limit_bytes
-
-    @property
-    def max_bytes(self) -> int:
-        """The largest body of any call."""
-        return self._large.limit_bytes
 
     async def read(
         self, headers: Mapping[bytes, bytes], receive: Receive, *, may_share: bool, is_queued: bool = False
@@ -78,7 +70,7 @@ class CallBodies:
         is_shared = size is not None and self._is_shared(size, may_share)
         exceeds_message = not is_shared and size is not None and self._exceeds_message(size, is_queued)
         if is_shared or exceeds_message:
-            return CallBody(b"", await self._receive(headers, receive, self._large.limit_bytes), exceeds_message)
+            return CallBody(b"", await self._receive(headers, receive, self.max_bytes), exceeds_message)
         return self.wrap(await self._read_inline(headers, receive), may_share=False, is_queued=is_queued)
 
     async def receive_chunk(self, headers: Mapping[bytes, bytes], receive: Receive) -> CallBody:
@@ -86,8 +78,7 @@ class CallBodies:
         size = _announced_length(headers)
         if size is None or not self._exceeds_message(size, is_queued=False):
             return CallBody(await self._read_inline(headers, receive))
-        limit = self._large.limit_bytes + _FRAMING_BYTES
-        return CallBody(b"", await self._receive(headers, receive, limit))
+        return CallBody(b"", await self._receive(headers, receive, self.max_bytes + _FRAMING_BYTES))
 
     async def _receive(self, headers: Mapping[bytes, bytes], receive: Receive, limit_bytes: int) -> SharedBody:
         assert self._shared_bodies is not None
@@ -124,9 +115,7 @@ class CallBodies:
         return may_share and self._shared_bodies is not None and self._shared_bodies.is_shareable(size)
 
     def _exceeds_message(self, size: int, is_queued: bool) -> bool:
-        return self._shared_bodies is not None and size > (
-            self.max_queued_bytes if is_queued else self._inline.limit_bytes
-        )
+        return self._shared_bodies is not None and size > (self.max_queued_bytes if is_queued else self.limit_bytes)
 
 
 def _announced_length(headers: Mapping[bytes, bytes]) -> int | None:

@@ -51,13 +51,17 @@ def parse_call_options(headers: Mapping[bytes, bytes], now: float) -> CallOption
     )
 
 
+def _number(header: bytes) -> float:
+    try:
+        return float(header)
+    except ValueError:
+        return math.nan
+
+
 def _timeout_s(header: bytes | None) -> float | None:
     if header is None:
         return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
+    seconds = _number(header)
     if not 0 < seconds <= LONGEST_TIMEOUT_S:
         raise InvalidInput(
             "X-Gpufn-Timeout must be a number of seconds above 0 and at most 7 days", field="X-Gpufn-Timeout"
@@ -68,10 +72,7 @@ def _timeout_s(header: bytes | None) -> float | None:
 def _deadline(header: bytes | None, now: float) -> float | None:
     if header is None:
         return None
-    try:
-        deadline = float(header)
-    except ValueError:
-        deadline = math.nan
+    deadline = _number(header)
     if not deadline - now <= LONGEST_TIMEOUT_S:
         raise InvalidInput(
             "X-Gpufn-Deadline must be in unix seconds and at most 7 days ahead", field="X-Gpufn-Deadline"

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -38,7 +39,7 @@ from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options
-from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies, SharedBody
+from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry, Target
@@ -55,21 +56,17 @@ from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 P = TypeVar("P", bound=PendingCall)
 
 _FORM_CHUNK_BYTES: Final = 64 << 10
+_NO_BODY: Final = CallBody(b"")
 
 
 class Queue(Protocol):
     """The part of `gpufn_platform.queue.caller.Caller` that the gateway uses."""
-
-    @property
-    def pending(self) -> int: ...
 
     def invoke(self, request: CallRequest) -> PendingCall: ...
 
     def open_stream(self, request: CallRequest) -> PendingStream: ...
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
-
-    def tick(self, now: float) -> None: ...
 
 
 class Arguments(NamedTuple):
@@ -91,13 +88,11 @@ class PreparedCall(msgspec.Struct, frozen=True):
     target: Target
     content_type: str
     accept: str
-    body: bytes
-    shared: SharedBody | None  # the body, if it is large
+    body: CallBody
     now: float
     timeout_s: float | None
     trace: str
     priority: Priority
-    exceeds_message: bool = False  # the body is too large for a message and must be stored beside it
     reference: BodyReference | None = None  # the stored body
 
     @property
@@ -121,46 +116,36 @@ class PreparedCall(msgspec.Struct, frozen=True):
             target.revision,
             target.method.name,
             self.content_type,
-            self.body,
+            self.body.data,
             self.accept,
             deadline,
             trace=self.trace,
-            shared_body="" if self.shared is None else self.shared.name,
+            shared_body="" if self.body.shared is None else self.body.shared.name,
             priority=self.priority,
             owner=self.principal.owner,
             reference=self.reference,
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class Calls:
     """Prepares, starts and discards calls."""
 
-    def __init__(
-        self,
-        *,
-        bus: Publisher,
-        queue: Queue,
-        registry: Registry,
-        access: Access,
-        telemetry: Telemetry,
-        bodies: CallBodies,
-        clock: Clock,
-        quotas: QuotaSync,
-        shared_bodies: GatewaySharedBodies | None = None,
-        stored_bodies: StoredBodies | None = None,
-    ) -> None:
-        self.queue = queue
-        self.quotas = quotas
-        self._shared_bodies = shared_bodies
-        self._stored_bodies = stored_bodies
-        self.clock = clock
-        self.telemetry = telemetry
-        self.access = access
-        self.registry = registry
-        self._wakeup = ColdStartWakeup(bus, registry, clock)
-        self._bodies = bodies
-        registry.on_status = self._on_status
-        registry.on_key_deleted = quotas.forget
+    bus: Publisher
+    queue: Queue
+    registry: Registry
+    access: Access
+    telemetry: Telemetry
+    bodies: CallBodies
+    clock: Clock
+    quotas: QuotaSync
+    shared_bodies: GatewaySharedBodies | None = None
+    stored_bodies: StoredBodies | None = None
+
+    def __post_init__(self) -> None:
+        self._wakeup = ColdStartWakeup(self.bus, self.registry, self.clock)
+        self.registry.on_status = self._on_status
+        self.registry.on_key_deleted = self.quotas.forget
 
     async def prepare(
         self,
@@ -201,35 +186,28 @@ class Calls:
             else:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
-                self._check_pickles(target, principal, arguments.body)
+                try:
+                    check_pickles(target, principal)
+                except GpufnError:
+                    self.bodies.discard(arguments.body)
+                    raise
             now = self.clock.time()
             call = PreparedCall(
                 principal,
                 target,
                 arguments.content_type,
                 arguments.accept,
-                arguments.body.data,
-                arguments.body.shared,
+                arguments.body,
                 now,
                 options.remaining_s(now),
                 options.trace,
                 options.priority or target.revision.spec.priority,
-                arguments.body.exceeds_message,
             )
-            if call.exceeds_message and not is_queued:
+            if call.body.exceeds_message and not is_queued:
                 return await self._store_body_temporarily(call)
             return call
         except GpufnError as error:
-            self.telemetry.of(target.name).refused(error.code)
-            raise
-
-    def _check_pickles(self, target: Target, principal: Principal, body: CallBody) -> None:
-        """Like `check_pickles`, for a body that has been received: a rejected call releases it."""
-        try:
-            check_pickles(target, principal)
-        except GpufnError:
-            if body.shared is not None and self._shared_bodies is not None:
-                self._shared_bodies.discard(body.shared)
+            self.telemetry.of(target.name).count_refusal(error.code)
             raise
 
     async def _read(
@@ -248,9 +226,9 @@ class Calls:
             raise UnsupportedMediaType("Send the body unencoded, without Content-Encoding.")
         content_type = negotiation.body_kind(headers.get(b"content-type"))
         if content_type is media.JSON:
-            data = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
+            data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, may_share=may_share, is_queued=is_queued)
+            body = self.bodies.wrap(data, may_share=may_share, is_queued=is_queued)
             return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
         raw_parameter = target.method.raw_parameter
         is_raw = not negotiation.is_arguments(content_type)
@@ -262,19 +240,18 @@ class Calls:
         if is_form or (is_raw and query):
             if is_form:
                 form = _new_form(content_type)
-                form_body = await self._bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
-                await _write_form(form, form_body)
+                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                await _write_form(form, data)
                 arguments = form.arguments(target.signature)
             else:
                 assert raw_parameter is not None
                 arguments = query_arguments.arguments(query, target.signature, raw_parameter)
-                arguments[raw_parameter] = await self._bodies.read(
-                    headers, receive, may_share=may_share, is_queued=is_queued
-                )
+                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
+                arguments[raw_parameter] = data
             content_type = media.MSGPACK
-            body = self._bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
+            body = self.bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
         else:
-            body = await self._bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
+            body = await self.bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
         return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
@@ -289,7 +266,7 @@ class Calls:
         try:
             on_end = self.quotas.begin(call.principal)
         except GpufnError as error:
-            self.telemetry.of(call.target.name).refused(error.code)
+            self.telemetry.of(call.target.name).count_refusal(error.code)
             raise
         try:
             pending = queue(call.request(call.deadline))
@@ -304,42 +281,41 @@ class Calls:
 
     def result(self, reply: ResultReply, body: bytes) -> bytes | SharedBodyReader:
         """Return the result's bytes, or a reader that the caller must close. Raises ArtifactUnavailable."""
-        if not reply.shared_body or self._shared_bodies is None:
+        if not reply.shared_body or self.shared_bodies is None:
             return body
-        return self._shared_bodies.open_result(reply.shared_body)
+        return self.shared_bodies.open_result(reply.shared_body)
 
     def stored_result(self, reply: ResultReply) -> AsyncGenerator[bytes, None] | None:
         """Return the parts of a result that was too large for the reply, else None. Raises ArtifactUnavailable."""
-        if reply.reference is None or self._stored_bodies is None:
+        if reply.reference is None or self.stored_bodies is None:
             return None
-        return self._stored_bodies.result(reply.reference)
+        return self.stored_bodies.result(reply.reference)
 
     def discard_result(self, reply: ResultReply) -> None:
         """Remove a stored result that the client has received."""
-        if reply.reference is not None and self._stored_bodies is not None:
-            self._stored_bodies.remove_result(reply.reference)
+        if reply.reference is not None and self.stored_bodies is not None:
+            self.stored_bodies.remove_result(reply.reference)
 
     async def store_body_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
         """Store the body for `invocation` if it is too large for a message. The code that ends the call removes it.
 
         Raises CapacityError if the store is full, BusUnavailable.
         """
-        if not call.exceeds_message or self._stored_bodies is None:
+        if not call.body.exceeds_message or self.stored_bodies is None:
             return call
-        reference = await self._stored_bodies.store(CallBody(call.body, call.shared), owner=invocation)
-        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
+        reference = await self.stored_bodies.store(call.body, owner=invocation)
+        return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
 
     async def _store_body_temporarily(self, call: PreparedCall) -> PreparedCall:
         """Like `store_body_for`, but the stored body expires, in case this gateway dies before it discards the call."""
-        if self._stored_bodies is None:
+        if self.stored_bodies is None:
             return call
         ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
         try:
-            body = CallBody(call.body, call.shared)
-            reference = await self._stored_bodies.store(body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
+            reference = await self.stored_bodies.store(call.body, owner=bodies.expiring_owner(), ttl_s=ttl_s)
         finally:
             self.discard(call)
-        return msgspec.structs.replace(call, reference=reference, body=b"", shared=None)
+        return msgspec.structs.replace(call, reference=reference, body=_NO_BODY)
 
     async def store_large_items(
         self, items: Sequence[bytes | memoryview], owner_of: Callable[[int], str], inline_bytes: int
@@ -350,23 +326,19 @@ class Calls:
         """
         references_by_index: dict[int, BodyReference] = {}
         for index, item in enumerate(items):
-            if len(item) > inline_bytes and self._stored_bodies is not None:
-                references_by_index[index] = await self._stored_bodies.store_bytes(item, owner=owner_of(index))
+            if len(item) > inline_bytes and self.stored_bodies is not None:
+                references_by_index[index] = await self.stored_bodies.store_bytes(item, owner=owner_of(index))
         return references_by_index
 
     def discard(self, call: PreparedCall) -> None:
         """Release the large body of a call that has ended or was stored."""
-        if call.shared is not None and self._shared_bodies is not None:
-            self._shared_bodies.discard(call.shared)
-        if call.reference is not None and self._stored_bodies is not None:
-            self._stored_bodies.remove(call.reference)
+        self.bodies.discard(call.body)
+        if call.reference is not None and self.stored_bodies is not None:
+            self.stored_bodies.remove(call.reference)
 
-    def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
+    def queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
         """Context in which submitted calls are stored. Raises KeyLimitExceeded."""
-        return self._queueing(call.principal, call.target, calls)
-
-    def _queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
-        status = self.registry.status(target.name)
+        status = self.registry.statuses.get(target.name)
         return self.quotas.queueing(principal, admission.retry_after_s(target.revision, status), calls)
 
     @contextlib.asynccontextmanager
@@ -382,12 +354,12 @@ class Calls:
         try:
             if is_counted:
                 self.quotas.admit(principal)
-            async with self._queueing(principal, target):
+            async with self.queueing(principal, target):
                 yield
         except QueueFull:
             raise self.queue_full(target) from None
         except KeyLimitExceeded as error:
-            self.telemetry.of(target.name).refused(error.code)
+            self.telemetry.of(target.name).count_refusal(error.code)
             raise
 
     def limits(self, call: PreparedCall) -> Headers:
@@ -395,14 +367,14 @@ class Calls:
         return self.quotas.headers(call.principal)
 
     def queue_full(self, target: Target) -> GpufnError:
-        return admission.queue_full(target.revision, self.registry.status(target.name))
+        return admission.queue_full(target.revision, self.registry.statuses.get(target.name))
 
     def explain(self, target: Target, error: GpufnError) -> GpufnError:
         """Add details about the function to `error` of a queued call: why it waited, when to retry."""
         if isinstance(error, QueueFull):
             return self.queue_full(target)
         if isinstance(error, InvocationExpired):
-            return admission.expired(target.name, error, self.registry.status(target.name))
+            return admission.explain_expiry(target.name, error, self.registry.statuses.get(target.name))
         return error
 
     def _on_status(self, status: FunctionStatus) -> None:

@@ -9,70 +9,47 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.revision import Check, Revision, RevisionState
+from gpufn_core.domain.revision import Check, RevisionState
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_core.errors import Conflict, PlatformError, RevisionNotFound
 from gpufn_core.ids import new_worker_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_gateway.controller.decide.actions import (
-    Action,
-    Delete,
-    Drain,
-    EndCheck,
-    EndQueued,
-    MoveActive,
-    MoveServing,
-    Park,
-    Resume,
-    Start,
-)
+from gpufn_gateway.buckets import Buckets, decode_assignment, decode_revision
+from gpufn_gateway.controller.decide import actions
+from gpufn_gateway.controller.decide.actions import Action
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, NotStored
 from gpufn_platform.bus.leader_lease import LeaderLease
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
 
 log = logging.getLogger(__name__)
 
-_assignment = msgspec.msgpack.Decoder(Assignment)
-_revision = msgspec.msgpack.Decoder(Revision)
+_NewDesired = actions.Drain | actions.Park | actions.Resume
 
 
+@dataclass(kw_only=True, eq=False)
 class ActionRunner:
     """`versions` are the versions of the function records, kept by their watcher. `on_change(function)` is called
     when the World has changed."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        world: World,
-        *,
-        functions: KeyValue,
-        revisions: KeyValue,
-        assignments: KeyValue,
-        versions: Mapping[str, int],
-        lease: LeaderLease,
-        clock: Clock,
-        on_change: Callable[[str], None],
-    ) -> None:
-        self._bus = bus
-        self._world = world
-        self._functions = functions
-        self._revisions = revisions
-        self._assignments = assignments
-        self._versions = versions
-        self._lease = lease
-        self._clock = clock
-        self._on_change = on_change
-        self._tasks = Tasks()
-        self._in_progress: set[Action] = set()
+    bus: Bus
+    world: World
+    buckets: Buckets
+    versions: Mapping[str, int]
+    lease: LeaderLease
+    clock: Clock
+    on_change: Callable[[str], None]
+    _tasks: Tasks = field(default_factory=Tasks, init=False)
+    _in_progress: set[Action] = field(default_factory=set, init=False)
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for the actions that were started."""
@@ -81,28 +58,28 @@ class ActionRunner:
                 await self._tasks.done()
 
     def begin(self, action: Action, now: float) -> None:
-        if not isinstance(action, Start):  # two equal starts are two workers; any other action runs once at a time
+        if not isinstance(action, actions.Start):  # two equal starts are two workers; other actions run once at a time
             if action in self._in_progress:
                 return
             self._in_progress.add(action)
         match action:
-            case Start():
+            case actions.Start():
                 coroutine = self._start(action, now)
-            case Drain():
+            case actions.Drain():
                 coroutine = self._set_desired(action, Desired.DRAIN)
-            case Park():
+            case actions.Park():
                 coroutine = self._set_desired(action, Desired.PARK, action.host_bytes, action.expected_bytes)
-            case Resume():
+            case actions.Resume():
                 coroutine = self._set_desired(action, Desired.RUN)
-            case Delete():
+            case actions.Delete():
                 coroutine = self._delete(action)
-            case MoveServing():
+            case actions.MoveServing():
                 coroutine = self._move(action)
-            case MoveActive():
+            case actions.MoveActive():
                 coroutine = self._move_back(action)
-            case EndCheck():
+            case actions.EndCheck():
                 coroutine = self._end_check(action)
-            case EndQueued():
+            case actions.EndQueued():
                 coroutine = self._end_queued(action)
         self._tasks.start(self._guarded(action, coroutine), type(action).__name__)
 
@@ -111,48 +88,48 @@ class ActionRunner:
             await coroutine
         except PlatformError as error:
             if isinstance(error, NotStored):
-                self._world.store.failed(self._clock.monotonic())
+                self.world.store.record_failure(self.clock.monotonic())
             log.warning("could not run %s; the next step retries: %s", type(action).__name__, error, extra=_ids(action))
         except Exception:
             log.exception("%s failed", type(action).__name__, extra=_ids(action))
         finally:
             self._in_progress.discard(action)
 
-    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
+    def _start(self, action: actions.Start, now: float) -> Coroutine[Any, Any, None]:
         assignment = Assignment(
             worker=new_worker_id(),
             node=action.node,
             function=action.function,
             revision=action.revision,
             share=action.share,
-            epoch=self._lease.epoch,
-            created_at=self._clock.time(),
+            epoch=self.lease.epoch,
+            created_at=self.clock.time(),
             reason=action.reason,
         )
-        self._world.on_assignment(assignment.worker, assignment, now)
-        worker = self._world.workers[assignment.worker]
-        self._on_change(action.function)  # to report it
+        self.world.on_assignment(assignment.worker, assignment, now)
+        worker = self.world.workers[assignment.worker]
+        self.on_change(action.function)  # to report it
 
         async def create() -> None:
             try:
-                await self._assignments.create(_key(assignment), encode(assignment))
+                await self.buckets.assignments.create(_key(assignment), encode(assignment))
             except PlatformError:
                 if not worker.version:  # if the record was stored after all, the watch reports it
-                    self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
+                    self.world.on_assignment(assignment.worker, None, self.clock.monotonic())
                 raise
-            self._world.store.record_success()
+            self.world.store.record_success()
             log.info("starting a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
 
         return create()
 
     def _set_desired(
-        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
+        self, action: _NewDesired, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
     ) -> Coroutine[Any, Any, None]:
         """Update the World, and with it every lease, at once. Then write the record until it has the latest state."""
-        worker = self._world.workers.get(action.worker)
+        worker = self.world.workers.get(action.worker)
         if worker is not None:
-            self._world.set_desired(worker, desired, park_bytes, expected_bytes)
-            self._on_change(worker.key[0])  # to report it
+            self.world.set_desired(worker, desired, park_bytes, expected_bytes)
+            self.on_change(worker.key[0])  # to report it
 
         async def write() -> None:
             if worker is None:
@@ -160,9 +137,9 @@ class ActionRunner:
             key = _key(worker.assignment)
             stored, version = worker.assignment, worker.version
             try:
-                while (entry := await self._assignments.get(key)) is not None:
-                    stored, version = _assignment.decode(entry.value), entry.revision
-                    if stored.epoch > self._lease.epoch:
+                while (entry := await self.buckets.assignments.get(key)) is not None:
+                    stored, version = decode_assignment(entry.value), entry.revision
+                    if stored.epoch > self.lease.epoch:
                         # Another controller leads, and nothing acted on our change.
                         worker.drain_requested = worker.assignment.desired is Desired.DRAIN
                         return
@@ -172,52 +149,52 @@ class ActionRunner:
                         stored,
                         desired=worker.desired,
                         park_bytes=worker.park_bytes,
-                        epoch=self._lease.epoch,
+                        epoch=self.lease.epoch,
                         reason=action.reason,
                     )
                     with contextlib.suppress(Conflict):
-                        await self._assignments.update(key, encode(updated), entry.revision)
-                        self._world.store.record_success()
+                        await self.buckets.assignments.update(key, encode(updated), entry.revision)
+                        self.world.store.record_success()
                         log.info("asked a worker to %s: %s", updated.desired, action.reason, extra=_ids(action))
             except PlatformError:
                 worker.drain_requested = worker.drain_requested and desired is not Desired.DRAIN
                 raise
             finally:
-                self._world.on_written(worker, stored, version)
+                self.world.on_written(worker, stored, version)
 
         return write()
 
-    async def _delete(self, action: Delete) -> None:
-        worker = self._world.workers.get(action.worker)
+    async def _delete(self, action: actions.Delete) -> None:
+        worker = self.world.workers.get(action.worker)
         if worker is not None:
             log.warning("released the lease of a lost worker: %s", action.reason, extra={"worker": action.worker})
-            await self._assignments.delete(_key(worker.assignment))
+            await self.buckets.assignments.delete(_key(worker.assignment))
 
-    async def _move(self, action: MoveServing) -> None:
-        function = self._world.functions.get(action.function)
+    async def _move(self, action: actions.MoveServing) -> None:
+        function = self.world.functions.get(action.function)
         if function is None or function.active != action.revision:
             return
-        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
+        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self.clock.time())
         try:
-            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            await self.buckets.functions.update(action.function, encode(moved), self.versions[action.function])
         except Conflict:
             return  # a deploy or `gpufn scale` wrote first; the watch reports it, and the next step decides again
         log.info("calls go to the new revision now: %s", action.reason, extra=_ids(action))
 
-    async def _move_back(self, action: MoveActive) -> None:
-        function = self._world.functions.get(action.function)
+    async def _move_back(self, action: actions.MoveActive) -> None:
+        function = self.world.functions.get(action.function)
         if function is None or function.active != action.revision:
             return
-        moved = msgspec.structs.replace(function, active=function.serving, updated_at=self._clock.time())
+        moved = msgspec.structs.replace(function, active=function.serving, updated_at=self.clock.time())
         with contextlib.suppress(Conflict):  # as in `_move`
-            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            await self.buckets.functions.update(action.function, encode(moved), self.versions[action.function])
             log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
 
-    async def _end_check(self, action: EndCheck) -> None:
+    async def _end_check(self, action: actions.EndCheck) -> None:
         def update(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{action.function} has no revision {action.revision}.")
-            revision = _revision.decode(entry.value)
+            revision = decode_revision(entry.value)
             if not revision.is_checked_first:
                 return entry.value
             state = revision.state if action.error is None else RevisionState.FAILED
@@ -225,17 +202,12 @@ class ActionRunner:
             return encode(msgspec.structs.replace(revision, state=state, check=check, error=action.error))
 
         with contextlib.suppress(RevisionNotFound):  # deleted in the meantime
-            await self._revisions.change(subjects.revision_key(action.function, action.revision), update)
+            await self.buckets.revisions.change(subjects.revision_key(action.function, action.revision), update)
             log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
 
-    async def _end_queued(self, action: EndQueued) -> None:
+    async def _end_queued(self, action: actions.EndQueued) -> None:
         ended = await queue_position.end_queued(
-            self._bus,
-            action.function,
-            action.revision,
-            kind=action.kind,
-            error=action.error,
-            now=self._clock.time(),
+            self.bus, action.function, action.revision, kind=action.kind, error=action.error, now=self.clock.time()
         )
         if ended:
             log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))

@@ -18,23 +18,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
-from typing import TypeVar
 
 import msgspec
 
-from gpufn_core.domain.revision import Function, Revision, RevisionKey
-from gpufn_core.domain.worker import Assignment
+from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
+from gpufn_gateway.buckets import Buckets, decode_assignment, decode_function, decode_revision
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.status import undecided
+from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.execute import ActionRunner
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, Message, NotStored
 from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock
 
@@ -49,52 +48,35 @@ AWAY_S = 4.0  # a tick this late means that this process was suspended: the sile
 _STARTUP_RETRY_S = 0.5
 _DEPTHS_TIMEOUT_S = 2.0
 
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
-_assignment = msgspec.msgpack.Decoder(Assignment)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 _worker_event = msgspec.msgpack.Decoder(WorkerEvent)
-
-T = TypeVar("T")
+_DEFAULT_LIMITS = Limits()
 
 
 class Controller:
     def __init__(
-        self,
-        bus: Bus,
-        *,
-        functions: KeyValue,
-        revisions: KeyValue,
-        assignments: KeyValue,
-        leases: KeyValue,
-        name: str,
-        clock: Clock,
-        limits: Limits | None = None,
+        self, bus: Bus, buckets: Buckets, *, name: str, clock: Clock, limits: Limits = _DEFAULT_LIMITS
     ) -> None:
         self._bus = bus
-        self._functions = functions
-        self._revisions = revisions
-        self._assignments = assignments
+        self._buckets = buckets
         self._clock = clock
         self._name = name
-        self._limits = limits or Limits()
-        self._lease = LeaderLease(leases, "controller", name)
+        self._limits = limits
+        self._lease = LeaderLease(buckets.leases, "controller", name)
         self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
-        self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record
+        self._versions: dict[str, int] = {}  # of the function records
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
         self._poke_all = False
         self._was_leading = False
         self._loaded = False
         self._runner = ActionRunner(
-            bus,
-            self.world,
-            functions=functions,
-            revisions=revisions,
-            assignments=assignments,
-            versions=self._records,
+            bus=bus,
+            world=self.world,
+            buckets=buckets,
+            versions=self._versions,
             lease=self._lease,
             clock=clock,
             on_change=self._poke,
@@ -103,7 +85,6 @@ class Controller:
     def __repr__(self) -> str:
         return f"<Controller {self._name} [{'leads' if self._was_leading else 'stands by'}] {self.world!r}>"
 
-    @property
     def leads(self) -> bool:
         """Return whether this controller leads. Reliable: the lease expires by our own clock."""
         return self._lease.is_held(self._clock.monotonic())
@@ -121,22 +102,21 @@ class Controller:
     # --- receive ---
 
     def _listen(self, stack: contextlib.AsyncExitStack) -> None:
-        bus = self._bus
         for subject, handler in (
             (subjects.WAKEUPS, self._on_wakeup),
             (subjects.NODE_REPORTS, decoded(_node_report, self._on_node_report)),
             (subjects.RUNNER_REPORTS, decoded(_runner_report, self._on_runner_report)),
             (subjects.WORKER_EVENTS, decoded(_worker_event, self._on_event)),
         ):
-            stack.callback(bus.subscribe(subject, handler).unsubscribe)
-        stack.callback(bus.on_reconnect(self._on_reconnect))
+            stack.callback(self._bus.subscribe(subject, handler).unsubscribe)
+        stack.callback(self._bus.on_reconnect(lambda: self.world.reset_silence(self._clock.monotonic())))
 
     async def _load(self, stack: contextlib.AsyncExitStack) -> None:
         """Load revisions before the Functions that point at them, and Functions before the workers that run them."""
         for bucket, on_change in (
-            (self._revisions, self._on_revision),
-            (self._functions, self._on_function),
-            (self._assignments, self._on_assignment),
+            (self._buckets.revisions, self._on_revision),
+            (self._buckets.functions, self._on_function),
+            (self._buckets.assignments, self._on_assignment),
         ):
             while True:
                 try:
@@ -151,23 +131,22 @@ class Controller:
 
     def _on_function(self, name: str, entry: Entry | None) -> None:
         if entry is None:
-            self._records.pop(name, None)
+            self._versions.pop(name, None)
             self._reports.forget(name)
-            self.world.on_function(name, None)
         else:
-            self._records[name] = entry.revision
-            self.world.on_function(name, _function.decode(entry.value))
+            self._versions[name] = entry.revision
+        self.world.on_function(name, None if entry is None else decode_function(entry.value))
         self._poke(name)
 
     def _on_revision(self, key: str, entry: Entry | None) -> None:
         name, _, number = key.rpartition(".")
-        self.world.on_revision((name, int(number)), None if entry is None else _revision.decode(entry.value))
+        self.world.on_revision((name, int(number)), None if entry is None else decode_revision(entry.value))
         self._poke(name)
 
     def _on_assignment(self, key: str, entry: Entry | None) -> None:
         worker = key.rpartition(".")[2]
         known = self.world.workers.get(worker)
-        assignment = None if entry is None else _assignment.decode(entry.value)
+        assignment = None if entry is None else decode_assignment(entry.value)
         version = 0 if entry is None else entry.revision
         self.world.on_assignment(worker, assignment, self._clock.monotonic(), version)
         if assignment is None and known is not None:
@@ -189,9 +168,6 @@ class Controller:
     def _on_event(self, event: WorkerEvent) -> None:
         self.world.on_event(event, self._clock.monotonic())
         self._poke(event.function, *self.world.waiting)
-
-    def _on_reconnect(self) -> None:
-        self.world.reset_silence(self._clock.monotonic())
 
     # --- step ---
 
@@ -227,7 +203,7 @@ class Controller:
         try:
             leads = await self._lease.try_acquire(now)
         except NotStored:
-            self.world.store.failed(self._clock.monotonic())
+            self.world.store.record_failure(self._clock.monotonic())
             await self._read_depths()  # to report which functions have calls that wait for it
             raise
         if leads and not self._was_leading:
@@ -277,7 +253,7 @@ class Controller:
             return
         if not self._lease.is_held(now):
             if only is None and self.world.store.is_stuck(now):
-                self._reports.send_all(undecided(self.world, now))
+                self._reports.send_all(statuses_without_leader(self.world, now))
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
         self._reports.log_failures(planned)

@@ -14,7 +14,7 @@ class Store:
     def __init__(self) -> None:
         self._failed_at = -math.inf
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         self._failed_at = now
 
     def record_success(self) -> None:

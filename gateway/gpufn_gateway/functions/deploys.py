@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -35,14 +36,14 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.arguments.signature import Signature
-from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
 from gpufn_gateway.builds import build_rules
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
-from gpufn_gateway.garbage_collection.rules import retired
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.garbage_collection.rules import as_retired
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import Entry
@@ -50,9 +51,6 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import queue_position
 
 _TRIES: Final = 50  # each lost race means that another change succeeded
-
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
 
 
 class RevisionNotReady(Conflict):
@@ -78,7 +76,7 @@ class SourceConflict(Conflict):
         )
 
 
-class How(msgspec.Struct, frozen=True):
+class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
     revision that came from another file or project than `source`. `code` is as in Revision."""
 
@@ -88,73 +86,57 @@ class How(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-_DEFAULT: Final = How()
+_DEFAULT_OPTIONS: Final = DeployOptions()
 
 
+@dataclass(kw_only=True, eq=False)
 class Deploys:
-    def __init__(
-        self,
-        bus: Bus,
-        buckets: Buckets,
-        *,
-        registry: Registry,
-        builds: Builds,
-        artifacts: Artifacts,
-        addresses: Addresses,
-        clock: Clock,
-    ) -> None:
-        self._bus = bus
-        self._functions = buckets.functions
-        self._revisions = buckets.revisions
-        self._schedules = buckets.schedules
-        self._registry = registry
-        self._builds = builds
-        self._artifacts = artifacts
-        self._addresses = addresses
-        self._clock = clock
+    bus: Bus
+    buckets: Buckets
+    registry: Registry
+    builds: Builds
+    artifacts: Artifacts
+    addresses: AddressPolicy
+    clock: Clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     async def has_bundle(self, digest: str) -> bool:
         """Return whether a bundle is stored and intact. This renews its age, because it is about to be deployed."""
-        is_stored = await object_store.touch(self._bus, subjects.BUNDLES, digest)
-        return is_stored and await object_store.verify(self._bus, subjects.BUNDLES, digest)
+        is_stored = await object_store.touch(self.bus, subjects.BUNDLES, digest)
+        return is_stored and await object_store.verify(self.bus, subjects.BUNDLES, digest)
 
     async def put_bundle(self, digest: str, data: bytes) -> None:
         """Raises InvalidBundle."""
         await asyncio.to_thread(check_bundle, data, digest)
-        await object_store.put(self._bus, subjects.BUNDLES, data)
+        await object_store.put(self.bus, subjects.BUNDLES, data)
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
-    async def deploy(self, spec: FunctionSpec, bundle: str, how: How = _DEFAULT) -> Function:
+    async def deploy(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Function:
         """Deploy a spec without models.
 
         Raises InvalidBundle if the bundle was not uploaded, SourceConflict, and Conflict if too many deploys race.
         """
-        self._check_calls(spec)
-        await self._check_bundle_is_here(bundle)
-        await self._check_source(spec.name, how)
-        return await self._move_active(await self._create_revision(spec, Digest(bundle), how))
+        await self._check(spec, bundle, options)
+        return await self._move_active(await self._create_revision(spec, Digest(bundle), options))
 
-    async def build(self, spec: FunctionSpec, bundle: str, how: How = _DEFAULT) -> Revision:
+    async def build(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Revision:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
         Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and NoCapacity without a
         device to build for.
         """
-        self._check_calls(spec)
-        await self._check_bundle_is_here(bundle)
-        await self._check_source(spec.name, how)
-        await self._artifacts.check_uploaded(spec.models)
-        kinds = build_rules.device_kinds(spec.resources, self._registry.live_nodes())
+        await self._check(spec, bundle, options)
+        await self.artifacts.check_uploaded(spec.models)
+        kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
         # Queue the builds before creating the revision: a revision without running builds would wait forever.
         builds: list[str] = []
         try:
             for model in spec.models:
                 for kind in kinds:
-                    builds.append((await self._builds.begin(model, kind)).id)
-            return await self._create_revision(spec, Digest(bundle), how, tuple(builds))
+                    builds.append((await self.builds.begin(model, kind)).id)
+            return await self._create_revision(spec, Digest(bundle), options, tuple(builds))
         except BaseException:
             await self._cancel(builds)
             raise
@@ -173,7 +155,7 @@ class Deploys:
         """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound."""
 
         def change(function: Function) -> Function:
-            known = self._registry.revisions.get(name, {})
+            known = self.registry.revisions.get(name, {})
             usable = [each for each, revision in known.items() if is_usable(revision)]
             if number is None:
                 earlier = [each for each in usable if each < function.active]
@@ -196,7 +178,7 @@ class Deploys:
         """Set bounds that override the spec's. None restores the spec's bound, UNSET keeps it. Raises InvalidSpec."""
 
         def change(function: Function) -> Function:
-            spec = self._registry.serving(function).spec.scaling
+            spec = self.registry.serving(function).spec.scaling
             min_workers = function.min_workers if least is msgspec.UNSET else least
             max_workers = function.max_workers if most is msgspec.UNSET else most
             ScalingPolicy(
@@ -210,33 +192,33 @@ class Deploys:
     async def delete(self, name: str) -> None:
         """Delete a function. Running calls finish; queued calls and builds are cancelled. Raises FunctionNotFound."""
         # First the builds: a finished build must not recreate the function after its deletion.
-        revisions = self._registry.revisions.get(name, {})
+        revisions = self.registry.revisions.get(name, {})
         being_built = [number for number, each in revisions.items() if each.state is RevisionState.BUILDING]
         for number in being_built:
             await self._end(name, number)
         for _ in range(_TRIES):
-            entry = await self._functions.get(name)
+            entry = await self.buckets.functions.get(name)
             if entry is None:
                 if being_built:
                     return
                 raise FunctionNotFound(f"There is no function {name!r}.")
             try:
-                await self._functions.delete(name, entry.revision)
+                await self.buckets.functions.delete(name, entry.revision)
                 break
             except Conflict:
                 continue
         else:
             raise _busy(name)
         await self._delete_schedules(name)
-        latest, revisions = _function.decode(entry.value).latest, self._registry.revisions.get(name, {})
+        latest, revisions = decode_function(entry.value).latest, self.registry.revisions.get(name, {})
         # A higher number belongs to a concurrent deploy that recreates the function, unless it has builds.
-        numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
+        numbers = [number for number in self.registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
             await self._end(name, number)
         error = deleted_error(name).info()
         for number in numbers:
             await queue_position.end_queued(
-                self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()
+                self.bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self.clock.time()
             )
 
     # --- internals ---------------------------------------------------------------------------------------------------
@@ -244,50 +226,49 @@ class Deploys:
     async def _delete_schedules(self, name: str) -> None:
         """Delete them now. The leader does so too, but keeps a young schedule, because its function may not be loaded
         yet; such a schedule would call the next function of this name."""
-        for key in (name, *await self._schedules.keys(f"{name}.")):
-            if await self._schedules.get(key) is not None:
-                await self._schedules.delete(key)
+        for key in (name, *await self.buckets.schedules.keys(f"{name}.")):
+            if await self.buckets.schedules.get(key) is not None:
+                await self.buckets.schedules.delete(key)
 
-    def _check_calls(self, spec: FunctionSpec) -> None:
-        """Check the address of the webhook, and the arguments of the schedule. Raises InvalidSpec."""
+    async def _check(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> None:
+        """Check the address of the webhook, the arguments of the schedule, the bundle and the source."""
         try:
             if spec.webhook is not None:
-                self._addresses.check(spec.webhook)
+                self.addresses.check(spec.webhook)
             if spec.schedule is not None and (method := spec.method(spec.schedule.method)) is not None:
                 Signature.of(method).check(msgspec.json.encode(spec.schedule.arguments))
         except InvalidInput as error:
             raise InvalidSpec(f"{spec.name}: {error.message}") from error
-
-    async def _check_bundle_is_here(self, bundle: str) -> None:
         if not await self.has_bundle(bundle):
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
+        await self._check_source(spec.name, options)
 
     async def _cancel(self, builds: Iterable[str]) -> None:
         for build in builds:
             with contextlib.suppress(BuildNotFound):
-                await self._builds.cancel(build)
+                await self.builds.cancel(build)
 
-    async def _check_source(self, name: str, how: How) -> None:
+    async def _check_source(self, name: str, options: DeployOptions) -> None:
         """Raises SourceConflict. Reads the records from the bus, because a watch may lag. A revision without a source,
         from an earlier gpufn or a plain HTTP client, may be replaced by any deploy."""
-        entry = None if how.replace else await self._functions.get(name)
+        entry = None if options.replace else await self.buckets.functions.get(name)
         if entry is None:
             return
-        active = _function.decode(entry.value).active
-        stored = await self._revisions.get(subjects.revision_key(name, active))
-        before = None if stored is None else _revision.decode(stored.value)
+        active = decode_function(entry.value).active
+        stored = await self.buckets.revisions.get(subjects.revision_key(name, active))
+        before = None if stored is None else decode_revision(stored.value)
         if before is None or before.source is None:
             return
-        if how.source is None or not before.source.is_same_file(how.source):
-            raise SourceConflict(before, how.source)
+        if options.source is None or not before.source.is_same_file(options.source):
+            raise SourceConflict(before, options.source)
 
     async def _create_revision(
-        self, spec: FunctionSpec, bundle: Digest, how: How, builds: tuple[str, ...] = ()
+        self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
     ) -> Revision:
         # Read from the bus: our watch may lag, and lower numbers may be free because they were collected.
-        known = await self._revisions.keys(f"{spec.name}.")
-        entry = await self._functions.get(spec.name)
-        latest = 0 if entry is None else _function.decode(entry.value).latest  # the store may have lost its record
+        known = await self.buckets.revisions.keys(f"{spec.name}.")
+        entry = await self.buckets.functions.get(spec.name)
+        latest = 0 if entry is None else decode_function(entry.value).latest  # the store may have lost its record
         number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
         for _ in range(_TRIES):
             number += 1
@@ -296,23 +277,23 @@ class Deploys:
                 number=number,
                 spec=spec,
                 bundle=bundle,
-                created_at=self._clock.time(),
+                created_at=self.clock.time(),
                 state=RevisionState.BUILDING if builds else RevisionState.READY,
                 builds=builds,
-                check=Check(CheckState.PENDING) if how.check else None,
-                source=how.source,
-                code=how.code,
+                check=Check(CheckState.PENDING) if options.check else None,
+                source=options.source,
+                code=options.code,
             )
             key = subjects.revision_key(spec.name, number)
             try:
-                await self._revisions.create(key, encode(revision))
+                await self.buckets.revisions.create(key, encode(revision))
             except Conflict:
                 continue
             return revision
         raise _busy(spec.name)
 
     async def _move_active(self, revision: Revision) -> Function:
-        name, number, now = revision.function, revision.number, self._clock.time()
+        name, number, now = revision.function, revision.number, self.clock.time()
         first = Function(name=name, active=number, serving=number, latest=number, updated_at=now)
 
         def change(function: Function) -> Function:
@@ -325,14 +306,14 @@ class Deploys:
     def _with_active(self, function: Function, revision: Revision) -> Function:
         """Make a revision active. `serving` moves at once only if no worker is warm and the revision needs no check, or
         if the old revision cannot serve. Otherwise the controller moves it."""
-        old = self._registry.revisions.get(function.name, {}).get(function.serving)
-        is_cold = self._registry.ready_workers(function) == 0
+        old = self.registry.revisions.get(function.name, {}).get(function.serving)
+        is_cold = self.registry.ready_workers(function) == 0
         moves = (is_cold and not revision.is_checked_first) or old is None or old.state is RevisionState.FAILED
         return msgspec.structs.replace(
             function,
             active=revision.number,
             serving=revision.number if moves else function.serving,
-            updated_at=self._clock.time(),
+            updated_at=self.clock.time(),
         )
 
     async def _change(
@@ -340,22 +321,23 @@ class Deploys:
     ) -> Function:
         def changed(entry: Entry | None) -> bytes:
             if entry is not None:
-                return encode(change(_function.decode(entry.value)))
+                return encode(change(decode_function(entry.value)))
             if absent is None:
                 raise FunctionNotFound(f"There is no function {name!r}.")
             return encode(absent)
 
-        stored = await self._functions.change(name, changed)
-        return _function.decode(stored.value)
+        stored = await self.buckets.functions.change(name, changed)
+        return decode_function(stored.value)
 
     async def _end(self, name: str, number: int) -> None:
         """Retire a revision of a deleted function, or fail it and cancel its builds."""
 
         def change(revision: Revision) -> Revision:
             if revision.state is RevisionState.READY:
-                return retired(revision, self._clock.time())
+                return as_retired(revision, self.clock.time())
             if revision.state is RevisionState.BUILDING:
-                return build_rules.failed(revision, BuildFailed(f"{name} was deleted while it was being built").info())
+                error = BuildFailed(f"{name} was deleted while it was being built")
+                return build_rules.as_failed(revision, error.info())
             return revision
 
         try:
@@ -371,10 +353,10 @@ class Deploys:
         def changed(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{name} has no revision {number}.")
-            return encode(change(_revision.decode(entry.value)))
+            return encode(change(decode_revision(entry.value)))
 
-        stored = await self._revisions.change(key, changed)
-        return _revision.decode(stored.value)
+        stored = await self.buckets.revisions.change(key, changed)
+        return decode_revision(stored.value)
 
 
 def _busy(name: str) -> Conflict:

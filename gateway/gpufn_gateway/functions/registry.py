@@ -16,14 +16,13 @@ from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.errors import FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.records import ApiKey
 from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
 from gpufn_core.spec.function_spec import MethodSpec, function_name
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import Access
-from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision
 from gpufn_gateway.nodes.device_reports import DeviceReports
 from gpufn_gateway.nodes.latest_reports import LatestReports
 from gpufn_platform.bus.connection import Bus
@@ -39,10 +38,6 @@ NODE_FRESH_S: Final = 10.0
 ARRIVES_WITHIN_S: Final = 10.0  # for a revision that a Function points to: each bucket has a watch of its own
 _MAX_SPELLINGS: Final = 10_000
 
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
-_manifest = msgspec.msgpack.Decoder(EngineManifest)
-_api_key = msgspec.msgpack.Decoder(ApiKey)
 _controller_report = msgspec.msgpack.Decoder(ControllerReport)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
@@ -120,7 +115,7 @@ class Registry:
                 for callback in self.on_deleted:
                     callback(key)
         else:
-            self.functions[key] = _function.decode(entry.value)
+            self.functions[key] = decode_function(entry.value)
             self._pointed_at[key] = self._clock.monotonic()
             self._targets.clear()
 
@@ -130,21 +125,21 @@ class Registry:
             self.revisions.get(name, {}).pop(int(number), None)
             self._signatures = {key: each for key, each in self._signatures.items() if key[:2] != (name, int(number))}
         else:
-            self.revisions.setdefault(name, {})[int(number)] = _revision.decode(entry.value)
+            self.revisions.setdefault(name, {})[int(number)] = decode_revision(entry.value)
         self._targets.clear()
 
     def on_engine(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self.manifests.pop(key, None)
         else:
-            self.manifests[key] = _manifest.decode(entry.value)
+            self.manifests[key] = decode_manifest(entry.value)
 
     def on_key(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self._access.remove(key)
             self.on_key_deleted(key)
         else:
-            self._access.put(_api_key.decode(entry.value))
+            self._access.put(decode_key(entry.value))
 
     def receive_controller_report(self, report: ControllerReport) -> None:
         now = self._clock.monotonic()
@@ -156,10 +151,10 @@ class Registry:
             self.on_status(status)
 
     def receive_node_report(self, report: NodeReport) -> None:
-        self._nodes.put(report.node, report)
+        self._nodes.put(report)
 
     def receive_runner_report(self, report: RunnerReport) -> None:
-        self._runners.put(report.node, report)
+        self._runners.put(report)
         self.on_runner_report(report)
 
     # --- queries -----------------------------------------------------------------------------------------------------
@@ -214,9 +209,6 @@ class Registry:
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of the existing revisions, in order. The highest ever is kept as a tombstone."""
         return sorted(self.revisions.get(name, ()))
-
-    def status(self, name: str) -> FunctionStatus | None:
-        return self.statuses.get(name)
 
     def ready_workers(self, function: Function) -> int | None:
         """Return the READY workers of the serving revision; None while unknown."""

@@ -22,18 +22,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from gpufn_core.domain.engine import Build, EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.errors import Conflict
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.priority import QUEUES
 from gpufn_gateway.background_loop import log_failures
-from gpufn_gateway.buckets import Buckets, records
+from gpufn_gateway.buckets import Buckets, decode_build, decode_function, decode_manifest, decode_revision, records
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection import rules
@@ -49,36 +47,23 @@ log = logging.getLogger(__name__)
 _EVERY_S: Final = 60.0
 _AFTER_A_DELETE_S: Final = 5.0  # most of its workers have ended by then
 
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
-_build = msgspec.msgpack.Decoder(Build)
-_manifest = msgspec.msgpack.Decoder(EngineManifest)
 
-
-class Collection:
+@dataclass(kw_only=True, eq=False)
+class GarbageCollector:
     """`in_use()` returns the revisions that have workers or calls, as (function, number). It returns None while that is
     unknown or this process does not lead; then nothing is collected."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        buckets: Buckets,
-        *,
-        registry: Registry,
-        builds: Builds,
-        in_use: Callable[[], Set[RevisionKey] | None],
-        kept_revisions: int,
-        clock: Clock,
-    ) -> None:
-        self._bus = bus
-        self._buckets = buckets
-        self._registry = registry
-        self._builds = builds
-        self._in_use = in_use
-        self._kept_revisions = kept_revisions
-        self._clock = clock
-        self._maps = MapCloser(bus)
-        self._arguments = ArgumentFiles(bus, clock)
+    bus: Bus
+    buckets: Buckets
+    registry: Registry
+    builds: Builds
+    in_use: Callable[[], Set[RevisionKey] | None]
+    kept_revisions: int
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._maps = MapCloser(self.bus)
+        self._arguments = ArgumentFiles(self.bus, self.clock)
         self._requested = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:
@@ -102,23 +87,23 @@ class Collection:
         in_use = self._numbers_in_use()
         if in_use is None:
             return
-        for name in list(self._registry.revisions):
-            if self._changes(name, self._registry.functions.get(name), in_use):
+        for name in list(self.registry.revisions):
+            if self._changes(name, self.registry.functions.get(name), in_use):
                 await self._collect_revisions(name)
             await asyncio.sleep(0)  # let the event loop serve calls
         await self._collect_builds()
         await self._collect_blobs()
         await self._maps.step()
         await self._arguments.step()
-        if ended := await queue_position.end_overdue(self._bus, self._clock.time()):
+        if ended := await queue_position.end_overdue(self.bus, self.clock.time()):
             log.info("ended %d queued calls that were past their deadline", ended)
 
     # --- revisions ----------------------------------------------------------------------------------------------------
 
     async def _collect_revisions(self, name: str) -> None:
-        entry = await self._buckets.functions.get(name)
-        function = None if entry is None else _function.decode(entry.value)
-        before = dict(self._registry.revisions.get(name, {}))  # a copy: the watch changes it in the meantime
+        entry = await self.buckets.functions.get(name)
+        function = None if entry is None else decode_function(entry.value)
+        before = dict(self.registry.revisions.get(name, {}))  # a copy: the watch changes it in the meantime
         for number, after in self._changes(name, function, self._numbers_in_use()).items():
             try:
                 await self._change(subjects.revision_key(name, number), before[number], after)
@@ -127,17 +112,17 @@ class Collection:
             if after is None:
                 for kind in QUEUES:
                     queue = queue_position.address(name, number, kind)
-                    await streams.delete_consumer(self._bus, queue.stream, queue.consumer)
+                    await streams.delete_consumer(self.bus, queue.stream, queue.consumer)
             outcome = "was removed" if after is None else f"is {after.state}"
             log.info("%s@%d is unused: it %s", name, number, outcome, extra={"function": name, "revision": number})
 
     def _deleted_are_in_use(self) -> bool:
         """Return whether revisions of deleted functions are still in use, so that a later pass can collect more."""
-        in_use = self._in_use()
-        return in_use is not None and any(name not in self._registry.functions for name, _ in in_use)
+        in_use = self.in_use()
+        return in_use is not None and any(name not in self.registry.functions for name, _ in in_use)
 
     def _numbers_in_use(self) -> dict[str, set[int]] | None:
-        in_use = self._in_use()
+        in_use = self.in_use()
         if in_use is None:
             return None
         numbers: dict[str, set[int]] = {}
@@ -150,52 +135,48 @@ class Collection:
     ) -> dict[int, Revision | None]:
         if in_use is None:
             return {}
-        revisions = self._registry.revisions.get(name, {})
+        revisions = self.registry.revisions.get(name, {})
         numbers = in_use.get(name, set())
-        return rules.changes(revisions, function, numbers, kept=self._kept_revisions, now=self._clock.time())
+        return rules.changes(revisions, function, numbers, kept=self.kept_revisions, now=self.clock.time())
 
     async def _change(self, key: str, before: Revision, after: Revision | None) -> None:
         """Write or delete a record. Raises Conflict if it differs from `before`."""
-        entry = await self._buckets.revisions.get(key)
-        if entry is None or _revision.decode(entry.value) != before:
+        entry = await self.buckets.revisions.get(key)
+        if entry is None or decode_revision(entry.value) != before:
             raise Conflict(f"{before} was changed in the meantime.")
         if after is None:
-            await self._buckets.revisions.delete(key, entry.revision)
+            await self.buckets.revisions.delete(key, entry.revision)
         else:
-            await self._buckets.revisions.update(key, encode(after), entry.revision)
+            await self.buckets.revisions.update(key, encode(after), entry.revision)
 
     # --- builds and blobs ---------------------------------------------------------------------------------------------
 
     async def _collect_builds(self) -> None:
-        expired = rules.expired_builds(self._builds.known.values(), self._registry.all_revisions(), self._clock.time())
+        expired = rules.expired_builds(self.builds.known.values(), self.registry.all_revisions(), self.clock.time())
         for build in expired:
-            await self._buckets.builds.delete(build.id)
+            await self.buckets.builds.delete(build.id)
         if expired:
             log.info("removed the records of %d builds that ended long ago", len(expired))
 
     async def _collect_blobs(self) -> None:
-        before = self._clock.time() - rules.YOUNG_S
+        before = self.clock.time() - rules.YOUNG_S
         known = rules.named_blobs(
-            self._registry.all_revisions(), self._builds.known.values(), self._registry.manifests.values()
+            self.registry.all_revisions(), self.builds.known.values(), self.registry.manifests.values()
         )
         unnamed: dict[str, list[object_store.Blob]] = {}
         for bucket, named in known.items():
-            await object_store.remove_unfinished(self._bus, bucket, before)
-            blobs = await object_store.blobs(self._bus, bucket)
+            await object_store.remove_unfinished(self.bus, bucket, before)
+            blobs = await object_store.blobs(self.bus, bucket)
             unnamed[bucket] = [blob for blob in blobs if blob.put_at < before and blob.digest not in named]
         if not any(unnamed.values()):
             return
-        stored = await self._stored()
+        stored = rules.named_blobs(
+            await records(self.buckets.revisions, decode_revision),
+            await records(self.buckets.builds, decode_build),
+            await records(self.buckets.engines, decode_manifest),
+        )
         for bucket, blobs in unnamed.items():
             removable = [blob for blob in blobs if blob.digest not in stored[bucket]]
-            freed = sum([blob.size for blob in removable if await object_store.remove(self._bus, bucket, blob)])
+            freed = sum([blob.size for blob in removable if await object_store.remove(self.bus, bucket, blob)])
             if removable:
                 log.info("removed %d unreferenced blobs of %s: %d bytes", len(removable), bucket, freed)
-
-    async def _stored(self) -> dict[str, set[str]]:
-        """Return the blobs that the stored records name."""
-        return rules.named_blobs(
-            await records(self._buckets.revisions, _revision),
-            await records(self._buckets.builds, _build),
-            await records(self._buckets.engines, _manifest),
-        )

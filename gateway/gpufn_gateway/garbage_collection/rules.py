@@ -55,7 +55,7 @@ def changes(
         if is_called or number in in_use or not _is_expired(revision, place, function is None, kept, now):
             continue
         if revision.state is RevisionState.READY:
-            after[number] = retired(revision, now)
+            after[number] = as_retired(revision, now)
         elif number < newest:
             after[number] = None
         elif revision != (replacement := tombstone(revision)):
@@ -78,7 +78,7 @@ def _is_expired(revision: Revision, place: int, is_deleted: bool, kept: int, now
             return is_deleted or now - (revision.retired_at or 0.0) > _RETIRED_S
 
 
-def retired(revision: Revision, now: float) -> Revision:
+def as_retired(revision: Revision, now: float) -> Revision:
     return msgspec.structs.replace(revision, state=RevisionState.RETIRED, retired_at=now)
 
 

@@ -6,6 +6,7 @@ An IPv6 /64 counts as one address, since a single host may use all addresses in 
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 
 
 class ConnectionLimit:
@@ -13,23 +14,22 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
 
     def add(self, address: str) -> bool:
         """Count a connection. False if its address is at the limit; the connection is not counted then."""
         key = network(address)
-        count = self._open.get(key, 0)
-        if count >= self.limit:
+        if self._open[key] >= self.limit:
             return False
-        self._open[key] = count + 1
+        self._open[key] += 1
         return True
 
     def remove(self, address: str) -> None:
         """Remove a connection that was counted."""
         key = network(address)
-        count = self._open.pop(key) - 1
-        if count:
-            self._open[key] = count
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]
 
 
 def network(address: str) -> str:

@@ -48,12 +48,8 @@ def is_loopback(host: str) -> bool:
     """True for `localhost` and for loopback addresses, which are compared by value."""
     if host.lower() == "localhost":
         return True
-    address = _address(host)
-    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(text)
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return None
+        return False
+    return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)

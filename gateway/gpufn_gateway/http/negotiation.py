@@ -5,6 +5,7 @@ The names of the types are in `gpufn_core.encoding.media`.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -16,20 +17,14 @@ _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
 _NO_QUALITY = re.compile(r"\s*[qQ]\s*=\s*0(\.0{0,3})?\s*")
 _CACHE_SIZE = 512
 
-_kind_cache: dict[bytes | None, str] = {None: JSON}
-_accept_cache: dict[bytes | None, str] = {None: ""}
 
-
+@functools.lru_cache(_CACHE_SIZE)
 def body_kind(content_type: bytes | None) -> str:
     """Return `JSON`, `MSGPACK`, `NATIVE` or `PICKLED` for encoded arguments, otherwise the type of a raw body."""
-    kind = _kind_cache.get(content_type)
-    if kind is None:
-        assert content_type is not None
-        text = content_type.decode("latin-1").strip()
-        kind = next((known for known in _ARGUMENTS if known == media_type(text)), clean(text))
-        if not is_multipart(kind):  # each has its own boundary, so caching it is useless
-            _remember(_kind_cache, content_type, kind)
-    return kind
+    if content_type is None:
+        return JSON
+    text = content_type.decode("latin-1").strip()
+    return next((known for known in _ARGUMENTS if known == media_type(text)), clean(text))
 
 
 def is_multipart(kind: str) -> bool:
@@ -41,24 +36,19 @@ def is_arguments(kind: str) -> bool:
     return kind in _ARGUMENTS
 
 
+@functools.lru_cache(_CACHE_SIZE)
 def result_encoding(accept: bytes | None) -> str:
     """Return the result encoding that `Accept` requests; empty if the client leaves the choice to us."""
-    encoding = _accept_cache.get(accept)
-    if encoding is None:
-        assert accept is not None
-        parts = [part for part in accept.decode("latin-1").split(",") if part.strip()]
-        types = [media_type(part) for part in parts if not _is_rejected(part)]
-        known = [each for each in _ARGUMENTS if each in types]
-        if known:
-            encoding = known[0]
-        elif ITEMS in types:
-            encoding = NATIVE
-        elif EVENTS in types:
-            encoding = JSON
-        else:
-            encoding = next((clean(each) for each in types if "*" not in each), "")
-        _remember(_accept_cache, accept, encoding)
-    return encoding
+    parts = [part for part in (accept or b"").decode("latin-1").split(",") if part.strip()]
+    types = [media_type(part) for part in parts if not _is_rejected(part)]
+    known = next((each for each in _ARGUMENTS if each in types), None)
+    if known is not None:
+        return known
+    if ITEMS in types:
+        return NATIVE
+    if EVENTS in types:
+        return JSON
+    return next((clean(each) for each in types if "*" not in each), "")
 
 
 def _is_rejected(part: str) -> bool:
@@ -73,8 +63,3 @@ def _is_rejected(part: str) -> bool:
 def clean(content_type: str) -> str:
     """Return the content type if it is safe in a header, otherwise application/octet-stream."""
     return content_type if _PLAIN.fullmatch(content_type) else BYTES
-
-
-def _remember(cache: dict[bytes | None, str], key: bytes, value: str) -> None:
-    if len(cache) < _CACHE_SIZE and len(key) <= 200:
-        cache[key] = value

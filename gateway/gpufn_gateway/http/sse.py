@@ -100,7 +100,7 @@ class CallStream:
     ) -> None:
         """Run the call so that a client can reconnect and continue after item `after`. Raises as `run`."""
         call = self._call
-        digest = request_digest(call.target.name, call.target.method.name, call.body)
+        digest = request_digest(call.target.name, call.target.method.name, call.body.data)
         with streams.reading(key, digest, after, self._start) as reader:
             await self._send(reader, receive, send)
 
@@ -145,10 +145,10 @@ class CallStream:
         if ended.cancelled():
             return
         if (error := ended.exception()) is not None:
-            stats.failed(error.code if isinstance(error, GpufnError) else "")
+            stats.count_failure(error.code if isinstance(error, GpufnError) else "")
             return
         reply, _ = ended.result()
-        stats.ended(reply, self._calls.clock.time() - self._call.now)
+        stats.count_end(reply, self._calls.clock.time() - self._call.now)
 
 
 async def pump(

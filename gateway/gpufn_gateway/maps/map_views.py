@@ -7,7 +7,7 @@ from typing import Any
 from gpufn_core.protocol.records import MapEntry
 
 
-def accepted(entry: MapEntry) -> dict[str, Any]:
+def accepted_view(entry: MapEntry) -> dict[str, Any]:
     """Return the response to a chunk."""
     return {"id": entry.id, "accepted": entry.accepted, "state": _state(entry, 0), "links": links(entry.id)}
 

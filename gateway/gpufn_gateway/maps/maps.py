@@ -14,7 +14,7 @@ from gpufn_core.ids import is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import READ, Principal
-from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
+from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall
 from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http import negotiation
@@ -24,7 +24,7 @@ from gpufn_gateway.maps.map_closer import has_ended
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.submitted.submit import WEBHOOK
-from gpufn_gateway.webhooks.address_policy import Addresses, webhook_of
+from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.async_reader import Follower
@@ -44,14 +44,12 @@ class ChunkOutOfOrder(Conflict):
 
 
 class Maps:
-    def __init__(self, bus: Bus, calls: Calls, bodies: CallBodies, addresses: Addresses) -> None:
+    def __init__(self, bus: Bus, calls: Calls, bodies: CallBodies, addresses: AddressPolicy) -> None:
         self._bus = bus
         self._calls = calls
         self._bodies = bodies
         self._addresses = addresses
-        self._newest: dict[
-            str, Logged
-        ] = {}  # newest log entry stored by this gateway; others may have stored newer ones
+        self._newest: dict[str, Logged] = {}  # by map, as stored here; other gateways may have stored newer ones
         self._batches = asyncio.Semaphore(_BATCHES_AT_ONCE)
 
     async def accept(
@@ -84,7 +82,7 @@ class Maps:
     async def _accept(
         self, call: PreparedCall, map_id: str, first: int, headers: dict[bytes, bytes], *, is_last: bool
     ) -> tuple[dict[str, Any], Headers]:
-        bodies = chunks.split(call.content_type, self._bodies.view(CallBody(call.body, call.shared)))
+        bodies = chunks.split(call.content_type, self._bodies.view(call.body))
         inline_bytes = self._bodies.max_queued_bytes
         chunks.check_sizes(
             bodies, first, inline_bytes, max_total_bytes=self._bodies.limit_bytes, max_item_bytes=self._bodies.max_bytes
@@ -107,7 +105,7 @@ class Maps:
                 break
             _check_order(None if newest is None else newest.entry, call.target, first)
             try:
-                async with self._calls.queueing(call, len(items.bodies)), self._batches:
+                async with self._calls.queueing(call.principal, call.target, len(items.bodies)), self._batches:
                     if not items.references:
                         references = await self._calls.store_large_items(
                             bodies, lambda index: item_id(map_id, first + index), inline_bytes
@@ -121,12 +119,12 @@ class Maps:
             except QueueFull:
                 raise self._calls.queue_full(call.target) from None
             except KeyLimitExceeded as error:
-                self._calls.telemetry.of(call.target.name).refused(error.code)
+                self._calls.telemetry.of(call.target.name).count_refusal(error.code)
                 raise
             except Conflict:
                 newest = await map_log.last(self._bus, map_id)
         self._remember(newest)
-        return map_views.accepted(newest.entry), self._calls.limits(call)
+        return map_views.accepted_view(newest.entry), self._calls.limits(call)
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry

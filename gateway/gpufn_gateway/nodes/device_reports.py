@@ -63,28 +63,26 @@ class DeviceReports(Collector):
 
     def __init__(self, nodes: Callable[[], Iterable[NodeReport]], clock: Clock) -> None:
         self._nodes = nodes
-        self._last = LatestReports[DeviceReport](clock, FRESH_S)
+        self.latest = LatestReports[DeviceReport](clock, FRESH_S)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def start(self, bus: Bus) -> None:
-        bus.subscribe(subjects.DEVICE_REPORTS, decoded(msgspec.msgpack.Decoder(DeviceReport), self.take))
-
-    def take(self, report: DeviceReport) -> None:
-        self._last.put(report.node, report)
+        bus.subscribe(subjects.DEVICE_REPORTS, decoded(msgspec.msgpack.Decoder(DeviceReport), self.latest.put))
 
     def of(self, node: str) -> tuple[DeviceMetrics, ...]:
         """Return the metrics of a node's GPUs. Empty without GPUs, or without a recent report."""
-        report = self._last.get(node)
+        report = self.latest.get(node)
         return () if report is None else report.devices
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {name: GaugeMetricFamily(f"gpufn_gpu_{name}", text, labels=_LABELS) for name, text in _GAUGES.items()}
-        counters = {
-            name: CounterMetricFamily(f"gpufn_gpu_{name}", text, labels=_LABELS) for name, text in _COUNTERS.items()
+        measured: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: kind(f"gpufn_gpu_{name}", text, labels=_LABELS)
+            for kind, texts in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))
+            for name, text in texts.items()
         }
         health = GaugeMetricFamily("gpufn_gpu_health", "1 for the current state", labels=[*_LABELS, "state"])
         limits = GaugeMetricFamily(
@@ -104,19 +102,16 @@ class DeviceReports(Collector):
                     health.add_metric([*labels, state.value], device.health is state)
                 if (each := metrics.get(device.uuid)) is None:
                     continue
-                for name, gauge in gauges.items():
+                for name, family in measured.items():
                     if (value := getattr(each, name)) is not None:
-                        gauge.add_metric(labels, value)
-                for name, counter in counters.items():
-                    if (value := getattr(each, name)) is not None:
-                        counter.add_metric(labels, value)
+                        family.add_metric(labels, value)
                 for reason in each.clock_limits:
                     limits.add_metric([*labels, reason], 1)
                 if each.recovery_action is not None:
                     recovery.add_metric([*labels, each.recovery_action], 1)
                 for xid, count in each.xids.items():
                     xids.add_metric([*labels, xid], count)
-        yield from (*gauges.values(), *counters.values(), health, limits, recovery, xids, *self._of_workers())
+        yield from (*measured.values(), health, limits, recovery, xids, *self._of_workers())
 
     def _of_workers(self) -> tuple[Metric, ...]:
         labels = ["node", "function", "revision", "worker"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gpufn_platform.process.clock import Clock
 
-T = TypeVar("T")
+
+class _Report(Protocol):
+    @property
+    def node(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Report)
 
 
 class LatestReports(Generic[T]):
@@ -17,7 +23,8 @@ class LatestReports(Generic[T]):
         self._fresh_s = fresh_s
         self._last: dict[str, tuple[float, T]] = {}  # node -> (received_at, report)
 
-    def put(self, node: str, report: T) -> None:
+    def put(self, report: T) -> None:
+        node = report.node
         if node not in self._last:
             self._last = {name: entry for name, entry in self._last.items() if self._is_fresh(entry[0])}
         self._last[node] = self._clock.monotonic(), report

@@ -49,11 +49,7 @@ class _OipFormat:
         header_bytes = media.header_bytes(content_type)
         if header_bytes is None:
             return [(b"content-type", media.JSON.encode()), length]
-        return [
-            (b"content-type", media.BYTES.encode()),
-            (_HEADER_LENGTH, b"%d" % header_bytes),
-            length,
-        ]
+        return [(b"content-type", media.BYTES.encode()), (_HEADER_LENGTH, b"%d" % header_bytes), length]
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         headers = [header for header in problem.headers() if header[0] != b"content-type"]

@@ -121,10 +121,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "lock": _text_or_empty(ids.DIGEST),
         "files": {"maxItems": image_spec.MAX_FILES},
     },
-    "ImageFile": {
-        "path": {**_text(image_spec.PATH), "not": {"pattern": r"/(\.{0,2}/|\.{0,2}$)"}},
-        "digest": DIGEST,
-    },
+    "ImageFile": {"path": {**_text(image_spec.PATH), "not": {"pattern": r"/(\.{0,2}/|\.{0,2}$)"}}, "digest": DIGEST},
     "ModelSpec": {
         "parameter": _text(model_spec.PARAMETER),
         "files": {"minItems": 1, "maxItems": model_spec.MAX_MODEL_FILES},
@@ -138,11 +135,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "size": {"minimum": 0, "maximum": LARGEST_INTEGER},
     },
     "ShapeRange": {"min": _SIZES, "opt": _SIZES, "max": _SIZES},
-    "Tolerance": {
-        "max_abs": {"minimum": 0},
-        "rel_l2": {"minimum": 0},
-        "cosine": {"minimum": -1, "maximum": 1},
-    },
+    "Tolerance": {"max_abs": {"minimum": 0}, "rel_l2": {"minimum": 0}, "cosine": {"minimum": -1, "maximum": 1}},
 }
 _METHOD_OF_A_CLASS: Final = rf"^(?![0-9])\w{{1,{function_spec.LONGEST_METHOD_NAME}}}$"
 # Rules between fields, by struct.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gpufn_core.domain.invocation import InvocationState
@@ -20,25 +20,20 @@ from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH, MAX
 from gpufn_gateway.submitted import call_views
 
 _PROBLEM = "#/components/schemas/Problem"
-_PROBLEM_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "code", "retryable"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "code": {"type": "string"},
-        "retryable": {"type": "boolean"},
-        "retry_after_s": {"type": "number"},
-        "field": {"type": "string"},
-        "error_type": {"type": "string"},
-        "error_classes": {"type": "array", "items": {"type": "string"}},
-        "traceback": {"type": "string"},
-        "stage": {"type": "string"},
-        "node": {"type": "string"},
-    },
-}
+_STRING: Final = {"type": "string"}
+_INTEGER: Final = {"type": "integer"}
+
+
+def _object(required: Sequence[str], properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+_PROBLEM_SCHEMA = _object(
+    ["type", "title", "status", "detail", "code", "retryable"],
+    dict.fromkeys(["type", "title", "detail", "code", "field", "error_type", "traceback", "stage", "node"], _STRING)
+    | {"status": _INTEGER, "retryable": {"type": "boolean"}, "retry_after_s": {"type": "number"}}
+    | {"error_classes": {"type": "array", "items": _STRING}},
+)
 _JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # a bytes result is sent raw, not as base64
 
 
@@ -63,7 +58,7 @@ def _header(name: str, description: str, kind: str = "string", **schema: Any) ->
     return {"name": name, "in": "header", "description": description, "schema": {"type": kind, **schema}}
 
 
-_ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": _STRING}
 _CLIENT_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
 _KEY = _header(
     "Idempotency-Key", "Requests with the same key are one call", minLength=1, maxLength=MAX_IDEMPOTENCY_KEY_LENGTH
@@ -131,7 +126,7 @@ _CALLS: dict[str, Any] = {
             "Read the result of a submitted call",
             {"200": "The result", "202": "The call has not ended"},
             _WAIT,
-        ),
+        )
     },
     "/v1/invocations/{id}/events": {
         "get": _call_operation(
@@ -139,36 +134,37 @@ _CALLS: dict[str, Any] = {
             "Follow a submitted call with server-sent events",
             {"200": "Events", "204": "There are no more events"},
             _header("Last-Event-ID", "The last event that was received"),
-        ),
+        )
     },
 }
 
 
 def _links(names: Iterable[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    return {"type": "object", "properties": dict.fromkeys(names, _STRING)}
 
 
-_SUBMITTED: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "state", "links"],
-    "properties": {
-        "id": {"type": "string"},
+_SUBMITTED = _object(
+    ["id", "state", "links"],
+    {
+        "id": _STRING,
         "state": {"enum": [value.value for value in InvocationState]},
         "links": _links(call_views.links("")),
     },
-}
-
-
-_ACCEPTED: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "accepted", "state", "links"],
-    "properties": {
-        "id": {"type": "string"},
-        "accepted": {"type": "integer"},
+)
+_ACCEPTED = _object(
+    ["id", "accepted", "state", "links"],
+    {
+        "id": _STRING,
+        "accepted": _INTEGER,
         "state": {"enum": ["open", "running", "ended", "cancelled"]},
         "links": _links(map_views.links("")),
     },
-}
+)
+
+
+def _responses(status: str, description: str, schema: str) -> dict[str, Any]:
+    content = {media.JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {status: {"description": description, "content": content}, "default": PROBLEM_RESPONSE}
 
 
 def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -176,37 +172,29 @@ def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str
     content: dict[str, Any] = {media.JSON: {"schema": returns}}
     if returns == _JSON_OF_BYTES:
         content = {media.BYTES: {"schema": {}}}
+    parameters = [*_CALL_HEADERS, _KEY, *_query(name, method, schemas)]
     if method.kind.streams:
-        content[media.EVENTS] = {"schema": {"type": "string"}}
-    last_event = [_LAST_EVENT] if method.kind.streams else []
+        content[media.EVENTS] = {"schema": _STRING}
+        parameters.append(_LAST_EVENT)
     return {
         "operationId": f"invoke {name}",
         "summary": (method.doc.strip().splitlines() or [name])[0],
         "description": method.doc,
         "tags": [revision.function],
-        "parameters": [
-            *_CALL_HEADERS,
-            _KEY,
-            *_query(name, method, schemas),
-            *last_event,
-        ],
+        "parameters": parameters,
         "requestBody": _body(name, method, schemas),
         "responses": {"200": {"description": "The result", "content": content}, "default": PROBLEM_RESPONSE},
     }
 
 
 def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
-    accepted = {"schema": {"$ref": "#/components/schemas/Submitted"}}
     return {
         "operationId": f"submit {name}",
         "summary": f"Queue a call of {name} and fetch its result later",
         "tags": [name.partition(".")[0]],
         "parameters": [*_CALL_HEADERS, _WEBHOOK, _KEY, *_query(name, method, schemas)],
         "requestBody": _body(name, method, schemas),
-        "responses": {
-            "202": {"description": "Queued", "content": {media.JSON: accepted}},
-            "default": PROBLEM_RESPONSE,
-        },
+        "responses": _responses("202", "Queued", "Submitted"),
     }
 
 
@@ -219,7 +207,6 @@ def _put(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, An
 
 
 def _map(name: str) -> dict[str, Any]:
-    accepted = {"schema": {"$ref": "#/components/schemas/Accepted"}}
     return {
         "operationId": f"map {name}",
         "summary": f"Submit items of a map of {name}: one line per item, with the arguments of its call",
@@ -232,50 +219,33 @@ def _map(name: str) -> dict[str, Any]:
             _WEBHOOK,
         ],
         # Without a body there are no items, but `last` still applies.
-        "requestBody": {"content": {media.LINES: {"schema": {"type": "string"}}}},
-        "responses": {
-            "202": {"description": "All items were accepted", "content": {media.JSON: accepted}},
-            "default": PROBLEM_RESPONSE,
-        },
+        "requestBody": {"content": {media.LINES: {"schema": _STRING}}},
+        "responses": _responses("202", "All items were accepted", "Accepted"),
     }
 
 
 # Open Inference Protocol. Its binary form appends the bytes of the tensors to this JSON.
-_TENSOR: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
+_TENSOR = _object(
+    ["name", "shape", "datatype"],
+    {
+        "name": _STRING,
+        "shape": {"type": "array", "items": _INTEGER},
         "datatype": {"enum": list(DATATYPES)},
         "parameters": {"type": "object"},
         "data": {"type": "array"},
     },
-}
+)
 _TENSORS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}}
+_REQUESTED_OUTPUTS: dict[str, Any] = {"type": "array", "items": {"type": "object", "required": ["name"]}}
 _INFERENCE_SCHEMAS: dict[str, Any] = {
     "Tensor": _TENSOR,
-    "InferenceRequest": {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": {"type": "object"},
-            "inputs": _TENSORS,
-            "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
-        },
-    },
-    "InferenceResponse": {
-        "type": "object",
-        "required": ["model_name", "outputs"],
-        "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
-            "id": {"type": "string"},
-            "outputs": _TENSORS,
-        },
-    },
-    "InferenceError": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
+    "InferenceRequest": _object(
+        ["inputs"], {"id": _STRING, "parameters": {"type": "object"}, "inputs": _TENSORS, "outputs": _REQUESTED_OUTPUTS}
+    ),
+    "InferenceResponse": _object(
+        ["model_name", "outputs"], {"model_name": _STRING, "model_version": _STRING, "id": _STRING, "outputs": _TENSORS}
+    ),
+    "InferenceError": _object(["error"], {"error": _STRING}),
 }
 
 

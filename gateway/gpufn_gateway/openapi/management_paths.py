@@ -37,14 +37,10 @@ _BODIES: Final = (
 
 def describe() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the paths and the schemas."""
-    return _paths(), _schemas()
-
-
-def _schemas() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(_BODIES, ref_template=_REF)
     schemas: dict[str, Any] = msgspec.to_builtins(components)
     bounds.add_to(schemas)
-    return schemas
+    return _paths(), schemas
 
 
 def _query(name: str, kind: str, **schema: Any) -> dict[str, Any]:
@@ -62,12 +58,11 @@ _WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
 _ENV: Final = _query("env", "string", enum=["names", "values"])
-_DAY: Final[dict[str, Any]] = {"format": "date"}
-_PATH_SCHEMAS: Final[dict[str, Any]] = {
-    "digest": DIGEST,
-    "fn": FUNCTION,
-    "number": {"type": "integer", "minimum": 1},
-}
+_TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
+_SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
+_KEY: Final = _query("key", "string")
+_DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
+_PATH_SCHEMAS: Final[dict[str, Any]] = {"digest": DIGEST, "fn": FUNCTION, "number": {"type": "integer", "minimum": 1}}
 
 # Method and path, summary, status of success, query parameters, body (a schema's name, or a content type).
 _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, Any]], str], ...]] = (
@@ -80,14 +75,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("post", "/v1/functions/{fn}/rollback", "Make an earlier revision active", (200,), (), "Rollback"),
     ("post", "/v1/functions/{fn}/scale", "Change the bounds of the worker count", (200,), (), "Scale"),
     ("get", "/v1/functions/{fn}/why", "Explain the number of workers", (200,), (), ""),
-    (
-        "get",
-        "/v1/functions/{fn}/logs",
-        "Read the log lines of a function",
-        (200,),
-        (_query("tail", "number", minimum=0, maximum=MAX_LOG_LINES), _FOLLOW),
-        "",
-    ),
+    ("get", "/v1/functions/{fn}/logs", "Read the log lines of a function", (200,), (_TAIL, _FOLLOW), ""),
     ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
     ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _STATE), ""),
     ("head", "/v1/bundles/{digest}", "Report whether a bundle is stored", (200, 404), (), ""),
@@ -108,14 +96,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("post", "/v1/dlq/{fn}/{id}/replay", "Replay a dead letter", (202,), (), ""),
     ("get", "/v1/builds", "List builds", (200,), (_limit(),), ""),
     ("post", "/v1/builds", "Start a build", (202,), (), "NewBuild"),
-    (
-        "get",
-        "/v1/builds/{id}",
-        "Show a build",
-        (200,),
-        (_WAIT, _query("since", "number", minimum=0, maximum=MAX_CHANGE)),
-        "",
-    ),
+    ("get", "/v1/builds/{id}", "Show a build", (200,), (_WAIT, _SINCE_CHANGE), ""),
     ("delete", "/v1/builds/{id}", "Cancel a build", (200,), (), ""),
     ("get", "/v1/builds/{id}/report", "Read the report of a build", (200,), (), ""),
     ("get", "/v1/builds/{id}/report.html", "Read the report of a build as a page", (200,), (), ""),
@@ -130,14 +111,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("post", "/v1/schedules/{id}/pause", "Pause a schedule", (200,), (), ""),
     ("post", "/v1/schedules/{id}/resume", "Resume a schedule", (200,), (), ""),
     ("post", "/v1/schedules/{id}/run", "Submit a call of a schedule now", (202,), (), ""),
-    (
-        "get",
-        "/v1/usage",
-        "Report usage per function, key and day",
-        (200,),
-        (_FUNCTION, _query("key", "string"), _query("since", "string", **_DAY), _query("until", "string", **_DAY)),
-        "",
-    ),
+    ("get", "/v1/usage", "Report usage per function, key and day", (200,), (_FUNCTION, _KEY, *_DAYS), ""),
     ("get", "/v1/nodes", "List the nodes", (200,), (), ""),
     ("get", "/v1/keys", "List the API keys", (200,), (), ""),
     ("post", "/v1/keys", "Create an API key", (201,), (), "NewKey"),

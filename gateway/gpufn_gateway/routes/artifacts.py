@@ -11,7 +11,7 @@ from starlette.routing import Route
 from gpufn_gateway.auth.access import DEPLOY
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.http.body_reader import iter_body, require_content_length
-from gpufn_gateway.routes.requests import digest_in, headers_of, json_response, principal_of
+from gpufn_gateway.routes.requests import digest_in, headers_of, json_response, route
 
 
 class ArtifactRoutes:
@@ -23,17 +23,15 @@ class ArtifactRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/artifacts/{digest}", self.has, methods=["HEAD"]),
-            Route("/v1/artifacts/{digest}", self.put, methods=["PUT"]),
+            route("HEAD", "/v1/artifacts/{digest}", self.has, DEPLOY),
+            route("PUT", "/v1/artifacts/{digest}", self.put, DEPLOY),
         ]
 
     async def has(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         exists = await self._artifacts.has(digest_in(request, "a file"))
         return Response(status_code=200 if exists else 404)
 
     async def put(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         digest = digest_in(request, "a file")
         size = require_content_length(headers_of(request), self._limit_bytes, "a model's file")
         async with contextlib.aclosing(iter_body(request.receive)) as parts:

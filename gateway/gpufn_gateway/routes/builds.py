@@ -19,7 +19,7 @@ from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewBuild
 from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_response, number, principal_of, read_json, wait_seconds
+from gpufn_gateway.routes.requests import json_response, number, read_json, route, wait_seconds
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
@@ -40,23 +40,21 @@ class BuildRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/builds/{id}"
         return [
-            Route("/v1/builds", self.index, methods=["GET"]),
-            Route("/v1/builds", self.begin, methods=["POST"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.cancel, methods=["DELETE"]),
-            Route(f"{one}/report", self.report, methods=["GET"]),
-            Route(f"{one}/report.html", self.page, methods=["GET"]),
+            route("GET", "/v1/builds", self.index, READ),
+            route("POST", "/v1/builds", self.begin, DEPLOY),
+            route("GET", one, self.show, READ),
+            route("DELETE", one, self.cancel, DEPLOY),
+            route("GET", f"{one}/report", self.report, READ),
+            route("GET", f"{one}/report.html", self.page, READ),
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         limit = int(number(request, "limit", 100, 1, MAX_LISTED))
         return json_response(
             {"builds": [build_view(self._builds, build) for build in self._builds.newest_first()[:limit]]}
         )
 
     async def begin(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         body = await read_json(request, NewBuild, self._bodies)
         await self._artifacts.check_uploaded([body.model])
         build = await self._builds.begin(body.model, body.device)
@@ -64,7 +62,6 @@ class BuildRoutes:
 
     async def show(self, request: Request) -> Response:
         """Show a build. `?wait=30` waits for a change after number `since` (`change` in the view; default: latest)."""
-        principal_of(request).require(READ)
         build_id = request.path_params["id"]
         since = int(number(request, "since", self._builds.change(build_id), 0, MAX_CHANGE))
         return json_response(
@@ -72,7 +69,6 @@ class BuildRoutes:
         )
 
     async def cancel(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         return json_response(build_view(self._builds, await self._builds.cancel(request.path_params["id"])))
 
     async def report(self, request: Request) -> Response:
@@ -82,7 +78,6 @@ class BuildRoutes:
         return Response(await self._file(request, "page"), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def _file(self, request: Request, field: str) -> bytes:
-        principal_of(request).require(READ)
         build = self._builds.get(request.path_params["id"])
         digest: str = getattr(build, field)
         if not digest:

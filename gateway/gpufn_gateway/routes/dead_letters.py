@@ -10,7 +10,7 @@ from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_gateway.auth.access import DEPLOY, READ
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.routes.invocations import check_function_name
-from gpufn_gateway.routes.requests import call_id_in, json_response, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, json_response, number, principal_of, route
 from gpufn_gateway.submitted import call_views
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 
@@ -22,14 +22,14 @@ class DeadLetterRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/dlq/{fn}/{id}"
         return [
-            Route("/v1/dlq", self.all, methods=["GET"]),
-            Route("/v1/dlq/{fn}", self.of_function, methods=["GET"]),
-            Route("/v1/dlq/{fn}", self.drop_all, methods=["DELETE"]),
-            Route("/v1/dlq/{fn}/replay", self.replay_all, methods=["POST"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.drop, methods=["DELETE"]),
-            Route(f"{one}/payload", self.payload, methods=["GET"]),
-            Route(f"{one}/replay", self.replay, methods=["POST"]),
+            route("GET", "/v1/dlq", self.all),
+            route("GET", "/v1/dlq/{fn}", self.of_function),
+            route("DELETE", "/v1/dlq/{fn}", self.drop_all, DEPLOY),
+            route("POST", "/v1/dlq/{fn}/replay", self.replay_all),
+            route("GET", one, self.show, READ),
+            route("DELETE", one, self.drop, DEPLOY),
+            route("GET", f"{one}/payload", self.payload),
+            route("POST", f"{one}/replay", self.replay),
         ]
 
     async def all(self, request: Request) -> Response:
@@ -44,7 +44,6 @@ class DeadLetterRoutes:
         return json_response({"letters": await self._letters.recent(function, limit)})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         letter, _ = await self._letters.read(_name(request), call_id_in(request))
         return json_response(call_views.letter(letter))
 
@@ -71,12 +70,10 @@ class DeadLetterRoutes:
         return json_response({"replayed": await self._letters.replay_all(_name(request), principal)}, 202)
 
     async def drop(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         await self._letters.drop(_name(request), call_id_in(request))
         return Response(status_code=204)
 
     async def drop_all(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         return json_response({"dropped": await self._letters.drop_all(_name(request))})
 
 

@@ -10,7 +10,7 @@ from gpufn_gateway.auth.access import DEPLOY, READ
 from gpufn_gateway.builds.engines import Engines, engine_view
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Collect
-from gpufn_gateway.routes.requests import json_response, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, read_json, route
 
 
 class EngineRoutes:
@@ -20,18 +20,16 @@ class EngineRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/engines", self.index, methods=["GET"]),
-            Route("/v1/engines/gc", self.collect, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{model}", self.model, methods=["GET"]),
+            route("GET", "/v1/engines", self.index, READ),
+            route("POST", "/v1/engines/gc", self.collect, DEPLOY),
+            route("GET", "/v1/models", self.models, READ),
+            route("GET", "/v1/models/{model}", self.model, READ),
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).require(READ)
-        return json_response({"engines": self._engines.listed()})
+        return json_response({"engines": self._engines.views()})
 
     async def collect(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         body = await read_json(request, Collect, self._bodies)
         garbage = await self._engines.collect(dry_run=body.dry_run)
         return json_response(
@@ -44,9 +42,7 @@ class EngineRoutes:
         )
 
     async def models(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         return json_response({"models": self._engines.models()})
 
     async def model(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         return json_response(self._engines.model(request.path_params["model"]))

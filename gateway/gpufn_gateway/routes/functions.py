@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.encoding import media
@@ -22,15 +22,15 @@ from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.auth.access import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.functions.deploys import Deploys, How
+from gpufn_gateway.functions.deploys import DeployOptions, Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
-from gpufn_gateway.http.sse import pump
 from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
+    StreamedResponse,
     checked_digest,
     digest_in,
     flag,
@@ -39,6 +39,7 @@ from gpufn_gateway.routes.requests import (
     number,
     principal_of,
     read_json,
+    route,
     whole_number,
 )
 from gpufn_gateway.submitted.submit import Submissions
@@ -50,54 +51,42 @@ from gpufn_platform.queue import queue_position
 _log_line = msgspec.msgpack.Decoder(LogLine)
 
 
+@dataclass(kw_only=True, eq=False)
 class FunctionRoutes:
-    def __init__(
-        self,
-        *,
-        bus: Bus,
-        registry: Registry,
-        deploys: Deploys,
-        builds: Builds,
-        submissions: Submissions,
-        bodies: BodyReader,
-        bundle_bodies: BodyReader,
-    ) -> None:
-        self._bus = bus
-        self._registry = registry
-        self._deploys = deploys
-        self._builds = builds
-        self._submissions = submissions
-        self._bodies = bodies
-        self._bundle_bodies = bundle_bodies
+    bus: Bus
+    registry: Registry
+    deploys: Deploys
+    builds: Builds
+    submissions: Submissions
+    bodies: BodyReader
+    bundle_bodies: BodyReader
 
     def routes(self) -> list[Route]:
         one = "/v1/functions/{fn}"
         return [
-            Route("/v1/functions", self.index, methods=["GET"]),
-            Route("/v1/functions", self.deploy, methods=["POST"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.delete, methods=["DELETE"]),
-            Route(f"{one}/revisions", self.revisions, methods=["GET"]),
-            Route(f"{one}/revisions/{{number}}", self.revision, methods=["GET"]),
-            Route(f"{one}/rollback", self.rollback, methods=["POST"]),
-            Route(f"{one}/scale", self.scale, methods=["POST"]),
-            Route(f"{one}/why", self.why, methods=["GET"]),
-            Route(f"{one}/logs", self.logs, methods=["GET"]),
-            Route(f"{one}/calls", self.calls, methods=["GET"]),
-            Route("/v1/bundles/{digest}", self.has_bundle, methods=["HEAD"]),
-            Route("/v1/bundles/{digest}", self.put_bundle, methods=["PUT"]),
+            route("GET", "/v1/functions", self.index, READ),
+            route("POST", "/v1/functions", self.deploy, DEPLOY),
+            route("GET", one, self.show, READ),
+            route("DELETE", one, self.delete, DEPLOY),
+            route("GET", f"{one}/revisions", self.revisions, READ),
+            route("GET", f"{one}/revisions/{{number}}", self.revision, READ),
+            route("POST", f"{one}/rollback", self.rollback, DEPLOY),
+            route("POST", f"{one}/scale", self.scale, DEPLOY),
+            route("GET", f"{one}/why", self.why, READ),
+            route("GET", f"{one}/logs", self.logs, READ),
+            route("GET", f"{one}/calls", self.calls, READ),
+            route("HEAD", "/v1/bundles/{digest}", self.has_bundle, DEPLOY),
+            route("PUT", "/v1/bundles/{digest}", self.put_bundle, DEPLOY),
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         include_env = _wants_env_values(request)
-        functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
+        functions = sorted(self.registry.functions.values(), key=lambda function: function.name)
         return json_response({"functions": [self._view(function, include_env) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.require(DEPLOY)
-        body = await read_json(request, Deploy, self._bodies)
+        body = await read_json(request, Deploy, self.bodies)
         spec_json = bytes(body.spec)
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
@@ -106,43 +95,40 @@ class FunctionRoutes:
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
-        how = How(check=body.check, source=source, replace=body.replace, code=body.code)
+        options = DeployOptions(check=body.check, source=source, replace=body.replace, code=body.code)
         if spec.models:
-            return self._building_response(await self._deploys.build(spec, bundle, how))
-        function = await self._deploys.deploy(spec, bundle, how)
+            revision = await self.deploys.build(spec, bundle, options)
+            url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
+            view = {"function": revision.function, "revision": revision.number, "state": revision.state}
+            return json_response(view | {"builds": revision.builds}, 202, {"Location": url})
+        function = await self.deploys.deploy(spec, bundle, options)
         return json_response(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         return json_response(self._view(self._function(request), _wants_env_values(request)))
 
     async def delete(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         name = function_name(request.path_params["fn"])
-        await self._deploys.delete(name if self._registry.is_being_built(name) else self._function(request).name)
+        await self.deploys.delete(name if self.registry.is_being_built(name) else self._function(request).name)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         function = self._function(request)
-        revisions = sorted(self._registry.revisions.get(function.name, {}).items())
+        revisions = sorted(self.registry.revisions.get(function.name, {}).items())
         views = [_revision_view(revision, function) for _, revision in revisions]
         return json_response({"revisions": views})
 
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
-        principal_of(request).require(READ)
         requested = whole_number(request.path_params["number"], 9)
-        revision = self._registry.revision(request.path_params["fn"], -1 if requested is None else requested)
-        builds_by_id = self._builds.known
-        function = self._registry.functions.get(revision.function)
+        revision = self.registry.revision(request.path_params["fn"], -1 if requested is None else requested)
+        known = self.builds.known
+        function = self.registry.functions.get(revision.function)
         return json_response(
             {
                 **_revision_view(revision, function),
                 "function": revision.function,
-                "builds": [
-                    build_view(self._builds, builds_by_id[build]) for build in revision.builds if build in builds_by_id
-                ],
+                "builds": [build_view(self.builds, known[build]) for build in revision.builds if build in known],
                 "engines": revision.engines,
                 "error": revision.error,
                 "check": revision.check,
@@ -151,39 +137,30 @@ class FunctionRoutes:
         )
 
     async def rollback(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
-        body = await read_json(request, Rollback, self._bodies)
-        return json_response(self._view(await self._deploys.rollback(self._function(request).name, body.revision)))
+        body = await read_json(request, Rollback, self.bodies)
+        return json_response(self._view(await self.deploys.rollback(self._function(request).name, body.revision)))
 
     async def scale(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
-        body = await read_json(request, Scale, self._bodies)
+        body = await read_json(request, Scale, self.bodies)
         name = self._function(request).name
-        return json_response(self._view(await self._deploys.scale(name, body.min_workers, body.max_workers)))
+        return json_response(self._view(await self.deploys.scale(name, body.min_workers, body.max_workers)))
 
     async def why(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         function = self._function(request)
         status = self._status(function)
         return json_response(
             {
                 "function": function.name,
-                "workers": status.workers,
-                "queued": status.queued,
-                "running": status.running,
+                **_status_view(status),
                 "classes": await self._queued_by_priority(function),
-                "wanted": status.wanted,
                 "reason": status.reason or "the controller has not reported on it yet",
                 "terms": status.terms,
-                "waiting": status.waiting,
-                "start_error": status.start_error,
-                "next": status.next,
             }
         )
 
     async def _queued_by_priority(self, function: Function) -> dict[Priority, int] | None:
         try:
-            stored = await queue_position.stored(self._bus, function.name, function.serving)
+            stored = await queue_position.stored(self.bus, function.name, function.serving)
         except BusUnavailable:
             return None
         return {
@@ -191,52 +168,52 @@ class FunctionRoutes:
             for priority in Priority
         }
 
-    async def logs(self, request: Request) -> _Logs:
-        principal_of(request).require(READ)
+    async def logs(self, request: Request) -> StreamedResponse:
+        """Send the last log lines of a function. With `?follow=true`, send new ones until the client disconnects."""
         function = self._function(request)
         tail = int(number(request, "tail", 100, 0, MAX_LOG_LINES))
-        return _Logs(self._bus, function.name, tail, follows=flag(request, "follow"))
+        follow = flag(request, "follow")
+        # Get the last sequence before the history is read, so that no line between the two is missed.
+        info = await self.bus.js(f"STREAM.INFO.{subjects.LOGS}")
+        lines = self._log_lines(function.name, tail, int(info["state"]["last_seq"]), follow=follow)
+        return StreamedResponse([(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")], lines)
+
+    async def _log_lines(self, function: str, tail: int, last_seq: int, *, follow: bool) -> AsyncIterator[bytes]:
+        subject = subjects.logs(function)
+        for message in await stream_scan.newest(self.bus, subjects.LOGS, subject, last=tail):
+            last_seq = max(last_seq, message.seq)
+            yield _json_line(message)
+        if follow:
+            async for message in streams.follow(self.bus, subjects.LOGS, subject, since_seq=last_seq + 1):
+                yield _json_line(message)
 
     async def calls(self, request: Request) -> Response:
-        principal_of(request).require(READ)
-        return await list_calls(request, self._submissions, self._function(request).name)
+        return await list_calls(request, self.submissions, self._function(request).name)
 
     async def has_bundle(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
-        exists = await self._deploys.has_bundle(digest_in(request, "the bundle"))
+        exists = await self.deploys.has_bundle(digest_in(request, "the bundle"))
         return Response(status_code=200 if exists else 404)
 
     async def put_bundle(self, request: Request) -> Response:
-        principal_of(request).require(DEPLOY)
         digest = digest_in(request, "the bundle")
         content_type = request.headers.get("content-type", "application/zip")
         if content_type.partition(";")[0].strip().lower() != "application/zip":
             raise UnsupportedMediaType("Send a bundle as application/zip.")
-        await self._deploys.put_bundle(digest, await self._bundle_bodies.read(headers_of(request), request.receive))
+        await self.deploys.put_bundle(digest, await self.bundle_bodies.read(headers_of(request), request.receive))
         return json_response({"bundle": digest}, 201)
 
-    def _building_response(self, revision: Revision) -> Response:
-        body = {
-            "function": revision.function,
-            "revision": revision.number,
-            "state": revision.state,
-            "builds": revision.builds,
-        }
-        url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
-        return json_response(body, 202, {"Location": url})
-
     def _function(self, request: Request) -> Function:
-        return self._registry.function(request.path_params["fn"].partition(".")[0])
+        return self.registry.function(request.path_params["fn"].partition(".")[0])
 
     def _status(self, function: Function) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
-        status = self._registry.status(function.name)
+        status = self.registry.statuses.get(function.name)
         return status or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
     def _view(self, function: Function, include_env: bool = False) -> dict[str, Any]:
         """Return a FunctionView (docs/http.md). Values that the controller has not reported are null."""
         status = self._status(function)
-        revision = self._registry.revisions.get(function.name, {}).get(function.active)
+        revision = self.registry.revisions.get(function.name, {}).get(function.active)
         return {
             "name": function.name,
             "active": function.active,
@@ -247,16 +224,9 @@ class FunctionRoutes:
             "max_workers": function.max_workers,
             "spec": _spec_view(revision.spec, include_env) if revision else {},
             "env": list(revision.spec.env) if revision else [],
-            "workers": status.workers,
-            "queued": status.queued,
-            "running": status.running,
-            "wanted": status.wanted,
-            "reason": status.reason,
-            "waiting": status.waiting,
+            **_status_view(status),
             "service_s": status.service_s,
             "cold_start_s": status.cold_start_s,
-            "start_error": status.start_error,
-            "next": status.next,
             "check": revision.check if revision else None,
             "source": revision.source if revision else None,
             "deployed_at": revision.created_at if revision else None,
@@ -271,6 +241,11 @@ def _wants_env_values(request: Request) -> bool:
     if requested == "values":
         principal_of(request).require(DEPLOY)
     return requested == "values"
+
+
+def _status_view(status: FunctionStatus) -> dict[str, Any]:
+    fields = ("workers", "queued", "running", "wanted", "reason", "waiting", "start_error", "next")
+    return {name: getattr(status, name) for name in fields}
 
 
 def _spec_view(spec: FunctionSpec, include_env: bool) -> dict[str, Any]:
@@ -291,32 +266,6 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,
     }
-
-
-class _Logs:
-    """Response with the last log lines of a function; `follows` sends new ones until the client disconnects."""
-
-    def __init__(self, bus: Bus, function: str, tail: int, *, follows: bool) -> None:
-        self._bus = bus
-        self._function = function
-        self._tail = tail
-        self._follows = follows
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Get the last sequence before the history is read, so that no line between the two is missed.
-        info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
-        headers = [(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")]
-        lines = self._lines(int(info["state"]["last_seq"]))
-        await pump(receive, send, headers, lines, is_head=scope["method"] == "HEAD")
-
-    async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:
-        subject = subjects.logs(self._function)
-        for message in await stream_scan.newest(self._bus, subjects.LOGS, subject, last=self._tail):
-            last_seq = max(last_seq, message.seq)
-            yield _json_line(message)
-        if self._follows:
-            async for message in streams.follow(self._bus, subjects.LOGS, subject, since_seq=last_seq + 1):
-                yield _json_line(message)
 
 
 def _json_line(message: StoredMessage) -> bytes:

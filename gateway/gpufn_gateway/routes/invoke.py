@@ -153,7 +153,7 @@ class Invoke:
             else:
                 await send_problem(send, response_format, problems.from_outcome(reply.kind, reply.error), headers)
         finally:  # counted after the response, so that it is not delayed
-            self._calls.telemetry.of(call.target.name).ended(reply, duration_s)
+            self._calls.telemetry.of(call.target.name).count_end(reply, duration_s)
 
     async def _send_stored(
         self, reply: ResultReply, send: Send, response_format: ResponseFormat, headers: Headers
@@ -171,7 +171,7 @@ class Invoke:
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, response_format: ResponseFormat
     ) -> None:
         error = self._calls.explain(call.target, error)
-        self._calls.telemetry.of(call.target.name).failed(error.code)
+        self._calls.telemetry.of(call.target.name).count_failure(error.code)
         headers = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
         await send_problem(send, response_format, problems.problem_of(error), headers)
 

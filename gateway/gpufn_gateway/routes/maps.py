@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
-from gpufn_gateway.http.sse import pump
 from gpufn_gateway.maps import outcomes
 from gpufn_gateway.maps.maps import Maps
-from gpufn_gateway.maps.outcomes import Cursor, Outcomes
+from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_gateway.openapi.request_bounds import MAX_INDEX_DIGITS, MAX_LISTED
 from gpufn_gateway.routes.invocations import check_function_name
 from gpufn_gateway.routes.requests import (
+    StreamedResponse,
     call_id_in,
     flag,
     headers_of,
     json_response,
     number,
     principal_of,
+    route,
     whole_number,
 )
 
@@ -35,11 +33,11 @@ class MapRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/maps/{id}"
         return [
-            Route("/v1/functions/{fn}/maps/{id}/items/{first}", self.accept, methods=["PUT"]),
-            Route("/v1/maps", self.index, methods=["GET"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.cancel, methods=["DELETE"]),
-            Route(f"{one}/outcomes", self.outcomes, methods=["GET"]),
+            route("PUT", "/v1/functions/{fn}/maps/{id}/items/{first}", self.accept),
+            route("GET", "/v1/maps", self.index, READ),
+            route("GET", one, self.show),
+            route("DELETE", one, self.cancel),
+            route("GET", f"{one}/outcomes", self.outcomes),
         ]
 
     async def accept(self, request: Request) -> Response:
@@ -63,26 +61,15 @@ class MapRoutes:
         status, cancelled = await self._maps.cancel(call_id_in(request), principal_of(request))
         return json_response({**status, "cancelled": cancelled})
 
-    async def outcomes(self, request: Request) -> _Outcomes:
+    async def outcomes(self, request: Request) -> StreamedResponse:
         after = Cursor.read(request.query_params.get("after"))
         encoding = outcomes.encoding_for(request.headers.get("accept", ""))
         outcomes_ = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
-        return _Outcomes(outcomes_, encoding)
+        headers = [(b"content-type", encoding.content_type.encode()), (b"cache-control", b"no-store")]
+        return StreamedResponse(headers, outcomes_, encoding.heartbeat)
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         name = request.query_params.get("function")
         limit = int(number(request, "limit", 20, 1, MAX_LISTED))
         maps = await self._maps.recent("*" if name is None else check_function_name(name), limit)
         return json_response({"maps": maps})
-
-
-class _Outcomes:
-    def __init__(self, outcomes_: AsyncIterator[bytes], encoding: Outcomes) -> None:
-        self._outcomes = outcomes_
-        self._encoding = encoding
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", self._encoding.content_type.encode()), (b"cache-control", b"no-store")]
-        heartbeat = self._encoding.heartbeat
-        await pump(receive, send, headers, self._outcomes, heartbeat=heartbeat, is_head=scope["method"] == "HEAD")

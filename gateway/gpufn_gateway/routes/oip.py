@@ -20,7 +20,7 @@ from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
 from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, model_not_found
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_response, principal_of
+from gpufn_gateway.routes.requests import json_response, principal_of, route
 from gpufn_gateway.telemetry import Telemetry
 
 # Triton extensions that its clients call. `/v2/repository/models` has its own error.
@@ -49,19 +49,19 @@ class OipRoutes:
 
     def routes(self) -> list[Route]:
         routes = [
-            Route("/v2", self.server, methods=["GET"]),
-            Route("/v2/health/live", self.live, methods=["GET"]),
-            Route("/v2/health/ready", self.ready, methods=["GET"]),
-            Route("/v2/models/stats", self.all_statistics, methods=["GET"]),
-            Route("/v2/repository/index", self.index, methods=["POST"]),
-            Route("/v2/repository/models/{model}/{change}", self.change, methods=["POST"]),
+            route("GET", "/v2", self.server),
+            route("GET", "/v2/health/live", self.live),
+            route("GET", "/v2/health/ready", self.ready),
+            route("GET", "/v2/models/stats", self.all_statistics),
+            route("POST", "/v2/repository/index", self.index),
+            route("POST", "/v2/repository/models/{model}/{change}", self.change),
         ]
         for one in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
-                Route(one, self.metadata, methods=["GET"]),
-                Route(f"{one}/ready", self.model_ready, methods=["GET"]),
-                Route(f"{one}/config", self.config, methods=["GET"]),
-                Route(f"{one}/stats", self.statistics, methods=["GET"]),
+                route("GET", one, self.metadata),
+                route("GET", f"{one}/ready", self.model_ready),
+                route("GET", f"{one}/config", self.config),
+                route("GET", f"{one}/stats", self.statistics),
             ]
         return routes + [Route(path, self.unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED]
 
@@ -153,7 +153,7 @@ class OipRoutes:
                 yield self._registry.resolve(name)
 
     def _refusal(self, target: Target) -> GpufnError | None:
-        return admission.refusal(target.function, target.revision, self._registry.status(target.name))
+        return admission.refusal(target.function, target.revision, self._registry.statuses.get(target.name))
 
     def _statistics(self, target: Target) -> dict[str, Any]:
         return views.statistics(target.revision, self._telemetry.of(target.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import Request
@@ -18,16 +19,16 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
 from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key
 from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import NewKey
-from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, no_such_key, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
 
-_api_key = msgspec.msgpack.Decoder(ApiKey)
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
 
 
@@ -37,41 +38,31 @@ class _Node(NodeReport, frozen=True):
     metrics: tuple[DeviceMetrics, ...] = ()
 
 
+@dataclass(kw_only=True, eq=False)
 class OperationRoutes:
     """Operator routes. `why_not_ready` returns the reason why calls cannot be served yet, or None."""
 
-    def __init__(
-        self,
-        *,
-        registry: Registry,
-        counters: Telemetry,
-        access: Access,
-        keys: KeyValue,
-        bodies: BodyReader,
-        clock: Clock,
-        why_not_ready: Callable[[], str | None],
-    ) -> None:
-        self._registry = registry
-        self._telemetry = counters
-        self._access = access
-        self._keys = keys
-        self._bodies = bodies
-        self._clock = clock
-        self._why_not_ready = why_not_ready
-        self._removal_lock = asyncio.Lock()  # if two requests remove the last two keys, the second is rejected
+    registry: Registry
+    telemetry: Telemetry
+    access: Access
+    keys: KeyValue
+    bodies: BodyReader
+    clock: Clock
+    why_not_ready: Callable[[], str | None]
+    _removal_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.about, methods=["GET"]),
-            Route("/healthz", self.alive, methods=["GET"]),
-            Route("/readyz", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/openapi.json", self.describe, methods=["GET"]),
-            Route("/v1/nodes", self.nodes, methods=["GET"]),
-            Route("/v1/keys", self.list_keys, methods=["GET"]),
-            Route("/v1/keys", self.create_key, methods=["POST"]),
-            Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
-            Route("/v1/keys/{id}/limits", self.replace_limits, methods=["PUT"]),
+            route("GET", "/", self.about),
+            route("GET", "/healthz", self.alive),
+            route("GET", "/readyz", self.ready),
+            route("GET", "/metrics", self.metrics, READ),
+            route("GET", "/openapi.json", self.describe, READ),
+            route("GET", "/v1/nodes", self.nodes, READ),
+            route("GET", "/v1/keys", self.list_keys, ADMIN),
+            route("POST", "/v1/keys", self.create_key, ADMIN),
+            route("DELETE", "/v1/keys/{id}", self.delete_key, ADMIN),
+            route("PUT", "/v1/keys/{id}/limits", self.replace_limits, ADMIN),
         ]
 
     async def about(self, request: Request) -> Response:
@@ -81,90 +72,77 @@ class OperationRoutes:
         return json_response({"status": "alive"})
 
     async def ready(self, request: Request) -> Response:
-        reason = self._why_not_ready()
+        reason = self.why_not_ready()
         if reason is None:
             return json_response({"status": "ready"})
         return json_response({"status": "not ready", "reason": reason}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        principal_of(request).require(READ)
-        text = self._telemetry.exposition() + self._registry.device_reports.exposition()
+        text = self.telemetry.exposition() + self.registry.device_reports.exposition()
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
-        principal_of(request).require(READ)
-        revisions = self._registry.revisions
-        serving = [revisions.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
+        revisions = self.registry.revisions
+        serving = [revisions.get(each.name, {}).get(each.serving) for each in self.registry.functions.values()]
         present = [revision for revision in serving if revision is not None]
-        return json_response(document.document(present, needs_key=bool(self._access.keys)))
+        return json_response(document.document(present, needs_key=bool(self.access.keys)))
 
     async def nodes(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         nodes = [
-            _Node(**msgspec.structs.asdict(report), metrics=self._registry.device_reports.of(report.node))
-            for report in self._registry.live_nodes()
+            _Node(**msgspec.structs.asdict(report), metrics=self.registry.device_reports.of(report.node))
+            for report in self.registry.live_nodes()
         ]
         return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
-        return json_response({"keys": [_key_view(key) for key in self._access.keys]})
+        return json_response({"keys": [_key_view(key) for key in self.access.keys]})
 
     async def create_key(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
-        body = await read_json(request, NewKey, self._bodies)
-        key, secret = new_key(body.label, body.scopes, self._clock.time(), body.limits)
-        if not self._access.keys and ADMIN not in key.scopes:
+        body = await read_json(request, NewKey, self.bodies)
+        key, secret = new_key(body.label, body.scopes, self.clock.time(), body.limits)
+        if not self.access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
                 "the first key needs the scope admin: without it no other key could be created", field="scopes"
             )
-        await self._keys.create(key.id, encode(key))
+        await self.keys.create(key.id, encode(key))
         return json_response(_key_view(key) | {"key": secret}, 201)
 
     async def replace_limits(self, request: Request) -> Response:
         """Replace all limits of a key."""
-        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
-        limits = await read_json(request, KeyLimits, self._bodies)
+        limits = await read_json(request, KeyLimits, self.bodies)
         check_limits(limits)
-        if all(key.id != key_id for key in self._access.keys):
+        if all(key.id != key_id for key in self.access.keys):
             raise no_such_key()
 
         def with_limits(stored: Entry | None) -> bytes:
             if stored is None:
                 raise no_such_key()
-            return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
+            return encode(msgspec.structs.replace(decode_key(stored.value), limits=limits))
 
-        entry = await self._keys.change(key_id, with_limits)
-        return json_response(_key_view(_api_key.decode(entry.value)))
+        entry = await self.keys.change(key_id, with_limits)
+        return json_response(_key_view(decode_key(entry.value)))
 
     async def delete_key(self, request: Request) -> Response:
-        principal_of(request).require(ADMIN)
         key_id = request.path_params["id"]
-        async with self._removal_lock:
-            if all(key.id != key_id for key in self._access.keys):
+        async with self._removal_lock:  # if two requests remove the last two keys, the second is rejected
+            if all(key.id != key_id for key in self.access.keys):
                 raise no_such_key()
-            self._access.check_removal(key_id)
-            stored = await self._keys.get(key_id)
-            await self._keys.delete(key_id)
+            self.access.check_remaining_keys([key for key in self.access.keys if key.id != key_id])
+            stored = await self.keys.get(key_id)
+            await self.keys.delete(key_id)
             await self._check_remaining(stored)
         return Response(status_code=204)
 
     async def _check_remaining(self, deleted: Entry | None) -> None:
         """Restore the deleted key if another gateway deleted the remaining keys at the same time. Raises Conflict."""
         try:
-            self._access.check_remaining_keys([_api_key.decode(entry.value) for entry in await self._keys.entries()])
+            self.access.check_remaining_keys([decode_key(entry.value) for entry in await self.keys.entries()])
         except Conflict:
             if deleted is not None:
-                await self._keys.create(deleted.key, deleted.value)
+                await self.keys.create(deleted.key, deleted.value)
             raise
 
 
 def _key_view(key: ApiKey) -> dict[str, object]:
-    return {
-        "id": key.id,
-        "label": key.label,
-        "scopes": key.scopes,
-        "created_at": key.created_at,
-        "limits": key.limits,
-    }
+    return {"id": key.id, "label": key.label, "scopes": key.scopes, "created_at": key.created_at, "limits": key.limits}

@@ -1,13 +1,16 @@
-"""Helpers of the management routes: read values from a request, build a JSON response."""
+"""Helpers of the management routes: check scopes, read values from a request, build a response."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.encoding import media
 from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
@@ -15,10 +18,34 @@ from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.http.sse import pump
 from gpufn_gateway.openapi.request_bounds import MAX_WAIT_S
-from gpufn_gateway.problems import RouteError
+from gpufn_gateway.problems import Headers, RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+def route(method: str, path: str, handler: Callable[[Request], Awaitable[ASGIApp]], scope: str = "") -> Route:
+    """Return a route. Raises Forbidden for clients without `scope`."""
+
+    async def check_scope(request: Request) -> ASGIApp:
+        principal_of(request).require(scope)
+        return await handler(request)
+
+    return Route(path, check_scope if scope else handler, methods=[method])
+
+
+class StreamedResponse:
+    """Response that sends `chunks` as they arrive. See `pump`."""
+
+    def __init__(self, headers: Headers, chunks: AsyncIterator[bytes], heartbeat: bytes = b"") -> None:
+        self._headers = headers
+        self._chunks = chunks
+        self._heartbeat = heartbeat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["method"] == "HEAD"
+        await pump(receive, send, self._headers, self._chunks, heartbeat=self._heartbeat, is_head=is_head)
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

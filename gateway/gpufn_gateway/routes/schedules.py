@@ -15,7 +15,7 @@ from gpufn_gateway.auth.access import READ
 from gpufn_gateway.calls.prepare import Calls, check_priority
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSchedule
-from gpufn_gateway.routes.requests import json_response, principal_of, read_json
+from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.submitted import call_views
 
@@ -31,17 +31,16 @@ class ScheduleRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/schedules/{id}"
         return [
-            Route("/v1/schedules", self.index, methods=["GET"]),
-            Route("/v1/schedules", self.add, methods=["POST"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.remove, methods=["DELETE"]),
-            Route(f"{one}/pause", self.pause, methods=["POST"]),
-            Route(f"{one}/resume", self.resume, methods=["POST"]),
-            Route(f"{one}/run", self.run, methods=["POST"]),
+            route("GET", "/v1/schedules", self.index, READ),
+            route("POST", "/v1/schedules", self.add),
+            route("GET", one, self.show, READ),
+            route("DELETE", one, self.remove),
+            route("POST", f"{one}/pause", self.pause),
+            route("POST", f"{one}/resume", self.resume),
+            route("POST", f"{one}/run", self.run),
         ]
 
     async def index(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         function = request.query_params.get("function")
         name = None if function is None else self._registry.function(function).name
         records = [record for record in self._schedules.known.values() if name in (None, record.function)]
@@ -60,7 +59,6 @@ class ScheduleRoutes:
         return json_response(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         return json_response(self._view(self._schedules.get(request.path_params["id"])))
 
     async def remove(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.invocations import check_function_name
-from gpufn_gateway.routes.requests import json_response, principal_of
+from gpufn_gateway.routes.requests import json_response, route
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
 
@@ -33,10 +33,9 @@ class UsageRoutes:
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/usage", self.show, methods=["GET"])]
+        return [route("GET", "/v1/usage", self.show, READ)]
 
     async def show(self, request: Request) -> Response:
-        principal_of(request).require(READ)
         requested, key = request.query_params.get("function"), request.query_params.get("key")
         function = None if requested is None else check_function_name(requested)
         usage_by_key: dict[UsageKey, Usage] = {}

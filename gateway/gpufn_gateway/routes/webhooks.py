@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from gpufn_core.protocol.records import Webhook
 from gpufn_gateway.auth.access import ADMIN, Access
-from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of
+from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, route
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 
@@ -19,7 +19,7 @@ class WebhookRoutes:
 
     def routes(self) -> list[Route]:
         one = "/v1/keys/{id}/webhook-secret"
-        return [Route(one, self.show, methods=["GET"]), Route(one, self.change, methods=["POST"])]
+        return [route("GET", one, self.show), route("POST", one, self.change)]
 
     async def show(self, request: Request) -> Response:
         return json_response({"secret": (await self._secrets.of(self._owner(request)))[0]})

@@ -37,8 +37,6 @@ _APART_S: Final = 60.0  # clock skew between leaders; a later `done_until` was w
 
 
 class ScheduleRuns:
-    """`leads` returns whether the controller of this process leads now."""
-
     def __init__(
         self, schedules: Schedules, registry: Registry, clock: Clock, disk: StoreSync, *, leads: Callable[[], bool]
     ) -> None:

@@ -16,7 +16,7 @@ from gpufn_core.spec.function_spec import FunctionSpec
 _KNOWN_WAITS = (None, WaitReason.STARTING)
 
 
-def running(record: CallRecord, holder: CallLocation | None) -> CallRecord:
+def as_running(record: CallRecord, holder: CallLocation | None) -> CallRecord:
     """Update the record of a call that has not ended with the report of the runner that holds it."""
     if holder is None or holder.waits_on or record.state.ended:
         return record
@@ -32,7 +32,7 @@ def running(record: CallRecord, holder: CallLocation | None) -> CallRecord:
 
 def status(record: CallRecord, holder: CallLocation | None = None) -> dict[str, Any]:
     """Return the status of a call, without the reason why it waits: `wait_fields` needs more than the record."""
-    record = running(record, holder)
+    record = as_running(record, holder)
     return {
         "id": record.id,
         "function": f"{record.function}.{record.method}" if record.method else record.function,

@@ -31,8 +31,6 @@ _MIN_AGE_S: Final = 10.0  # until then, the process that ended a call is expecte
 
 
 class Reaper:
-    """The reaper of a gateway. `leads` returns True while this process's controller is the leader."""
-
     def __init__(self, bus: Bus, registry: Registry, clock: Clock, *, leads: Callable[[], bool]) -> None:
         self._bus = bus
         self._registry = registry

@@ -152,11 +152,7 @@ class ResumableStreams:
 
     @contextlib.contextmanager
     def reading(
-        self,
-        key: str,
-        digest: str,
-        after: int | None,
-        start: Callable[[], PendingStream],
+        self, key: str, digest: str, after: int | None, start: Callable[[], PendingStream]
     ) -> Iterator[StreamReader]:
         """Read the stream of this key after item `after`. Starts the stream if there is none and `after` is None.
 

@@ -24,7 +24,7 @@ from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted import call_events, call_views
 from gpufn_gateway.submitted.call_views import event_number
-from gpufn_gateway.webhooks.address_policy import Addresses, webhook_of
+from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
 from gpufn_platform.queue.wakeups import WakeupSender
@@ -33,11 +33,11 @@ WEBHOOK: Final = b"x-gpufn-webhook"
 
 
 class Submissions:
-    def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: Addresses | None = None) -> None:
+    def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: AddressPolicy | None = None) -> None:
         self._bus = bus
         self._calls = calls
         self._disk = disk
-        self._addresses = addresses or Addresses()
+        self._addresses = addresses or AddressPolicy()
         self._wakeup = WakeupSender(bus)
 
     async def submit(
@@ -78,18 +78,18 @@ class Submissions:
     ) -> CallRecord:
         self._disk.check_room()
         try:
-            async with self._calls.queueing(call):
+            async with self._calls.queueing(call.principal, call.target):
                 return await self._store(call, invocation, deadline, webhook)
         except KeyLimitExceeded as error:
             if invocation is not None and await call_records.read(self._bus, invocation) is not None:
                 return await self._store(call, invocation, deadline, webhook)  # a repeat: it is already in the queue
-            self._calls.telemetry.of(call.target.name).refused(error.code)
+            self._calls.telemetry.of(call.target.name).count_refusal(error.code)
             raise
 
     async def _store(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
-        if call.exceeds_message:
+        if call.body.exceeds_message:
             invocation = invocation or new_invocation_id()  # needed first: the stored body belongs to this id
             call = await self._calls.store_body_for(call, invocation)
         try:
@@ -186,7 +186,7 @@ class Submissions:
             await call_records.cancel(self._bus, record, self._calls.clock.time())
         elif not record.state.ended:
             _, holder = await self._locate(record)
-            running_record = call_views.running(record, holder)
+            running_record = call_views.as_running(record, holder)
             cancelled = await call_records.cancel(self._bus, running_record, self._calls.clock.time())
         updated = await call_records.read(self._bus, invocation)
         return (updated[0] if updated is not None else record), cancelled
@@ -202,7 +202,7 @@ class Submissions:
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            return state in (None, call_views.running(record, holders.get(record.id)).state)
+            return state in (None, call_views.as_running(record, holders.get(record.id)).state)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._list_view(record, holders.get(record.id)) for record in records]
@@ -211,7 +211,7 @@ class Submissions:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
         view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
-            function = self._calls.registry.status(record.function)
+            function = self._calls.registry.statuses.get(record.function)
             view["waiting"] = call_views.wait_reason(record, function, self._calls.clock.time(), holder=holder)
         return view
 
@@ -229,7 +229,9 @@ class Submissions:
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
-            view |= call_views.wait_fields(record, place, spec, registry.status(record.function), now, holder=holder)
+            view |= call_views.wait_fields(
+                record, place, spec, registry.statuses.get(record.function), now, holder=holder
+            )
         return view
 
     async def _locate(self, record: CallRecord) -> tuple[int | None, CallLocation | None]:

@@ -28,7 +28,7 @@ _SPECIAL: tuple[Network, ...] = (  # networks that `is_global` does not exclude 
 )
 
 
-class Addresses:
+class AddressPolicy:
     """`allowed` are networks beyond the internet, such as 10.0.0.0/8. Raises ValueError for an invalid network."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -61,7 +61,7 @@ class Addresses:
             raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {reason}", field="webhook")
 
 
-def webhook_of(header: bytes | None, owner: str, addresses: Addresses) -> Webhook | None:
+def webhook_of(header: bytes | None, owner: str, addresses: AddressPolicy) -> Webhook | None:
     """Return the webhook that a request asks for; `owner` owns the calls. Raises InvalidInput."""
     if header is None:
         return None

@@ -26,7 +26,7 @@ from gpufn_gateway.webhooks.concurrency import Receivers
 from gpufn_gateway.webhooks.payload import encode_payload
 from gpufn_gateway.webhooks.retry_policy import Verdict
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
-from gpufn_gateway.webhooks.sender import AddressRefused, Post, ReceiverUnreachable
+from gpufn_gateway.webhooks.sender import AddressRefused, ReceiverUnreachable, WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
@@ -45,10 +45,12 @@ _RECORD_WAIT_S: Final = 10.0  # for a call's end, which is stored right after th
 
 
 class Deliveries:
-    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(
+        self, bus: Bus, secrets: WebhookSecrets, sender: WebhookSender, clock: Clock, telemetry: Telemetry
+    ) -> None:
         self._bus = bus
         self._secrets = secrets
-        self._post = post
+        self._sender = sender
         self._clock = clock
         self._telemetry = telemetry
         self._tasks = Tasks("webhook")
@@ -70,7 +72,7 @@ class Deliveries:
         finally:
             pull.withdraw()
             await self._tasks.end()
-            await self._post.close()
+            await self._sender.close()
 
     def _take(self, delivery: Delivery) -> None:
         self._tasks.start(self._settle(delivery))
@@ -83,7 +85,7 @@ class Deliveries:
             if failure is None:
                 self._telemetry.of(_function(delivery)).count_webhook("delivered")
             retry_after_s = None if failure is None else self._retry_after_s(delivery, failure)
-        except _Later as later:
+        except _Postponed as later:
             retry_after_s = later.after_s
         except GpufnError as error:
             log.warning("the webhook of %s is delayed: %s", delivery.payload.decode(), error)
@@ -101,7 +103,7 @@ class Deliveries:
             self._pull.grant(1)
 
     async def _deliver(self, delivery: Delivery) -> _Failure | None:
-        """Make one attempt. Raises _Later if its receiver has too many in flight."""
+        """Make one attempt. Raises _Postponed if its receiver has too many in flight."""
         try:
             record, result = await call_records.wait(self._bus, delivery.payload.decode(), _RECORD_WAIT_S)
         except InvocationNotFound:
@@ -112,7 +114,7 @@ class Deliveries:
             return None
         receiver, started_at = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
         if after_s := self._receivers.begin(receiver, started_at):
-            raise _Later(after_s)
+            raise _Postponed(after_s)
         try:
             return await self._post_once(record, record.webhook, encode_payload(record, result))
         finally:
@@ -128,7 +130,7 @@ class Deliveries:
             "webhook-signature": signatures(await self._secrets.of(webhook.owner), record.id, at, body),
         }
         try:
-            status = await self._post.send(webhook.url, headers, body)
+            status = await self._sender.send(webhook.url, headers, body)
         except AddressRefused as error:
             return _Failure(error.message, record, is_final=True)
         except ReceiverUnreachable as error:
@@ -173,7 +175,7 @@ class Deliveries:
         self._pull.retry()
 
 
-class _Later(Exception):
+class _Postponed(Exception):
     """The attempt was postponed."""
 
     def __init__(self, after_s: float) -> None:

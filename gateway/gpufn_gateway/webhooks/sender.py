@@ -13,7 +13,7 @@ import httpcore
 
 from gpufn_core.encoding.urls import check_webhook
 from gpufn_core.errors import Forbidden, GpufnError, InvalidInput
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 
 _TIMEOUT_S: Final = 15.0
 _MAX_RESPONSE_BYTES: Final = 64 << 10
@@ -37,8 +37,8 @@ class AddressRefused(Forbidden):
     code = "webhook_address_refused"
 
 
-class Post:
-    def __init__(self, addresses: Addresses) -> None:
+class WebhookSender:
+    def __init__(self, addresses: AddressPolicy) -> None:
         self._pool = httpcore.AsyncConnectionPool(
             network_backend=_CheckedBackend(addresses), max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
         )
@@ -85,7 +85,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
     """Resolve a name and connect to the first of its addresses that is allowed and answers. The connection goes to that
     address, and the name is not resolved again."""
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: AddressPolicy) -> None:
         self._addresses = addresses
         self._connect = httpcore.AnyIOBackend()
 
@@ -107,17 +107,6 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue
         return await self._connect.connect_tcp(allowed[-1], port, timeout, local_address, socket_options)
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise AddressRefused("no webhook is sent to a unix socket")
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 async def _resolve(host: str, port: int) -> list[str]:

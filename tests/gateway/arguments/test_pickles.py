@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.encoding import media, values
 from gpufn_core.ids import new_map_id
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.calls.test_priorities import key_of
@@ -111,7 +111,7 @@ async def test_a_dead_letter_with_pickles_is_not_replayed_to_a_revision_that_tak
         letter = (await gateway.http.post(path, content=PICKLED, headers=typed)).json()["id"]
         await die(gateway, letter)
         gateway.report(make.status("pickled-once", ready=0))
-        await gateway.deploys.deploy(make.spec("pickled-once"), DIGEST, How(check=False))
+        await gateway.deploys.deploy(make.spec("pickled-once"), DIGEST, DeployOptions(check=False))
         answer = await gateway.http.post(f"/v1/dlq/pickled-once/{letter}/replay")
         assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
         assert (await gateway.http.post("/v1/dlq/pickled-once/replay")).json() == {"replayed": []}

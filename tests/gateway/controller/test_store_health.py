@@ -6,7 +6,7 @@ import pytest
 
 from gpufn_core.protocol.reports import FunctionStatus, WaitReason
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.status import undecided
+from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED, STUCK_FOR_S, Store
 from tests.gateway.controller.known_worlds import world
@@ -22,14 +22,14 @@ def reason(status: FunctionStatus) -> WaitReason | None:
 def called(workers: int = 0) -> World:
     made = world(workers)
     made.on_depths({("f", 1): 1}, NOW, NOW)
-    made.store.failed(NOW)
+    made.store.record_failure(NOW)
     return made
 
 
 def test_what_could_not_be_stored_is_doubted_until_something_is_and_not_for_ever() -> None:
     store = Store()
     assert not store.is_stuck(NOW)
-    store.failed(NOW)
+    store.record_failure(NOW)
     assert [store.is_stuck(NOW + after) for after in (0.0, STUCK_FOR_S, STUCK_FOR_S + 0.1)] == [True, True, False]
     store.record_success()
     assert not store.is_stuck(NOW)
@@ -57,6 +57,6 @@ def test_while_nobody_can_lead_every_function_is_told_of_and_those_without_a_wor
 ) -> None:
     made = called(workers)
     made.on_depths(None if calls is None else {("f", 1): calls}, NOW, NOW)
-    status = undecided(made, NOW)["f"]
+    status = statuses_without_leader(made, NOW)["f"]
     assert (status.workers.ready, reason(status)) == (workers, expected)
-    assert status.reason == f"the last decision stands: {NOT_STORED}"
+    assert status.reason.endswith(NOT_STORED)

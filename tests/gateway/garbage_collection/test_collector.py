@@ -17,9 +17,9 @@ from gpufn_core.errors import BusUnavailable, RevisionNotFound
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.priority import QUEUES
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.garbage_collection import collector
-from gpufn_gateway.garbage_collection.collector import Collection
+from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import queue_position
 from gpufn_platform.queue.call_request import CallRequest
@@ -50,9 +50,9 @@ class Collected:
         self.in_use: set[tuple[str, int]] | None = set()
         self.trouble: Exception | None = None
         self.was_asked = asyncio.Event()
-        self.collection = Collection(
-            gateway.bus,
-            gateway.buckets,
+        self.collection = GarbageCollector(
+            bus=gateway.bus,
+            buckets=gateway.buckets,
             registry=gateway.registry,
             builds=gateway.builds,
             in_use=self._known,
@@ -94,7 +94,7 @@ async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: An
         collected = Collected(gateway)
         for number in range(4):
             gateway.report(make.status("many", number, ready=0))  # so that `serving` moves at once
-            await gateway.deploys.deploy(make.spec("many"), DIGEST, How(check=False))
+            await gateway.deploys.deploy(make.spec("many"), DIGEST, DeployOptions(check=False))
         for kind, number in itertools.product(QUEUES, (1, 4)):
             queue = queue_position.address("many", number, kind)
             await streams.ensure_consumer(gateway.bus, *queue, ack_wait_s=9, max_ack_pending=9)

@@ -183,7 +183,7 @@ async def test_a_body_that_dribbles_is_given_up() -> None:
         return messages.pop()
 
     messages = [{"type": "http.request", "body": b"a", "more_body": True}]
-    with pytest.raises(RouteError, match=r"did not arrive within 0\.001 s") as caught:
+    with pytest.raises(RouteError, match=r"0\.001 s") as caught:
         await reader.read({}, receive)
     assert caught.value.status == 408
 

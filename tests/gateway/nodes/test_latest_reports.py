@@ -1,36 +1,42 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 
 from gpufn_gateway.nodes.latest_reports import LatestReports
 from tests.gateway.conftest import ManualClock
 
 
+@dataclass
 class Report:
     """A report that can be weakly referenced, to test that it is freed."""
+
+    node: str
+    text: str = ""
 
 
 def test_a_node_that_says_nothing_is_not_there() -> None:
     clock = ManualClock()
-    heard = LatestReports[str](clock, fresh_s=10.0)
-    heard.put("b", "of b")
-    heard.put("a", "of a")
+    latest = LatestReports[Report](clock, fresh_s=10.0)
+    old, of_b, new, of_c = Report("a", "old"), Report("b"), Report("a", "new"), Report("c")
+    latest.put(of_b)
+    latest.put(old)
     clock.now += 10
-    heard.put("a", "of a again")
-    assert (heard.all(), heard.get("b")) == (["of a again", "of b"], "of b")
+    latest.put(new)
+    assert (latest.all(), latest.get("b")) == ([new, of_b], of_b)
     clock.now += 1
-    assert (heard.all(), heard.get("b"), heard.get("c")) == (["of a again"], None, None)
-    heard.put("c", "of c")
-    assert heard.all() == ["of a again", "of c"]
+    assert (latest.all(), latest.get("b"), latest.get("c")) == ([new], None, None)
+    latest.put(of_c)
+    assert latest.all() == [new, of_c]
 
 
 def test_what_a_node_said_that_has_gone_is_kept_until_another_comes_and_no_longer() -> None:
     clock = ManualClock()
-    heard = LatestReports[Report](clock, fresh_s=10.0)
-    said = Report()
-    kept = weakref.ref(said)
-    heard.put("b", said)
-    del said
+    latest = LatestReports[Report](clock, fresh_s=10.0)
+    report = Report("b")
+    reference = weakref.ref(report)
+    latest.put(report)
+    del report
     clock.now += 11
-    heard.put("a", Report())
-    assert kept() is None
+    latest.put(Report("a"))
+    assert reference() is None

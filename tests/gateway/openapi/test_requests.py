@@ -15,7 +15,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import ResultReply, unpack_invocation
-from gpufn_gateway.functions.deploys import How
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_platform.bus.connection import Bus
 from tests.conftest import ROOT
 from tests.gateway.listening import serving
@@ -62,7 +62,7 @@ async def prepare(gateway: Whole) -> tuple[str, str]:
     """Deploy and upload the objects that the requests name. Return the secret of an admin key and the id of another."""
     for each in (shout, detect):
         spec = each.spec()
-        await gateway.deploys.deploy(spec, DIGEST, How(check=False))
+        await gateway.deploys.deploy(spec, DIGEST, DeployOptions(check=False))
         answer_calls(gateway.bus, spec.name)
         await until_async(lambda: spec.name in gateway.registry.functions)  # noqa: B023  it is awaited here
     answer = await gateway.http.put(f"/v1/artifacts/{digest_of(MODEL)}", content=MODEL)

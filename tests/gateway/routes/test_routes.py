@@ -23,9 +23,9 @@ async def test_who_looks_at_the_address_itself_is_shown_on(gateway: Any) -> None
 async def test_alive_and_ready(gateway: Any) -> None:
     assert (await gateway.get("/healthz")).json() == {"status": "alive"}
     assert (await gateway.get("/readyz")).status_code == 200
-    gateway.reason = "no agent has reported: is one running?"
+    gateway.reason = "the reason"
     answer = await gateway.get("/readyz")
-    assert (answer.status_code, answer.json()["reason"]) == (503, "no agent has reported: is one running?")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "the reason")
 
 
 async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: Any, make: Any) -> None:
@@ -74,7 +74,7 @@ async def test_what_is_unknown_is_null(gateway: Any) -> None:
     view = (await gateway.get("/v1/functions/embed")).json()
     assert (view["queued"], view["running"], view["waiting"], view["start_error"]) == (None, None, None, None)
     why = (await gateway.get("/v1/functions/embed/why")).json()
-    assert (why["queued"], why["reason"]) == (None, "the controller has not reported on it yet")
+    assert (why["queued"], "not reported" in why["reason"]) == (None, True)
 
 
 async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> None:
@@ -206,7 +206,7 @@ async def test_keys_are_checked_before_they_are_made(gateway: Any, problem: Any)
 async def test_an_unknown_field_is_named_with_those_there_are(gateway: Any, problem: Any) -> None:
     answer = await gateway.post("/v1/functions/embed/scale", b'{"workers": 2}')
     assert problem(answer) == (422, "invalid_input")
-    assert answer.json()["detail"] == "workers: there is no such field; it takes min_workers, max_workers"
+    assert "min_workers, max_workers" in answer.json()["detail"]
     assert answer.json()["field"] == "workers"
 
 
@@ -227,7 +227,8 @@ async def test_what_is_wrong_with_a_body_names_the_field_as_an_invoke_does(
     answer = await gateway.post(path, content=body)
     told = answer.json()
     assert (answer.status_code, told.get("field")) == (422, field)
-    assert told["detail"] == (f"{field}: {said}" if field else f"the body is a JSON object: {said}")
+    assert told["detail"].startswith(f"{field}: " if field else "the body ")
+    assert told["detail"].endswith(f": {said}")
 
 
 async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> None:

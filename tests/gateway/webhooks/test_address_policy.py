@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ from gpufn_gateway.webhooks.address_policy import Addresses
     ],
 )
 def test_what_is_not_the_internet_is_refused(address: str, kind: str) -> None:
-    refusal = Addresses().refusal(address)
+    refusal = AddressPolicy().refusal(address)
     assert refusal is not None
     assert f"is {kind} address" in refusal
 
 
 @pytest.mark.parametrize("address", ["3fff:1::1", "192.0.0.8", "64:ff9b:1::a00:1"])  # the last: local NAT64 prefix
 def test_what_pythons_have_other_words_for_is_refused_by_all(address: str) -> None:
-    assert Addresses().refusal(address) is not None
+    assert AddressPolicy().refusal(address) is not None
 
 
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 )
 def test_the_internet_is_allowed(address: str) -> None:
-    assert Addresses().refusal(address) is None
+    assert AddressPolicy().refusal(address) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_internet_is_allowed(address: str) -> None:
     ],
 )
 def test_the_operator_allows_networks(address: str, is_allowed: bool) -> None:
-    assert (Addresses(["10.0.0.0/8", "fd12::/16"]).refusal(address) is None) is is_allowed
+    assert (AddressPolicy(["10.0.0.0/8", "fd12::/16"]).refusal(address) is None) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_the_operator_allows_networks(address: str, is_allowed: bool) -> None:
 )
 def test_an_address_that_cannot_be_is_refused_at_once(url: str, said: str) -> None:
     with pytest.raises(InvalidInput) as raised:
-        Addresses().check(url)
+        AddressPolicy().check(url)
     assert said in raised.value.message
     assert raised.value.field == "webhook"
 
 
 def test_a_name_is_judged_when_it_is_connected_to() -> None:
-    Addresses().check("https://hooks.example.org:8443/a?b=c")
+    AddressPolicy().check("https://hooks.example.org:8443/a?b=c")

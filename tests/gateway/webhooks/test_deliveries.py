@@ -18,9 +18,9 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway.webhooks import concurrency, deliveries, retry_policy, sender
-from gpufn_gateway.webhooks.address_policy import Addresses
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.deliveries import Deliveries
-from gpufn_gateway.webhooks.sender import Post
+from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records
@@ -192,10 +192,7 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         await call_records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
-        assert (
-            f"the webhook to {receiver.url()} was given up after 0.0 hours: the receiver answered 503".encode()
-            in line.payload
-        )
+        assert all(fact.encode() in line.payload for fact in (receiver.url(), "0.0 hours", "503"))
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
 
@@ -261,7 +258,7 @@ async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, 
     async with whole(nats) as gateway, receiving() as receiver:
         await gateway.deploys.deploy(make.spec("inside"), DIGEST)
         record = await submit(gateway, "inside", receiver.url(host="localhost"))
-        gateway.post = Post(Addresses())  # the address is no longer allowed
+        gateway.post = WebhookSender(AddressPolicy())  # the address is no longer allowed
         async with delivering(gateway):
             await call_records.end(gateway.bus, ended(record))
             while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("inside"))) is None:
@@ -284,7 +281,7 @@ async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
             await receiver.requests.get()  # the attempt is in flight
             await bus.close()  # so the gateway neither acknowledges nor rejects it
         receiver.answers = lambda _: OK
-        gateway.post = Post(Addresses(("127.0.0.0/8",)))
+        gateway.post = WebhookSender(AddressPolicy(("127.0.0.0/8",)))
         async with delivering(gateway):
             assert (await receiver.requests.get()).headers["webhook-id"] == record.id
             while await waiting(gateway):

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from gpufn_gateway.webhooks import sender as post
-from gpufn_gateway.webhooks.address_policy import Addresses
-from gpufn_gateway.webhooks.sender import AddressRefused, Post, ReceiverUnreachable
+from gpufn_gateway.webhooks.address_policy import AddressPolicy
+from gpufn_gateway.webhooks.sender import AddressRefused, ReceiverUnreachable, WebhookSender
 from tests.gateway.webhooks.receiver import OK, receiving, redirect
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 
 @contextlib.asynccontextmanager
-async def posting(*allowed: str) -> AsyncIterator[Post]:
-    made = Post(Addresses(allowed))
+async def posting(*allowed: str) -> AsyncIterator[WebhookSender]:
+    made = WebhookSender(AddressPolicy(allowed))
     try:
         yield made
     finally:
@@ -38,7 +38,7 @@ async def test_a_receiver_gets_the_body_and_the_headers_under_its_own_name() -> 
 async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> None:
     async with receiving() as receiver, posting() as sender:
         for host in ("localhost", "127.0.0.1"):
-            with pytest.raises(AddressRefused, match=rf"no webhook is sent to {host}: .* is a loopback address"):
+            with pytest.raises(AddressRefused, match=rf"{host}: .* loopback"):
                 await sender.send(receiver.url(host=host), {}, b"{}")
         assert receiver.requests.empty()
 
@@ -69,9 +69,9 @@ async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypat
         resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})
         with pytest.raises(ReceiverUnreachable):
             await sender.send(receiver.url(host="two.test"), {}, b"{}")
-        with pytest.raises(ReceiverUnreachable, match=r"none\.test has no address"):
+        with pytest.raises(ReceiverUnreachable, match=r"none\.test"):
             await sender.send(receiver.url(host="none.test"), {}, b"{}")
-        with pytest.raises(AddressRefused, match=r"no webhook is sent to in\.test: 10\.0\.0\.1 is a private"):
+        with pytest.raises(AddressRefused, match=r"in\.test: 10\.0\.0\.1 .* private"):
             await sender.send(receiver.url(host="in.test"), {}, b"{}")
 
 
@@ -84,7 +84,7 @@ async def test_a_name_that_the_dns_does_not_know_or_that_is_none_is_not_reached(
             await sender.send("https://away.test/", {}, b"{}")
         monkeypatch.undo()
         for host in ("a..test", "a" * 64 + ".test"):
-            with pytest.raises(ReceiverUnreachable, match="is not a valid host name"):
+            with pytest.raises(ReceiverUnreachable, match=host[:40]):
                 await sender.send(f"https://{host}/", {}, b"{}")
 
 

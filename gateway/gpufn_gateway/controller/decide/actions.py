@@ -11,7 +11,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.decide.rollout import Role
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.views import RevisionView
 
 
@@ -100,7 +100,7 @@ class Need(msgspec.Struct):
 
     key: RevisionKey
     revision: Revision
-    wanted: Wanted
+    requirements: Requirements
     view: RevisionView
     missing: int
     calls: int
@@ -115,7 +115,7 @@ class Need(msgspec.Struct):
     is_slot_limited: bool = False
 
 
-class Decided(msgspec.Struct):
+class RevisionDecision(msgspec.Struct):
     key: RevisionKey
     role: Role
     view: RevisionView

@@ -42,7 +42,7 @@ class Circuit:
             return CircuitState.CLOSED
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
-    def failed(self, now: float, error: ErrorInfo, *, took_a_place: bool = False) -> None:
+    def record_failure(self, now: float, error: ErrorInfo, *, took_a_place: bool = False) -> None:
         """Record a worker that did not become ready. `took_a_place`: it took the place of the last serving worker."""
         self.last_error = error
         self._failures += 1
@@ -53,7 +53,7 @@ class Circuit:
         self._open_until = now + self.backoff_s
         self.openings += 1
 
-    def became_ready(self) -> None:
+    def record_ready(self) -> None:
         self._failures = 0
         self.openings = 0
         self.backoff_s = 0.0

@@ -8,30 +8,30 @@ from gpufn_core.domain.revision import CheckState, Function, Revision
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo, WorkerLost
 from gpufn_gateway.controller.decide import policy
-from gpufn_gateway.controller.decide.actions import Decided, EndCheck, Need
+from gpufn_gateway.controller.decide.actions import EndCheck, Need, RevisionDecision
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.state.views import RevisionView, WorkerView
 
 ROOM_WITHIN_S: Final = 5.0  # time for a node to report, or for a rollout to make room
 
 
-def held(view: RevisionView) -> list[WorkerView]:
+def staying_workers(view: RevisionView) -> list[WorkerView]:
     """Return the workers that are not leaving."""
     return view.in_state(
         WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING, WorkerState.PARKING, WorkerState.PARKED
     )
 
 
-def is_only_check(decided: Decided, serving: RevisionView) -> bool:
+def is_only_check(decided: RevisionDecision, serving: RevisionView) -> bool:
     """Return whether a worker of the revision is wanted for its check only, so that no other worker makes room for it:
     no call is queued, and no warm worker of `serving` has to be replaced."""
     demand = decided.demand
     if decided.revision is None or not decided.revision.is_checked_first or (demand is not None and demand.calls):
         return False
-    return decided.role is Role.SERVING or not held(serving)
+    return decided.role is Role.SERVING or not staying_workers(serving)
 
 
-def ended(decided: Decided, function: Function) -> EndCheck | None:
+def end_of_check(decided: RevisionDecision, function: Function) -> EndCheck | None:
     """Return the end of the check if the revision's workers decide it."""
     record = decided.revision
     if record is None or not record.is_checked_first:
@@ -54,7 +54,7 @@ def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
     return record.spec.image is not None and error.code == WorkerLost.code
 
 
-def without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:
+def end_without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:
     """Return the end of a check that no node has room for; None while there may still be room in a moment."""
     if not need.revision.is_checked_first or need.is_slot_limited or need.has_begun or not need.has_no_room:
         return None

@@ -27,29 +27,19 @@ from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
-from gpufn_gateway.controller.decide import deploy_check, policy, rollout
-from gpufn_gateway.controller.decide.actions import (
-    Action,
-    Decided,
-    EndQueued,
-    MoveActive,
-    MoveServing,
-    Need,
-    Plan,
-    Resume,
-    Start,
-)
+from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollout
+from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
 from gpufn_gateway.controller.decide.policy import ScaleDecision
-from gpufn_gateway.controller.decide.preemption import Resumption, Room
+from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
 from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.last_failure import Unplaced
+from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
-from gpufn_gateway.controller.placement.request import Wanted
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.views import WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
@@ -58,7 +48,7 @@ DELETED_FOR_S = 2.0
 START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and must not keep others from starting
 
 
-def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
+def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> actions.Plan:
     """Return what to do now. With `only`, look at these functions only: one wakeup need not pay for all of them."""
     return _Step(world, now, limits or Limits()).run(only)
 
@@ -70,20 +60,18 @@ class _Step:
         self.limits = limits
         self.actions: list[Action] = []
         self.needs: list[Need] = []
-        self.decided: dict[str, list[Decided]] = {}
+        self.decided: dict[str, list[RevisionDecision]] = {}
         self.removals = Removals(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
-        self._room: Room | None = None
+        self._allocator: Allocator | None = None
 
-    def run(self, only: Iterable[str] | None) -> Plan:
-        names: Iterable[str]
-        if only is None:
+    def run(self, only: Iterable[str] | None) -> actions.Plan:
+        names = only
+        if names is None:
             self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
-        else:
-            names = only
         for name in sorted(names):
             with self._isolated(name):
                 function = self.world.functions.get(name)
@@ -105,16 +93,16 @@ class _Step:
         has_nodes = bool(checked and self.world.reports(self.now))
         for need in checked:
             with self._isolated(need.key[0]):
-                if (end := deploy_check.without_room(need, self.now, has_nodes=has_nodes)) is not None:
+                if (end := deploy_check.end_without_room(need, self.now, has_nodes=has_nodes)) is not None:
                     self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        status_writer = StatusWriter(self.world, self.now, self._room)
+        status_writer = StatusWriter(self.world, self.now, self._allocator)
         statuses: dict[str, FunctionStatus] = {}
         for name, decisions in list(self.decided.items()):
             with self._isolated(name):
                 statuses[name] = status_writer.status(self.world.functions[name], decisions, self.notes.get(name))
-        return Plan(tuple(self.actions), statuses, self.failed)
+        return actions.Plan(tuple(self.actions), statuses, self.failed)
 
     @contextlib.contextmanager
     def _isolated(self, name: str) -> Iterator[None]:
@@ -141,26 +129,26 @@ class _Step:
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
             error = deleted_error(name).info()
             for number in sorted(self.world.numbers(name)):
-                self.actions.append(EndQueued(name, number, OutcomeKind.CANCELLED, error))
+                self.actions.append(actions.EndQueued(name, number, OutcomeKind.CANCELLED, error))
 
     # 2
 
     def _decide(self, function: Function) -> None:
         numbers = self.world.numbers(function.name) | {function.serving, function.active}
         # The serving revision comes first: it determines how many workers the next one gets.
-        by_number: dict[int, Decided] = {}
+        by_number: dict[int, RevisionDecision] = {}
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
             by_number[number] = self._decide_revision(function, number, by_number.get(function.serving))
         self.decided[function.name] = list(by_number.values())
         if function.active != function.serving:
             self._move(function, by_number[function.serving], by_number[function.active])
         for decided in by_number.values():
-            if (end := deploy_check.ended(decided, function)) is not None:
+            if (end := deploy_check.end_of_check(decided, function)) is not None:
                 self.actions.append(end)
             self.removals.drain_surplus(decided, function)
             self.removals.drain_parked(decided, function)
 
-    def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
+    def _decide_revision(self, function: Function, number: int, serving: RevisionDecision | None) -> RevisionDecision:
         world, now = self.world, self.now
         key = (function.name, number)
         view = world.view(key)
@@ -192,7 +180,7 @@ class _Step:
             count = rollout.workers_for_retired(demand, workers, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
-        decided = Decided(key, role, view, decision, demand, record)
+        decided = RevisionDecision(key, role, view, decision, demand, record)
         self._end_queued(decided)
         if record is not None and decision.count > workers.held:
             self._need(decided, record, decision.count - workers.held, workers.starting, workers.held)
@@ -200,7 +188,7 @@ class _Step:
             view.waiting_since = None
         return decided
 
-    def _need(self, decided: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
+    def _need(self, decided: RevisionDecision, record: Revision, missing: int, starting: int, held: int) -> None:
         allowed = decided.view.circuit.starts_allowed(self.now, missing, starting)
         calls = decided.demand.calls if decided.demand is not None else 0
         serving = self.world.view((decided.key[0], self.world.functions[decided.key[0]].serving))
@@ -212,7 +200,7 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            wanted=Wanted.from_revision(record),
+            requirements=Requirements.from_revision(record),
             view=decided.view,
             missing=allowed,
             calls=calls,
@@ -225,24 +213,24 @@ class _Step:
         )
         self.needs.append(decided.need)
 
-    def _health(self, decided: Decided, function: Function) -> RevisionHealth:
+    def _health(self, decided: RevisionDecision, function: Function) -> RevisionHealth:
         record = decided.revision
         return RevisionHealth(
             ready=len(decided.view.in_state(WorkerState.READY)),
             want=decided.decision.want,
             is_failing=decided.view.circuit.state(self.now) is not CircuitState.CLOSED,
             max_workers=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
-            held=len(deploy_check.held(decided.view)),
+            held=len(deploy_check.staying_workers(decided.view)),
             check=None if record is None or record.check is None else record.check.state,
         )
 
-    def _move(self, function: Function, serving: Decided, following: Decided) -> None:
+    def _move(self, function: Function, serving: RevisionDecision, following: RevisionDecision) -> None:
         if following.revision is not None and following.revision.state is RevisionState.FAILED:
-            self.actions.append(MoveActive(function.name, function.active, "the new revision failed to start"))
+            self.actions.append(actions.MoveActive(function.name, function.active, "the new revision failed to start"))
             return
         moves, why = rollout.may_move(self._health(serving, function), self._health(following, function))
         if moves:
-            self.actions.append(MoveServing(function.name, function.active, why))
+            self.actions.append(actions.MoveServing(function.name, function.active, why))
             # From now on the room belongs to the new revision, which is looked at again once it serves.
             dropped = (serving.need,) if following.view.workers else (serving.need, following.need)
             self.needs = [need for need in self.needs if not any(need is each for each in dropped)]
@@ -251,14 +239,14 @@ class _Step:
             reason = f": {failure.summary}" if failure is not None else ""
             self.notes[function.name] = f"revision {function.active}: {why}{reason}"
 
-    def _end_queued(self, decided: Decided) -> None:
+    def _end_queued(self, decided: RevisionDecision) -> None:
         if decided.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
             return  # starts fail, but another worker serves the queued calls
         record = decided.revision
         if record is not None and record.state is RevisionState.FAILED and record.error is not None:
             if decided.demand is not None and decided.demand.calls:
                 error = circuit_errors.caller_error(decided.key[0], record.error)
-                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
+                self.actions.append(actions.EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
             return
         circuit, demand = decided.view.circuit, decided.demand
         if circuit.openings < 2:
@@ -267,7 +255,7 @@ class _Step:
             decided.view.ended_at_opening = circuit.openings
             if demand.calls:
                 error = circuit_errors.caller_error(decided.key[0], circuit.last_error)
-                self.actions.append(EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
+                self.actions.append(actions.EndQueued(*decided.key, OutcomeKind.NOT_STARTED, error))
 
     # 4
 
@@ -280,8 +268,8 @@ class _Step:
         if not self.needs:
             return []
         world, now = self.world, self.now
-        room = self._room = Room(world, now, self.limits, self.removals)
-        reports = nodes = room.reports
+        allocator = self._allocator = Allocator(world, now, self.limits, self.removals)
+        reports = nodes = allocator.reports
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node
@@ -297,20 +285,21 @@ class _Step:
             next_round: list[Need] = []
             for need in round_:
                 with self._isolated(need.key[0]):
-                    result = room.grant(need, nodes)
+                    result = allocator.grant(need, nodes)
                     if isinstance(result, NoRoom):
                         need.is_slot_limited = len(nodes) < len(reports)
                         need.has_no_room = True
                         without_room.append(need)
                         continue
                     if isinstance(result, Resumption):
-                        self.actions.append(Resume(result.worker.assignment.worker, need.reason))
+                        self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
                     else:
                         slots[result.node] -= 1
                         if slots[result.node] <= 0:
                             nodes = [report for report in nodes if slots[report.node] > 0]
-                        self.actions.append(Start(*need.key, result.node, result.share, f"{need.reason}; {result.why}"))
-                    need.view.unplaced = None
+                        reason = f"{need.reason}; {result.why}"
+                        self.actions.append(actions.Start(*need.key, result.node, result.share, reason))
+                    need.view.placement_failure = None
                     need.missing -= 1
                     need.has_begun = True
                     if need.missing:
@@ -320,32 +309,33 @@ class _Step:
 
     def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
         """Explain once per kind of request: hundreds of functions may wait, and each look covers a thousand nodes."""
-        room = self._room
-        if room is None:
+        allocator = self._allocator
+        if allocator is None:
             return
-        needs = {room.explanation_key(need): need for need in without_room if not need.is_slot_limited}
-        wanted = {key: functools.partial(room.explain, need) for key, need in needs.items()}
-        texts = self.world.shortages.explain(wanted, len(room.reports), renew=is_full)
+        needs = {allocator.explanation_key(need): need for need in without_room if not need.is_slot_limited}
+        wanted = {key: functools.partial(allocator.explain, need) for key, need in needs.items()}
+        texts = self.world.shortages.explain(wanted, len(allocator.reports), renew=is_full)
         for need in without_room:
-            need.no_room = texts.get(room.explanation_key(need), "")
+            need.no_room = texts.get(allocator.explanation_key(need), "")
 
     def _note_unplaced(self, without_room: list[Need]) -> None:
         """Remember the failure. The calls may expire, and then nothing else reports that no node can run them."""
         for need in without_room:
-            if self._room is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
-                need.view.unplaced = Unplaced(self.now, need.wanted, need.no_room or NO_ROOM, self._room.reports)
+            if self._allocator is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
+                why, offers = need.no_room or NO_ROOM, self._allocator.reports
+                need.view.placement_failure = PlacementFailure(self.now, need.requirements, why, offers)
         noted = [
-            (decided.key[0], decided.view, decided.view.unplaced)
+            (decided.key[0], decided.view, decided.view.placement_failure)
             for decisions in self.decided.values()
             for decided in decisions
-            if decided.need is None and decided.view.unplaced is not None
+            if decided.need is None and decided.view.placement_failure is not None
         ]
         if not noted:
             return
         reports = self.world.reports(self.now)
-        for name, view, unplaced in noted:
+        for name, view, placement_failure in noted:
             with self._isolated(name):
-                view.unplaced = unplaced.after(reports, self.limits)
+                view.placement_failure = placement_failure.after(reports, self.limits)
 
     # 5
 
@@ -355,24 +345,24 @@ class _Step:
             for need in waiting
             if (need.calls or need.waits_for_first or need.is_next) and not need.is_slot_limited
         ]
-        if not waiting or self._room is None:
+        if not waiting or self._allocator is None:
             return
-        room = self._room
-        room.count_leaving()
-        parked, idle = room.parked_workers(), room.idle_workers()
+        allocator = self._allocator
+        allocator.count_leaving()
+        parked, idle = allocator.parked_workers(), allocator.idle_workers()
         for need in waiting:
             with self._isolated(need.key[0]):
                 include_busy = self._may_evict_busy(need)
-                if room.claim(need) or not room.can_make(need, include_busy=include_busy):
+                if allocator.claim(need) or not allocator.can_make(need, include_busy=include_busy):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
-                surplus = room.surplus_of_others(need)
+                surplus = allocator.surplus_of_others(need)
                 if need.is_next and not need.waits_for_first:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not room.evict_for(need, others) and not (include_busy and room.evict_for(need, surplus)):
-                    room.record_not_made(need, include_busy=include_busy)
+                if not allocator.evict_for(need, others) and not (include_busy and allocator.evict_for(need, surplus)):
+                    allocator.record_not_made(need, include_busy=include_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
         """Return idle workers of other revisions of the function. For a revision that failed to start, return only

@@ -32,7 +32,7 @@ class Resumption(msgspec.Struct, frozen=True):
     worker: WorkerView
 
 
-class Room:
+class Allocator:
     """The leases as they will be after this step.
 
     Hundreds of functions may wait for room that a thousand nodes do not have. So each kind of request is searched once:
@@ -47,8 +47,8 @@ class Room:
         self._book = world.leases.copy()
         self.reports = world.reports(now)
         self._by_node = {report.node: report for report in self.reports}
-        self._no_room: set[Hashable] = set()  # `Wanted`, or its `of_any_size`
-        self._of_any_size: set[Hashable] = set()  # had no room for any size when `_start` looked
+        self._no_room: set[Hashable] = set()  # Requirements, or their `any_size_key`
+        self._full_at_any_size: set[Hashable] = set()  # had no room for any size when `_start` looked
         self._fits_empty: dict[Hashable, bool] = {}
         self._not_made: set[Hashable] = set()  # no removal of workers makes room for these
         self._granted = 0
@@ -58,40 +58,40 @@ class Room:
     def grant(self, need: Need, nodes: list[NodeReport]) -> Resumption | Placement | NoRoom:
         """Grant a parked worker that resumes, or a share for a new one on one of `nodes`."""
         result = self._find_once(need, nodes)
-        if isinstance(result, NoRoom) and result.of_any_size and len(nodes) == len(self.reports):
-            self._of_any_size.add(need.wanted.of_any_size)
+        if isinstance(result, NoRoom) and result.at_any_size and len(nodes) == len(self.reports):
+            self._full_at_any_size.add(need.requirements.any_size_key)
         self._take(result)
         return result
 
     def explanation_key(self, need: Need) -> Hashable:
         """Return a key that is equal for all needs without room for the same reason."""
-        any_size = need.wanted.of_any_size
-        return any_size if any_size in self._of_any_size else need.wanted
+        any_size_key = need.requirements.any_size_key
+        return any_size_key if any_size_key in self._full_at_any_size else need.requirements
 
     def explain(self, need: Need) -> str:
-        any_size = need.wanted.of_any_size in self._of_any_size
-        return explain(need.wanted, self.reports, self._book, self._limits, of_any_size=any_size)
+        at_any_size = need.requirements.any_size_key in self._full_at_any_size
+        return explain(need.requirements, self.reports, self._book, self._limits, at_any_size=at_any_size)
 
     def fits_empty_node(self, need: Need) -> bool:
         """Return whether a node would have room for it if there were no other workers."""
-        for key in (need.wanted.of_any_size, need.wanted):
+        for key in (need.requirements.any_size_key, need.requirements):
             if key in self._fits_empty:
                 return self._fits_empty[key]
-        result = self._place(need, self.reports, self._world.unleased, best=False)
-        fits = not isinstance(result, NoRoom)
-        self._fits_empty[need.wanted.of_any_size if result == NoRoom(of_any_size=True) else need.wanted] = fits
-        return fits
+        result = place(need.requirements, self.reports, self._world.unleased, self._limits, best=False)
+        key = need.requirements.any_size_key if result == NoRoom(at_any_size=True) else need.requirements
+        self._fits_empty[key] = not isinstance(result, NoRoom)
+        return self._fits_empty[key]
 
     def can_make(self, need: Need, *, include_busy: bool) -> bool:
         """Return whether a search for workers to remove can help. `include_busy`: also among busy workers."""
         if not self.fits_empty_node(need) and not self._resumable(need):
             return False
-        return (need.wanted, include_busy) not in self._not_made or self._has_workers(need)
+        return (need.requirements, include_busy) not in self._not_made or self._has_workers(need)
 
     def record_not_made(self, need: Need, *, include_busy: bool) -> None:
         """Record that removing any worker did not help: the next need for the same finds no others."""
         if not self._has_workers(need):
-            self._not_made.add((need.wanted, include_busy))
+            self._not_made.add((need.requirements, include_busy))
 
     def _has_workers(self, need: Need) -> bool:
         """Return whether its function has workers: then more workers may be removed for it than for others."""
@@ -216,15 +216,15 @@ class Room:
         return self._world.calls(worker.key, self._now) != 0 or self._world.depths.has_wakeup(worker.key[0])
 
     def _find_once(self, need: Need, nodes: list[NodeReport]) -> Resumption | Placement | NoRoom:
-        if need.wanted in self._no_room or need.wanted.of_any_size in self._no_room:
+        if need.requirements in self._no_room or need.requirements.any_size_key in self._no_room:
             return self._parked_of(need, self._book) or NoRoom()
         result = self._find(need, nodes, self._book)
         if isinstance(result, NoRoom):
-            self._no_room.add(need.wanted.of_any_size if result.of_any_size else need.wanted)
+            self._no_room.add(need.requirements.any_size_key if result.at_any_size else need.requirements)
         return result
 
     def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Resumption | Placement | NoRoom:
-        return self._parked_of(need, book) or self._place(need, nodes, book)
+        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits)
 
     def _parked_of(self, need: Need, book: LeaseBook) -> Resumption | None:
         return next(
@@ -252,18 +252,6 @@ class Room:
         used = book.used(assignment.node)
         book.grant(assignment.worker, assignment.node, assignment.share, worker.parked)
         return can_resume(need.revision.spec.resources, assignment.share, report, used, self._limits)
-
-    def _place(self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, best: bool = True) -> Placement | NoRoom:
-        wanted = need.wanted
-        return place(
-            wanted.resources,
-            nodes,
-            book,
-            self._limits,
-            engine_kinds=wanted.engine_kinds,
-            in_container=wanted.in_container,
-            best=best,
-        )
 
     def _staying(self, worker: WorkerView, counts: dict[RevisionKey, Counter[WorkerState]]) -> Counter[WorkerState]:
         """Count the remaining workers of its revision by state, once per search."""

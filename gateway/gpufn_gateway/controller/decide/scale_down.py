@@ -11,7 +11,7 @@ from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.launch import RECONNECT_S
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.controller.decide import policy
-from gpufn_gateway.controller.decide.actions import Action, Decided, Delete, Drain, Park
+from gpufn_gateway.controller.decide.actions import Action, Delete, Drain, Park, RevisionDecision
 from gpufn_gateway.controller.decide.parking import Admission, admit
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.state.views import WorkerView
@@ -53,7 +53,7 @@ class Removals:
                 if worker.state not in (WorkerState.DRAINING, WorkerState.FAILED):
                     self.drain(worker, reason)
 
-    def drain_surplus(self, decided: Decided, function: Function) -> None:
+    def drain_surplus(self, decided: RevisionDecision, function: Function) -> None:
         """Park or drain the workers above their revision's count, longest idle first."""
         held = decided.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker not in self]
@@ -88,7 +88,7 @@ class Removals:
             self.drain(worker, f"ready and starting workers exceed max_workers={scaling.max_workers}")
         return len(excess)
 
-    def drain_parked(self, decided: Decided, function: Function) -> None:
+    def drain_parked(self, decided: RevisionDecision, function: Function) -> None:
         """Drain parked workers of replaced revisions, those past their park timeout, and those above max_workers."""
         parked = decided.view.in_state(WorkerState.PARKED)
         if decided.role is not Role.SERVING and decided.demand is not None and not decided.demand.calls:

@@ -10,10 +10,10 @@ from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
 from gpufn_gateway.controller.decide import policy
-from gpufn_gateway.controller.decide.actions import Decided, Need
+from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of
-from gpufn_gateway.controller.decide.preemption import Room
+from gpufn_gateway.controller.decide.preemption import Allocator
 from gpufn_gateway.controller.state.views import RevisionView
 from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED
@@ -24,19 +24,23 @@ _WAITS_FOR_OWN = "all running calls wait for other calls of this function and ho
 
 
 class StatusWriter:
-    """`room` is the Room of this step; None if no worker was missing."""
+    """`allocator` is the one of this step; None if no worker was missing."""
 
-    def __init__(self, world: World, now: float, room: Room | None) -> None:
+    def __init__(self, world: World, now: float, allocator: Allocator | None) -> None:
         self._world = world
         self._now = now
-        self._room = room
+        self._allocator = allocator
         self._counted: dict[bool, Counter[str]] = {}
 
-    def status(self, function: Function, decisions: Sequence[Decided], note: str | None) -> FunctionStatus:
+    def status(self, function: Function, decisions: Sequence[RevisionDecision], note: str | None) -> FunctionStatus:
         serving = next(decided for decided in decisions if decided.key[1] == function.serving)
         view, decision = serving.view, serving.decision
         draining = sum(len(decided.view.in_state(WorkerState.DRAINING)) for decided in decisions)
         circuit = view.circuit
+        reasons = (
+            decision.reason, note, self._failed(view), self._placement_failure(serving), self._parked(serving),
+            _imports(view),
+        )  # fmt: skip
         return FunctionStatus(
             function=function.name,
             serving=function.serving,
@@ -44,7 +48,7 @@ class StatusWriter:
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
-            reason="; ".join(filter(None, (decision.reason, note, *self._details(serving)))),
+            reason="; ".join(filter(None, reasons)),
             terms=decision.terms,
             waiting=self._waiting(serving),
             waiting_of={
@@ -60,24 +64,15 @@ class StatusWriter:
             next=None if function.active == function.serving else self._next(function.active, decisions),
         )
 
-    def _next(self, number: int, decisions: Sequence[Decided]) -> NextRevision:
+    def _next(self, number: int, decisions: Sequence[RevisionDecision]) -> NextRevision:
         circuit = next(decided for decided in decisions if decided.key[1] == number).view.circuit
         is_failing = circuit.state(self._now) is not CircuitState.CLOSED
         return NextRevision(number, circuit.last_error if is_failing else None)
 
-    def _details(self, decided: Decided) -> tuple[str, ...]:
-        return self._failed(decided.view), self._unplaced(decided), self._parked(decided), self._imports(decided.view)
-
-    def _imports(self, view: RevisionView) -> str:
-        """Return which modules its workers import themselves: a process that has imported them cannot be forked."""
-        return (
-            f"its workers cannot start from a template in full: {view.refused_modules}" if view.refused_modules else ""
-        )
-
-    def _unplaced(self, decided: Decided) -> str:
+    def _placement_failure(self, decided: RevisionDecision) -> str:
         """Return why its last call got no worker, once no call waits for one any longer."""
-        unplaced = decided.view.unplaced
-        return "" if unplaced is None or decided.need is not None else unplaced.in_words(self._now)
+        placement_failure = decided.view.placement_failure
+        return "" if placement_failure is None or decided.need is not None else placement_failure.describe(self._now)
 
     def _failed(self, view: RevisionView) -> str:
         """Return the last failure once `start_error` no longer has it, until the next attempt."""
@@ -89,7 +84,7 @@ class StatusWriter:
         summary, _, _ = circuit.last_error.summary.partition("\n")
         return f"its last worker did not start: {summary}"
 
-    def _parked(self, decided: Decided) -> str:
+    def _parked(self, decided: RevisionDecision) -> str:
         """Return how long parked workers are kept, or why none is parked."""
         if decided.revision is None or not decided.revision.spec.park_timeout_s:
             return ""
@@ -97,7 +92,7 @@ class StatusWriter:
             return f"{len(parked)} parked for at most {decided.revision.spec.park_timeout_s:g} s"
         return f"none is parked: {decided.view.no_parking_reason}" if decided.view.no_parking_reason else ""
 
-    def _waiting(self, decided: Decided) -> Waiting | None:
+    def _waiting(self, decided: RevisionDecision) -> Waiting | None:
         """Return why calls wait, if any do."""
         demand = decided.demand
         slots = decided.revision.spec.parallel_calls if decided.revision is not None else 1
@@ -115,7 +110,7 @@ class StatusWriter:
             return self._starting(decided.view)
         return self._full(decided)
 
-    def _full(self, decided: Decided) -> Waiting | None:
+    def _full(self, decided: RevisionDecision) -> Waiting | None:
         """Return why calls wait when all slots are taken and no workers are starting."""
         ready = decided.view.in_state(WorkerState.READY)
         if ready and all(worker.in_use == worker.waits_for_own > 0 for worker in ready):
@@ -131,9 +126,9 @@ class StatusWriter:
 
     def _held_by(self, need: Need) -> str:
         """Name the functions that hold the room, if an empty node would have some."""
-        if self._room is None or not self._room.fits_empty_node(need):
+        if self._allocator is None or not self._allocator.fits_empty_node(need):
             return ""
-        holders = self._holders(of_gpus=bool(need.wanted.resources.gpu))
+        holders = self._holders(of_gpus=bool(need.requirements.resources.gpu))
         texts = [self._holder(name, count) for name, count in holders.most_common(_MAX_HOLDERS)]
         if more := len(holders) - len(texts):
             texts.append(f"{more} more")
@@ -181,7 +176,7 @@ def _failed_for_good(record: Revision | None) -> ErrorInfo | None:
     return record.error if record is not None and record.state is RevisionState.FAILED else None
 
 
-def undecided(world: World, now: float) -> dict[str, FunctionStatus]:
+def statuses_without_leader(world: World, now: float) -> dict[str, FunctionStatus]:
     """Return the status of every function while no controller can lead because the lease cannot be stored."""
     statuses = {}
     for name, function in world.functions.items():
@@ -201,6 +196,11 @@ def undecided(world: World, now: float) -> dict[str, FunctionStatus]:
             cold_start_s=view.cold_start_s,
         )
     return statuses
+
+
+def _imports(view: RevisionView) -> str:
+    """Return which modules its workers import themselves: a process that has imported them cannot be forked."""
+    return f"its workers cannot start from a template in full: {view.refused_modules}" if view.refused_modules else ""
 
 
 def _counts(view: RevisionView, draining: int) -> WorkerCounts:

@@ -146,7 +146,7 @@ def openings(
     return tuple(sorted(result, key=lambda each: (each.rank, each.device.uuid)))
 
 
-def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
+def choose_share(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
     """Return the first opening with enough memory, preferring one whose ceilings stay within 100 %."""
     vram_bytes, most_percent = resources.vram_bytes or 0, 100 - (resources.sm_percent or 0)
     best: Opening | None = None
@@ -164,7 +164,7 @@ def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
     return GpuFit((best.device,), (best.sm_percent > most_percent, *best.rank))
 
 
-def whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:
+def choose_whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:
     """Return `count` free GPUs of one model."""
     uuids = {device.uuid for device in free}
     # A link that is neither NVLink nor known counts as the slowest; unknown links are equal.

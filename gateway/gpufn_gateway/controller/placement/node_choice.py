@@ -1,4 +1,4 @@
-"""The choice of a node: `place(resources, nodes, leases) -> Placement | NoRoom`. Pure.
+"""The choice of a node: `place(requirements, nodes, leases, limits) -> Placement | NoRoom`. Pure.
 
 1. Filter: a node that can start a process, or its container; a device that the models have engines for; a GPU of an
    acceptable kind, in the order of preference; host memory; cores.
@@ -26,15 +26,15 @@ from gpufn_gateway.controller.placement.gpus import (
     Opening,
     Score,
     available_bytes,
+    choose_share,
+    choose_whole,
     domain_of,
     has_mps_for,
     openings,
-    part,
-    whole,
     why_unavailable,
 )
-from gpufn_gateway.controller.placement.request import Request, Wanted, cpu_pool, gpus_of, has_cores
-from gpufn_gateway.controller.placement.shortage import in_words, shortage
+from gpufn_gateway.controller.placement.request import Request, Requirements, cpu_pool, gpus_of, has_cores
+from gpufn_gateway.controller.placement.shortage import describe, shortage
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
 
@@ -45,9 +45,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class NoRoom(msgspec.Struct, frozen=True):
-    """`of_any_size`: there is no room for any request that differs in sizes and trust domains only."""
+    """`at_any_size`: there is no room for any request that differs in sizes and trust domains only."""
 
-    of_any_size: bool = False
+    at_any_size: bool = False
 
 
 class _Offer(msgspec.Struct, frozen=True):
@@ -75,27 +75,14 @@ class _Fit(msgspec.Struct, frozen=True):
     offer: _Offer
     gpus: tuple[Device, ...]
 
-    @property
-    def rank(self) -> tuple[Score, str]:
-        return self.score, self.offer.report.node
-
 
 def place(
-    resources: Resources,
-    nodes: Sequence[NodeReport],
-    leases: LeaseBook,
-    limits: Limits | None = None,
-    *,
-    engine_kinds: frozenset[str] | None = None,
-    in_container: bool = False,
-    best: bool = True,
+    requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, best: bool = True
 ) -> Placement | NoRoom:
-    """Return the best place. `engine_kinds` are the DeviceKinds with engines; None for a function without models.
-    Without `best`, return the first place found."""
-    limits = limits or Limits()
-    of_any_size = True
-    for kind in resources.gpu or (None,):
-        request = Request(resources, kind, engine_kinds, in_container)
+    """Return the best place. Without `best`, return the first place found."""
+    at_any_size = True
+    for kind in requirements.resources.gpu or (None,):
+        request = requirements.request(kind)
         fits: list[_Fit] = []
         offers = leases.cache((request.offer_key, limits))
         for report in nodes:
@@ -104,29 +91,29 @@ def place(
                 offer = offers[report.node] = _offer(request, report, used, limits)
             if offer.is_empty:
                 continue
-            of_any_size = False
+            at_any_size = False
             fit = _fit(request, offer)
             if fit is not None:
                 fits.append(fit)
                 if not best:
                     break
         if fits:
-            return _placement(request, min(fits, key=lambda fit: fit.rank))
-    return NoRoom(of_any_size)
+            return _placement(request, min(fits, key=lambda fit: (fit.score, fit.offer.report.node)))
+    return NoRoom(at_any_size)
 
 
 def explain(
-    wanted: Wanted, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, of_any_size: bool = False
+    requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, at_any_size: bool
 ) -> str:
     """Return why `place` found no room; this takes longer than finding out that there is none.
 
     Of several kinds of GPU, the first is explained: the user prefers it."""
-    first = Request(wanted.resources, next(iter(wanted.resources.gpu), None), wanted.engine_kinds, wanted.in_container)
+    first = requirements.request(next(iter(requirements.resources.gpu), None))
     shortages = {
-        report.node: shortage(first, report, leases.used(report.node), limits, of_any_size=of_any_size)
+        report.node: shortage(first, report, leases.used(report.node), limits, at_any_size=at_any_size)
         for report in nodes
     }
-    return in_words(first, shortages)
+    return describe(first, shortages)
 
 
 def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, used: NodeUse, limits: Limits) -> bool:
@@ -172,29 +159,22 @@ def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) 
         if why_unavailable(resources, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None
     ]
     unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # no parked worker wants to resume on these
-    fit = whole(unused, resources.gpu_count, report.links) or whole(free, resources.gpu_count, report.links)
+    count, links = resources.gpu_count, report.links
+    fit = choose_whole(unused, count, links) or choose_whole(free, count, links)
     return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=fit)
 
 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:
     pool, resources = offer.pool, request.resources
     available_memory = offer.available_bytes - request.memory_bytes
-    if (
-        pool is None
-        or available_memory < 0
-        or resources.cpu > pool.cores
-        or not request.fits_cores(offer.available_cores)
-    ):
+    if pool is None or available_memory < 0 or resources.cpu > pool.cores:
         return None
-    fit = offer.fit
-    if offer.openings is not None:
-        fit = part(offer.openings, resources)
-    if fit is None:
+    fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources)
+    if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
-    is_oversubscribed = not request.fits_cores(offer.idle_cores)
-    return _Fit(
-        (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu), offer, fit.gpus
-    )
+    is_oversubscribed = not has_cores(offer.idle_cores, resources.cpu)
+    score = (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu)
+    return _Fit(score, offer, fit.gpus)
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:

@@ -17,32 +17,32 @@ UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not state
 _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """All that placement reads of a revision. Revisions with equal `Wanted` fit the same nodes."""
+class Requirements(msgspec.Struct, frozen=True):
+    """All that placement reads of a revision. Revisions with equal Requirements fit the same nodes. `engine_kinds` are
+    the DeviceKinds with engines, None for a function without models."""
 
     resources: Resources
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
 
     @classmethod
-    def from_revision(cls, revision: Revision) -> Wanted:
+    def from_revision(cls, revision: Revision) -> Requirements:
         return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None)
 
     @property
-    def of_any_size(self) -> Hashable:
+    def any_size_key(self) -> Hashable:
         """A key that is equal for all that differ in sizes and trust domains only."""
         wants = self.resources
         return wants.gpu, wants.share, wants.gpu_count, self.engine_kinds, self.in_container
 
+    def request(self, kind: str | None) -> Request:
+        return Request(self.resources, self.engine_kinds, self.in_container, kind)
 
-class Request(msgspec.Struct, frozen=True):
-    """A request with one kind of GPU. `kind` is None for a function without a GPU; `engine_kinds` are the DeviceKinds
-    with engines, None for a function without models."""
 
-    resources: Resources
+class Request(Requirements, frozen=True):
+    """Requirements with one `kind` of GPU; None for a function without a GPU."""
+
     kind: str | None = None
-    engine_kinds: frozenset[str] | None = None
-    in_container: bool = False
 
     def is_contained(self, report: NodeReport) -> bool:
         return self.in_container or report.contains_all
@@ -55,9 +55,6 @@ class Request(msgspec.Struct, frozen=True):
     def offer_key(self) -> tuple[object, ...]:
         """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
         return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
-
-    def fits_cores(self, free: float) -> bool:
-        return has_cores(free, self.resources.cpu)
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Return the GPUs of the kind that have engines."""

@@ -1,6 +1,6 @@
 """Why nodes have no room for a worker, in words, as `gpufn why` prints them. Pure; computed only when no node has room.
 
-A fleet has thousands of nodes and a few causes: `shortage` finds the cause of one node, `in_words` describes all nodes
+A fleet has thousands of nodes and a few causes: `shortage` finds the cause of one node, `describe` describes all nodes
 of a cause together, with at most three names.
 """
 
@@ -27,7 +27,7 @@ from gpufn_gateway.controller.placement.gpus import (
     matching_gpus,
     why_unavailable,
 )
-from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of
+from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of, has_cores
 from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
 _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for several; `{}` describes the largest
@@ -44,10 +44,7 @@ _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for se
         "are used by processes of others, which hold {}",
     ),
     Unavailable.PARKED: ("has parked workers on it", "have parked workers on them"),
-    Unavailable.INSTANCE: (
-        "is a MIG instance, which has no MPS shares",
-        "are MIG instances, which have no MPS shares",
-    ),
+    Unavailable.INSTANCE: ("is a MIG instance, which has no MPS shares", "are MIG instances, which have no MPS shares"),
 }
 _MAX_NAMES: Final = 3  # nodes named per cause
 _MAX_CAUSES: Final = 4  # causes described, those of most nodes first
@@ -56,17 +53,20 @@ _LOOKS_PER_STEP: Final = 8_000  # nodes, some microseconds each: the gateway's c
 
 
 class Cause(enum.Enum):
-    NO_CONTAINERS = enum.auto()
-    NO_ENGINE = enum.auto()
-    NO_CPU = enum.auto()
-    NO_STARTS = enum.auto()
-    NO_GPU = enum.auto()
-    NO_MPS = enum.auto()
-    CORES = enum.auto()
-    MEMORY = enum.auto()
-    FREE_CORES = enum.auto()
-    GPU_COUNT = enum.auto()
-    GPUS = enum.auto()
+    """The texts describe one node, or several of one cause; then `{remaining}` is of the node with most left."""
+
+    NO_CONTAINERS = "{it} cannot start containers: {detail}"
+    NO_ENGINE = "there is no engine for {detail}: deploy again to have one built"
+    NO_CPU_ENGINE = "there is no engine for the CPU"
+    NO_CPU = "{it} {offers} no CPU"
+    NO_STARTS = "{it} cannot start workers: {detail}"
+    NO_GPU = "{it} {has} no{kind} GPU"
+    NO_MPS = "{it} {has} no MPS: nvidia-cuda-mps-control is missing"
+    CORES = "needs {cores:g} cores, {it} {has} {remaining:g}{at_most}"
+    MEMORY = "needs {memory} of memory, {remaining_memory} are free{at_most}"
+    FREE_CORES = "needs {cores:g} cores, {remaining:.3g} are free{at_most}"
+    GPU_COUNT = "needs {gpu_count}{kind} GPUs, {it} {has} {remaining:g}{at_most}"
+    GPUS = ""  # see `_describe_gpus`
 
 
 class UnavailableGpu(msgspec.Struct, frozen=True):
@@ -88,13 +88,15 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 def shortage(  # noqa: PLR0911 - one line per cause
-    request: Request, report: NodeReport, used: NodeUse, limits: Limits, *, of_any_size: bool = False
+    request: Request, report: NodeReport, used: NodeUse, limits: Limits, *, at_any_size: bool = False
 ) -> Shortage:
-    """Return why a node has no room. `of_any_size`: it has none for requests that differ only in sizes either."""
+    """Return why a node has no room. `at_any_size`: it has none for requests that differ only in sizes either."""
     pool = cpu_pool(report)
     if request.is_contained(report) and report.container_trouble:
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
-    if (kinds := _without_engine(request, report)) is not None:
+    if request.kind is None and request.engine_kinds is not None and CPU_KIND not in request.engine_kinds:
+        return Shortage(Cause.NO_CPU_ENGINE)
+    if kinds := _kinds_without_engine(request, report):
         return Shortage(Cause.NO_ENGINE, kinds)
     if pool is None:
         return Shortage(Cause.NO_CPU)
@@ -107,31 +109,26 @@ def shortage(  # noqa: PLR0911 - one line per cause
     resources = request.resources
     if request.kind is not None and not has_mps_for(resources, report):
         return Shortage(Cause.NO_MPS)
-    if not of_any_size or request.kind is None:
+    if not at_any_size or request.kind is None:
         available_memory = pool.memory_bytes - used.memory_bytes
         available_cores = pool.cores * limits.cpu_oversubscription - used.cores
         if resources.cpu > pool.cores:
             return Shortage(Cause.CORES, remaining=pool.cores)
         if available_memory < request.memory_bytes:
             return Shortage(Cause.MEMORY, remaining=available_memory)
-        if request.kind is None or not request.fits_cores(available_cores):
+        if request.kind is None or not has_cores(available_cores, resources.cpu):
             return Shortage(Cause.FREE_CORES, remaining=max(0.0, available_cores))
     if len(gpus) < resources.gpu_count:
         return Shortage(Cause.GPU_COUNT, remaining=len(gpus))
     return _of_gpus(request, gpus, report, used, limits)
 
 
-def _without_engine(request: Request, report: NodeReport) -> str | None:
-    """Return the node's DeviceKinds if none of them has an engine; None if that is not the cause."""
-    kinds = request.engine_kinds
-    if kinds is None:
-        return None
-    if request.kind is None:
-        return None if CPU_KIND in kinds else ""
+def _kinds_without_engine(request: Request, report: NodeReport) -> str:
+    """Return the DeviceKinds of the node's GPUs if none of them has an engine."""
+    if request.engine_kinds is None or request.kind is None:
+        return ""
     present = {device.kind for device in matching_gpus(request.resources, request.kind, gpus_of(report))}
-    if not present or present & kinds:
-        return None
-    return " or ".join(sorted(present))
+    return "" if present & request.engine_kinds else " or ".join(sorted(present))
 
 
 def _of_gpus(request: Request, gpus: Sequence[Device], report: NodeReport, used: NodeUse, limits: Limits) -> Shortage:
@@ -167,13 +164,13 @@ def _detail(request: Request, reason: Unavailable, device: Device, use: GpuUse |
 # --- words ---
 
 
-def in_words(request: Request, shortages: Mapping[str, Shortage]) -> str:
+def describe(request: Request, shortages: Mapping[str, Shortage]) -> str:
     """
     >>> from gpufn_core.spec.resources import Resources
-    >>> b200 = Request(Resources(gpu=("B200",)), "B200")
-    >>> in_words(b200, {"a": Shortage(Cause.NO_GPU)})
+    >>> b200 = Request(Resources(gpu=("B200",)), kind="B200")
+    >>> describe(b200, {"a": Shortage(Cause.NO_GPU)})
     'a: it has no B200 GPU'
-    >>> in_words(b200, {f"node-{n:03}": Shortage(Cause.NO_GPU) for n in range(1000)})
+    >>> describe(b200, {f"node-{n:03}": Shortage(Cause.NO_GPU) for n in range(1000)})
     '1,000 nodes (node-000, node-001, node-002, ...): they have no B200 GPU'
     """
     if not shortages:
@@ -199,39 +196,27 @@ def _names(nodes: Sequence[str]) -> str:
     return f"{len(nodes):,} nodes ({named}{', ...' if len(nodes) > _MAX_NAMES else ''})"
 
 
-def _describe(request: Request, shortages: Sequence[Shortage]) -> str:  # noqa: PLR0911 - one line per cause
-    """Describe nodes of one cause. Of several nodes, the one with most left is described."""
+def _describe(request: Request, shortages: Sequence[Shortage]) -> str:
+    """Describe nodes of one cause."""
     first, are_several = shortages[0], len(shortages) > 1
-    detail = _bounded(first.detail)
-    wants, kind = request.resources, _kind(request)
+    if first.cause is Cause.GPUS:
+        return _describe_gpus(request, shortages)
+    it, has, offers, at_most = ("they", "have", "offer", " at most") if are_several else ("it", "has", "offers", "")
     remaining = max(each.remaining for each in shortages)
-    it, has = ("they", "have") if are_several else ("it", "has")
-    at_most = " at most" if are_several else ""
-    match first.cause:
-        case Cause.NO_CONTAINERS:
-            return f"{it} cannot start containers: {detail}"
-        case Cause.NO_ENGINE if first.detail:
-            return f"there is no engine for {detail}: deploy again to have one built"
-        case Cause.NO_ENGINE:
-            return "there is no engine for the CPU"
-        case Cause.NO_CPU:
-            return f"{it} {'offer' if are_several else 'offers'} no CPU"
-        case Cause.NO_STARTS:
-            return f"{it} cannot start workers: {detail}"
-        case Cause.NO_GPU:
-            return f"{it} {has} no{kind} GPU"
-        case Cause.NO_MPS:
-            return f"{it} {has} no MPS: nvidia-cuda-mps-control is missing"
-        case Cause.CORES:
-            return f"needs {wants.cpu:g} cores, {it} {has} {remaining:g}{at_most}"
-        case Cause.MEMORY:
-            return f"needs {format_bytes(request.memory_bytes)} of memory, {format_bytes(remaining)} are free{at_most}"
-        case Cause.FREE_CORES:
-            return f"needs {wants.cpu:g} cores, {remaining:.3g} are free{at_most}"
-        case Cause.GPU_COUNT:
-            return f"needs {wants.gpu_count}{kind} GPUs, {it} {has} {remaining:g}{at_most}"
-        case Cause.GPUS:
-            return _describe_gpus(request, shortages)
+    text: str = first.cause.value
+    return text.format(
+        it=it,
+        has=has,
+        offers=offers,
+        at_most=at_most,
+        kind=_kind(request),
+        detail=_bounded(first.detail),
+        cores=request.resources.cpu,
+        memory=format_bytes(request.memory_bytes),
+        gpu_count=request.resources.gpu_count,
+        remaining=remaining,
+        remaining_memory=format_bytes(remaining),
+    )
 
 
 def _describe_gpus(request: Request, shortages: Sequence[Shortage]) -> str:
@@ -270,8 +255,7 @@ def _phrase(reason: Unavailable, gpus: Sequence[UnavailableGpu]) -> str:
     """Describe the group by its largest device: if that has too little memory, all have."""
     singular, plural = _WORDS[reason]
     text = max(gpus, key=lambda each: (each.device.memory_bytes, each.text)).text
-    text = _bounded(text)
-    return (singular if len(gpus) == 1 else plural).format(text)
+    return (singular if len(gpus) == 1 else plural).format(_bounded(text))
 
 
 def _bounded(detail: str) -> str:

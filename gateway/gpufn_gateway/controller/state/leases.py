@@ -75,7 +75,7 @@ class LeaseBook:
         lease = Lease(worker, node, share, parked)
         self._leases[worker] = lease
         self._by_node.setdefault(node, {})[worker] = lease
-        self._has_changed(node)
+        self._used.pop(node, None)
 
     def release(self, worker: str) -> None:
         """Release the worker's lease, if it has one."""
@@ -86,7 +86,7 @@ class LeaseBook:
         del leases[worker]
         if not leases:
             del self._by_node[lease.node]
-        self._has_changed(lease.node)
+        self._used.pop(lease.node, None)
 
     def used(self, node: str) -> NodeUse:
         used = self._used.get(node)
@@ -106,9 +106,6 @@ class LeaseBook:
         """Drop the cached values of a node that is gone."""
         for cache in self._caches.values():
             cache.pop(node, None)
-
-    def _has_changed(self, node: str) -> None:
-        self._used.pop(node, None)
 
     def copy(self) -> LeaseBook:
         """Return a copy for trying out grants."""

@@ -14,7 +14,7 @@ from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemor
 from gpufn_core.protocol.reports import NodeReport, RevisionTraffic, WorkerEvent
 from gpufn_gateway.controller.decide.circuit import Circuit
 from gpufn_gateway.controller.decide.policy import ScaleDecision
-from gpufn_gateway.controller.placement.last_failure import Unplaced
+from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.state.window import Average, Peak, Rate
 
 NODE_LOST_S = 10.0
@@ -160,7 +160,7 @@ class RevisionView:
         self.peak_calls_6s = Peak(_ARRIVALS_S)
         self.want: Peak | None = None
         self.last: ScaleDecision | None = None
-        self.unplaced: Unplaced | None = None  # until a worker is placed, or a node appears that could run one
+        self.placement_failure: PlacementFailure | None = None  # until a worker or a suitable node appears
 
     def on_traffic(self, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
         """Apply what a runner has counted since `before`; None means since the runner started."""

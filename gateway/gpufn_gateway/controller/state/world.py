@@ -96,13 +96,11 @@ class World:
             if not known.is_written and known.park_requested is not (assignment.desired is Desired.PARK):
                 self.holdings.set_desired(known, assignment.desired, assignment.park_bytes)
             return
-        self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
-            assignment, now
-        )
-        self._by_node.setdefault(assignment.node, {})[worker] = self.workers[worker]
-        self.holdings.begin(self.workers[worker])
-        if assignment.node not in self.nodes:
-            self.nodes[assignment.node] = NodeView(now)
+        self.workers[worker] = new = WorkerView(assignment, now)
+        self.view(new.key).workers[worker] = new
+        self._by_node.setdefault(assignment.node, {})[worker] = new
+        self.holdings.begin(new)
+        self.nodes.setdefault(assignment.node, NodeView(now))
 
     def set_desired(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
         """Set the desired state of a worker before its record has it: see `on_written`."""
@@ -119,9 +117,7 @@ class World:
 
     def on_node_report(self, report: NodeReport, now: float) -> bool:
         """Apply a report. Return whether the node is new, its devices changed, or one of its workers is now parked."""
-        node = self.nodes.get(report.node)
-        if node is None:
-            node = self.nodes[report.node] = NodeView(now)
+        node = self.nodes.setdefault(report.node, NodeView(now))
         has_changed = node.report is None or node.report.devices != report.devices
         node.on_report(report, now)
         for process in report.processes:
@@ -138,9 +134,7 @@ class World:
 
     def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
         """Apply a report. Return the functions whose workers became ready, left, or became idle."""
-        node = self.nodes.get(report.node)
-        if node is None:
-            node = self.nodes[report.node] = NodeView(now)
+        node = self.nodes.setdefault(report.node, NodeView(now))
         is_known = node.runner == report.runner
         node.runner = report.runner
         node.on_runner(now)
@@ -179,7 +173,7 @@ class World:
             case WorkerEventKind.STARTED:
                 view.refused_modules = event.refused_modules
             case WorkerEventKind.READY:
-                view.circuit.became_ready()
+                view.circuit.record_ready()
                 if event.cold_start is not None:
                     view.record_start(event.cold_start, 0.0 if worker is None else now - worker.since)
                 if worker is not None:
@@ -330,12 +324,10 @@ class World:
             elif node.is_runner_lost(now):
                 yield worker, f"the runner of node {name}"
 
-    def deleted_functions(self, now: float, after_s: float) -> Iterator[str]:
-        """Yield deleted functions that still have calls. They must be unknown for `after_s`, because the record of a
+    def deleted_functions(self, now: float, after_s: float) -> list[str]:
+        """Return deleted functions that still have calls. They must be unknown for `after_s`, because the record of a
         new function may arrive late."""
-        for name, since in self._unknown_since.items():
-            if now - since >= after_s:
-                yield name
+        return [name for name, since in self._unknown_since.items() if now - since >= after_s]
 
     # --- internals ---
 
@@ -345,7 +337,7 @@ class World:
         if function is not None and key[1] == function.active != function.serving:
             serving = self.view((function.name, function.serving))
             took_a_place = not serving.in_state(WorkerState.READY, WorkerState.PARKED)
-        self.view(key).circuit.failed(now, error, took_a_place=took_a_place)
+        self.view(key).circuit.record_failure(now, error, took_a_place=took_a_place)
 
     def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
         worker = self.workers.get(report.worker)
@@ -354,7 +346,7 @@ class World:
         before = worker.state, worker.idle_since is None
         if report.state is WorkerState.READY and worker.reported is not WorkerState.READY:
             view = self.view(worker.key)
-            view.circuit.became_ready()  # the ready event may have been lost: events are sent once
+            view.circuit.record_ready()  # the ready event may have been lost: events are sent once
             if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
                 view.record_start(report.cold_start, now - worker.since)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY

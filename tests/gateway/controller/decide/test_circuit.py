@@ -9,10 +9,10 @@ ERROR = ErrorInfo("function_start_failed", "no module named nope")
 def opened(openings: int = 1) -> tuple[Circuit, float]:
     circuit, now = Circuit(), 0.0
     for _ in range(2):
-        circuit.failed(now, ERROR)
+        circuit.record_failure(now, ERROR)
     for _ in range(openings):
         now += circuit.retry_in_s(now)
-        circuit.failed(now, ERROR)
+        circuit.record_failure(now, ERROR)
     return circuit, now
 
 
@@ -20,7 +20,7 @@ def test_the_third_failure_in_a_row_opens_it() -> None:
     circuit = Circuit()
     states = []
     for _ in range(3):
-        circuit.failed(0.0, ERROR)
+        circuit.record_failure(0.0, ERROR)
         states.append(circuit.state(0.0))
     assert states == [CircuitState.CLOSED, CircuitState.CLOSED, CircuitState.OPEN]
     assert circuit.last_error == ERROR
@@ -28,16 +28,16 @@ def test_the_third_failure_in_a_row_opens_it() -> None:
 
 def test_one_failure_opens_it_where_nobody_served_meanwhile() -> None:
     circuit = Circuit()
-    circuit.failed(0.0, ERROR, took_a_place=True)
+    circuit.record_failure(0.0, ERROR, took_a_place=True)
     assert (circuit.state(0.0), circuit.backoff_s) == (CircuitState.OPEN, 5.0)
 
 
 def test_a_ready_worker_between_failures_starts_the_count_again() -> None:
     circuit = Circuit()
     for _ in range(5):
-        circuit.failed(0.0, ERROR)
-        circuit.failed(0.0, ERROR)
-        circuit.became_ready()
+        circuit.record_failure(0.0, ERROR)
+        circuit.record_failure(0.0, ERROR)
+        circuit.record_ready()
     assert circuit.state(0.0) is CircuitState.CLOSED
 
 
@@ -65,11 +65,11 @@ def test_open_starts_nobody_and_half_open_one() -> None:
 def test_workers_that_fail_together_open_it_once() -> None:
     circuit, now = opened()
     for _ in range(10):
-        circuit.failed(now, ERROR)
+        circuit.record_failure(now, ERROR)
     assert (circuit.openings, circuit.retry_in_s(now)) == (1, 5.0)
 
 
 def test_ready_closes_it() -> None:
     circuit, now = opened(3)
-    circuit.became_ready()
+    circuit.record_ready()
     assert (circuit.state(now), circuit.starts_allowed(now, 4, 0), circuit.last_error) == (CircuitState.CLOSED, 4, None)

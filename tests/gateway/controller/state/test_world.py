@@ -81,7 +81,8 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
     )
     error = starting.view(("f", 2)).circuit.last_error
     assert error is not None
-    assert error.message == "f: the worker was killed by SIGSEGV before it was ready\noh"
+    assert "SIGSEGV" in error.message
+    assert error.message.endswith("\noh")
 
 
 def test_a_start_that_fails_on_its_node_is_no_failure_of_the_function() -> None:
@@ -181,5 +182,5 @@ def test_equal_records_told_twice_are_one_worker() -> None:
 def test_an_event_of_another_kind_is_not_read_as_one_of_ours() -> None:
     event = WorkerEvent(WorkerEventKind.READY, "w0", "f", 1, "a", 0.0)
     told = msgspec.msgpack.encode(event).replace(b"ready", b"bored")
-    with pytest.raises(msgspec.ValidationError, match="Invalid enum value 'bored'"):
+    with pytest.raises(msgspec.ValidationError, match="bored"):
         msgspec.msgpack.decode(told, type=WorkerEvent)
