@@ -102,10 +102,8 @@ class Deploying:
 
     def _deploy(self, name: str, case: suite.Case) -> str:
         model, samples = suite.write(case, self._folder / name)
-        options = {"samples": samples} if samples else {}
-        deployable = deployment.deployable_model(
-            Model(model, max_batch=suite.max_batch(case), **options), {"name": name}
-        )
+        net = Model(model, samples=samples, max_batch=suite.max_batch(case))
+        deployable = deployment.deployable_model(net, {"name": name})
         with Client(self._platform.url) as client:
             deployment.finish(client, deployment.deploy(client, deployable))
         return name
