@@ -68,7 +68,8 @@ def main() -> None:
         outcome = msgspec.json.decode(line, type=Outcome)
         if not outcome.reason:
             engine = folder / outcome.case
-            outcome = serve(pickle.loads((engine / CASE).read_bytes()), engine)
+            served = serve(pickle.loads((engine / CASE).read_bytes()), engine)
+            outcome = msgspec.structs.replace(served, refusal=outcome.refusal)
             shutil.rmtree(engine)
         print(msgspec.json.encode(outcome).decode(), flush=True)
 

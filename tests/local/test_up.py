@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -160,15 +161,16 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(home: Path, monk
     assert not (home / "up.json").exists()
 
 
-@pytest.mark.parametrize("detach", [(), ("--detach",)])
-def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tuple[str, ...]) -> None:
-    with socket.socket() as taken:
+def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    homes = {tmp_path / "one": (), tmp_path / "other": ("--detach",)}
+    with socket.socket() as taken, ThreadPoolExecutor() as pool:  # at the same time: both wait for it for a while
         taken.bind(("127.0.0.1", 0))  # but does not listen
         server = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert re.fullmatch(rf"gpufn: .* {server} \(Connection refused\)\n", ended.stderr), ended.stderr
-    assert not (tmp_path / "up.json").exists()
+        command = ("up", "--port", "0", "--nats", f"nats://me:s3cret@{server}")
+        for ended in pool.map(lambda home: _gpufn(home, *command, *homes[home]), homes):
+            assert (ended.returncode, ended.stdout) == (1, "")
+            assert re.fullmatch(rf"gpufn: .* {server} \(Connection refused\)\n", ended.stderr), ended.stderr
+    assert not [home for home in homes if (home / "up.json").exists()]
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])

@@ -2,7 +2,8 @@
 
 1. arrange to end with the node's supervisor; confine the process (cgroup, limits)
 2. connect to the runner's socket and send Hello; with a part of a GPU: verify that the limits are enforced
-3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and exit code 3
+3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and, once the runner
+   has hung up, exit code 3
 4. the reader thread receives frames; the user threads, the main thread first, run calls (`executor`)
 5. the runner disconnects: drop queued calls, reconnect for RECONNECT_S, send Hello and Ready again, with the attempts
    that still run and those that have ended meanwhile; otherwise exit code 4
@@ -29,6 +30,7 @@ import msgspec
 
 from gpufn.call import context, transport
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed, ProtocolMismatch
+from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import (
     Answer,
     AnswerItem,
@@ -72,6 +74,8 @@ from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 if TYPE_CHECKING:
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
+_HUNG_UP_WITHIN_S = 5.0
+
 
 def run_worker(config_path: str) -> NoReturn:
     with open(config_path, "rb") as file:  # pathlib would add 6 ms to a cold start
@@ -99,6 +103,8 @@ class Worker:
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
+        self._has_failed = False  # it cannot start, and has told the runner
+        self._runner_left = threading.Event()
         self._forking = threading.local()
         if config.spec.resources.gpu:
             from gpufn_runtime.worker.gpu.device_errors import fault_of  # noqa: PLC0415  (saves 1 ms without a GPU)
@@ -129,10 +135,11 @@ class Worker:
         self._link.has_peer.set()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if confine_error is not None:
-            return self._start_failed("load", confine_error)
+            self._start_failed("load", confine_error)
+            return self._end_failed_start()
         loaded = self._start()
-        if isinstance(loaded, int):
-            return loaded
+        if loaded is None:
+            return self._end_failed_start()
         self._executor.work()
         self._exit(loaded)
         return self._exit_code
@@ -149,8 +156,7 @@ class Worker:
         process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
         return None
 
-    def _start(self) -> Loaded | int:
-        """Return the loaded function, or the exit code if the start failed."""
+    def _start(self) -> Loaded | None:
         started = time.perf_counter()
         phase = "join"
         try:
@@ -163,7 +169,8 @@ class Worker:
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
         except BaseException as error:
-            return self._start_failed(phase, error)
+            self._start_failed(phase, error)
+            return None
         self._link.exit_if_forked()  # in a child, if a module or a constructor forked
         warm_at = time.perf_counter()
         self._output.capture_logging()
@@ -189,7 +196,7 @@ class Worker:
         mps_limits.verify(self._config.mps, driver)
         memory_limit.apply(self._config.mps.vram_bytes, driver.total_bytes())
 
-    def _start_failed(self, phase: str, error: BaseException) -> int:
+    def _start_failed(self, phase: str, error: BaseException) -> None:
         self._output.end(None)
         fault = self._results.fault_of(error)
         if isinstance(error, DeviceFailed):
@@ -200,8 +207,16 @@ class Worker:
             info = FunctionStartFailed(str(error)).info()
         else:
             info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
-        self._link.send(StartFailed(phase, info))
-        return EXIT_GPU_FAULT if info.code == DeviceFailed.code else EXIT_START_FAILED
+        self._exit_code = EXIT_GPU_FAULT if info.code == DeviceFailed.code else EXIT_START_FAILED
+        self._has_failed = True
+        if not self._link.send_packed(frames.encode(StartFailed(phase, info))):
+            self._runner_left.set()
+
+    def _end_failed_start(self) -> int:
+        """Wait until the runner has hung up, and so has reported the error: the agent reports the exit, which says
+        less, and the controller acts on what arrives first. Return the exit code."""
+        self._runner_left.wait(_HUNG_UP_WITHIN_S)
+        return self._exit_code
 
     # --- the reader thread --------------------------------------------------------------------------------------------
 
@@ -213,6 +228,9 @@ class Worker:
                         self._handle_frame(*self._link.frames.popleft())
                     self._executor.lend_socket()
                 self._link.has_peer.clear()
+                if self._has_failed:
+                    self._runner_left.set()
+                    return
                 self._may_end = True
                 self._abandon()
                 self._attempts.check_idle()
@@ -281,7 +299,8 @@ class Worker:
         try:
             self._parking.resume()
         except BaseException as error:
-            process.exit_now(self._start_failed("resume", error))
+            self._start_failed("resume", error)
+            process.exit_now(self._exit_code)
         self._link.announce(self._ready)
 
     # --- ending -------------------------------------------------------------------------------------------------------

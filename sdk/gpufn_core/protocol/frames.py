@@ -145,6 +145,8 @@ class Ready(Frame, tag=11, frozen=True, array_like=True, gc=False):
 
 
 class StartFailed(Frame, tag=12, frozen=True, array_like=True, gc=False):
+    """The worker cannot start, or be resumed. The runner reports it, then hangs up, and the worker exits."""
+
     phase: str
     error: ErrorInfo
 

@@ -39,9 +39,9 @@ def blocks() -> None:
 
 
 @gpu_function
-def prints_a_gigabyte() -> str:
+def prints_a_flood() -> str:
     line = "x" * 1023
-    for _ in range(1 << 20):
+    for _ in range(1 << 18):
         print(line)
     return "printed"
 

@@ -204,7 +204,7 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=12,
             stateful_step_count=25,
             derandomize=True,
             suppress_health_check=list(HealthCheck),

@@ -22,6 +22,7 @@ from gpufn_local.nats_process import EmbeddedServer
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.workers import processes
+from gpufn_runtime.agent.workers.supervise import may_concern_cuda
 
 
 async def ended(pid: int) -> None:
@@ -502,15 +503,20 @@ def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_
         on_node(run, server)
 
 
-def test_cuda_is_proven_where_it_failed_for_a_worker(on_node: Any) -> None:
+def test_cuda_is_proven_where_a_worker_did_not_start(on_node: Any) -> None:
     async def run(node: Any) -> None:
         proven: list[str] = []
-        await node.deploy(f"exit {EXIT_GPU_FAULT}")
+        await node.deploy("exit 1")
         await node.start(prove_cuda=proven.extend)
         await node.event(await node.assign(gpu="GPU-7"), "exited")
         assert proven == ["GPU-7"]
-        await node.deploy("exit 1", number=2)
-        await node.event(await node.assign(gpu="GPU-7", revision=2), "exited")
-        assert proven == ["GPU-7"]
 
     on_node(run)
+
+
+@pytest.mark.parametrize(
+    ("was_ready", "code", "result"),
+    [(True, EXIT_GPU_FAULT, True), (True, 1, False), (True, None, False), (False, 1, True), (False, None, True)],
+)
+def test_the_end_of_a_worker_may_concern_cuda(was_ready: bool, code: int | None, result: bool) -> None:
+    assert may_concern_cuda(was_ready=was_ready, code=code) is result

@@ -90,6 +90,7 @@ class Peer:
         self.accept()
         frame, _ = self.next()
         assert isinstance(frame, StartFailed), frame
+        self.hang_up()
         assert self.wait() in (EXIT_START_FAILED, EXIT_GPU_FAULT)
         return frame
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
-from gpufn_core.protocol.launch import EXIT_LINK_LOST
+from gpufn_core.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED
 from gpufn_platform.process.supervisor_fifo import open_fifo
 
 Start = Any
@@ -72,6 +72,21 @@ def test_code_that_does_not_load_says_why(make_peer: Start, source: str, phase: 
     assert shown in shown_in
     assert "gpufn_runtime" not in shown_in
     assert "importlib" not in shown_in
+
+
+@pytest.mark.parametrize("options", [{}, {"cgroup_procs": ("/nowhere/cgroup.procs",)}])
+def test_a_worker_that_cannot_start_exits_when_the_runner_has_heard_why(
+    make_peer: Start, options: dict[str, Any]
+) -> None:
+    """Regression: the agent reported the exit before the runner the error, and a deploy failed without a reason."""
+    worker = make_peer("x = 1 / 0", **options).launch()
+    worker.accept()
+    worker.next()
+    process = os.pidfd_open(worker.process.pid)
+    assert not select.select([process], [], [], 0.3)[0]
+    os.close(process)
+    worker.hang_up()
+    assert worker.wait() == EXIT_START_FAILED
 
 
 def test_a_worker_ends_with_its_supervisor_whatever_it_does(make_peer: Start, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Circuit:
         self.backoff_s = 0.0  # of the last opening
         self.openings = 0  # in a row: READY resets it
         self.last_error: ErrorInfo | None = None
+        self._unexplained = ""  # the worker whose exit is all that `last_error` has
 
     def __repr__(self) -> str:
         return f"<Circuit [{self._failures} failures, {self.openings} openings]>"
@@ -42,9 +43,11 @@ class Circuit:
             return CircuitState.CLOSED
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
-    def record_failure(self, now: float, error: ErrorInfo, *, took_a_place: bool = False) -> None:
-        """Record a worker that did not become ready. `took_a_place`: it took the place of the last serving worker."""
+    def record_failure(self, now: float, error: ErrorInfo, *, took_a_place: bool = False, exited: str = "") -> None:
+        """Record a worker that did not become ready. `took_a_place`: it took the place of the last serving worker.
+        `exited`: the worker, if only its exit is known."""
         self.last_error = error
+        self._unexplained = exited
         self._failures += 1
         # Workers that were started together fail together: after the circuit has opened, their failures are no news.
         if self.state(now) is CircuitState.OPEN or (self._failures < FAILURES_TO_OPEN and not took_a_place):
@@ -53,11 +56,21 @@ class Circuit:
         self._open_until = now + self.backoff_s
         self.openings += 1
 
+    def record_explanation(self, worker: str, error: ErrorInfo) -> bool:
+        """Replace the last failure's error with the worker's own report, which was later than its exit. Return False
+        if the last failure is not the exit of this worker."""
+        if not worker or worker != self._unexplained:
+            return False
+        self.last_error = error
+        self._unexplained = ""
+        return True
+
     def record_ready(self) -> None:
         self._failures = 0
         self.openings = 0
         self.backoff_s = 0.0
         self.last_error = None
+        self._unexplained = ""
 
     def starts_allowed(self, now: float, wanted: int, starting: int) -> int:
         """Return how many of `wanted` further workers may be started while `starting` workers are starting."""

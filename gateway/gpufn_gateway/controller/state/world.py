@@ -181,10 +181,11 @@ class World:
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
-                if event.failure.phase not in (*PARKING_PHASES, NODE_PHASE) and (
-                    worker is None or not worker.has_failed
-                ):
-                    self._start_failed((event.function, event.revision), event.failure.error, now)
+                if event.failure.phase not in (*PARKING_PHASES, NODE_PHASE):
+                    # The runner sends this and the agent the exit: either may arrive first.
+                    was_counted = view.circuit.record_explanation(event.worker, event.failure.error)
+                    if not was_counted and (worker is None or not worker.has_failed):
+                        self._start_failed((event.function, event.revision), event.failure.error, now)
                 if worker is not None:
                     worker.has_failed = True
             case WorkerEventKind.NOT_PARKED if worker is not None:
@@ -192,7 +193,7 @@ class World:
             case WorkerEventKind.EXITED if worker is not None:
                 is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
                 if is_failed_start and not _found_no_runner(event, now - worker.since):
-                    self._start_failed(worker.key, _exit_error(event), now)
+                    self._start_failed(worker.key, _exit_error(event), now, exited=event.worker)
                     worker.has_failed = True
                 worker.is_gone = True
             case _:
@@ -331,13 +332,13 @@ class World:
 
     # --- internals ---
 
-    def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float) -> None:
+    def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float, *, exited: str = "") -> None:
         function = self.functions.get(key[0])
         took_a_place = False
         if function is not None and key[1] == function.active != function.serving:
             serving = self.view((function.name, function.serving))
             took_a_place = not serving.in_state(WorkerState.READY, WorkerState.PARKED)
-        self.view(key).circuit.record_failure(now, error, took_a_place=took_a_place)
+        self.view(key).circuit.record_failure(now, error, took_a_place=took_a_place, exited=exited)
 
     def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
         worker = self.workers.get(report.worker)

@@ -44,7 +44,7 @@ _PARTIAL_LINE_S = 1.0
 
 class Supervisor:
     """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready,
-    `prove_cuda` with the GPUs of a worker that ended because CUDA failed there."""
+    `prove_cuda` with the GPUs of a worker that CUDA may have ended."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Supervisor:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
         if not record.was_ready:
             self._recheck(record.key)
-        if code == EXIT_GPU_FAULT:
+        if may_concern_cuda(was_ready=record.was_ready, code=code):
             self._prove_cuda(record.gpus)
         log.info("%s %s", record, end.describe())
         self._reports.send_event(record, WorkerEventKind.EXITED, exit=end)
@@ -209,6 +209,12 @@ class Supervisor:
                 self._reports.log_lines(worker.record, worker.output.feed(os.read(worker.fifo, _READ_BYTES), now))
         self._reports.log_lines(worker.record, worker.output.flush(now))
         os.close(worker.fifo)
+
+
+def may_concern_cuda(*, was_ready: bool, code: int | None) -> bool:
+    """Return whether CUDA may be the cause of a worker's end. A worker that does not start may be killed by its runner
+    before it exits with the code."""
+    return code == EXIT_GPU_FAULT or not was_ready
 
 
 def exit_of(group: MemoryGroup | None, **fields: Any) -> Exit:

@@ -170,10 +170,11 @@ class Workers:
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):
+            # First: the worker exits when the link closes, and the agent's report of that says less.
+            self.agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
             self.log_failure(link, error)
-            self.agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
             self.on_change()
 
     def on_parked(self, link: WorkerLink) -> None:

@@ -85,6 +85,35 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
     assert error.message.endswith("\noh")
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_failed_start_is_told_with_the_users_error_though_its_exit_arrives_first(is_forgotten: bool) -> None:
+    starting = world()
+    view = starting.view(("f", 1))
+    for name in ("w0", "w1"):
+        starting.on_assignment(name, assignment(name), 100.0)
+        starting.on_event(WorkerEvent(WorkerEventKind.EXITED, name, "f", 1, "a", 0.0, exit=Exit(code=3)), 100.0)
+        if is_forgotten:
+            starting.on_assignment(name, None, 100.0)
+        failure = StartFailure("load", ErrorInfo("function_start_failed", f"no weights for {name}"))
+        starting.on_event(WorkerEvent(WorkerEventKind.START_FAILED, name, "f", 1, "a", 0.0, failure=failure), 100.0)
+    assert repr(view.circuit) == "<Circuit [2 failures, 0 openings]>"
+    assert view.circuit.last_error == ErrorInfo("function_start_failed", "no weights for w1")
+
+
+def test_a_late_report_of_an_earlier_start_does_not_replace_the_last_error() -> None:
+    starting = world()
+    for name in ("w0", "w1"):
+        starting.on_assignment(name, assignment(name), 100.0)
+        exited = WorkerEvent(WorkerEventKind.EXITED, name, "f", 1, "a", 0.0, exit=Exit(code=3, tail=f"end of {name}"))
+        starting.on_event(exited, 100.0)
+    failure = StartFailure("load", ErrorInfo("function_start_failed", "no weights"))
+    starting.on_event(WorkerEvent(WorkerEventKind.START_FAILED, "w0", "f", 1, "a", 0.0, failure=failure), 100.0)
+    circuit = starting.view(("f", 1)).circuit
+    assert repr(circuit) == "<Circuit [2 failures, 0 openings]>"
+    assert circuit.last_error is not None
+    assert circuit.last_error.message.endswith("end of w1")
+
+
 def test_a_start_that_fails_on_its_node_is_no_failure_of_the_function() -> None:
     starting = world()
     for name in ("w0", "w1", "w2"):

@@ -752,4 +752,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = settings(max_examples=300, stateful_step_count=40)
+TestNode.settings = settings(max_examples=150, stateful_step_count=40)
