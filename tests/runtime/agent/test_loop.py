@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpufn_core.domain.device import NO_MPS, DeviceType, Health
 from gpufn_core.domain.worker import NODE_PHASE, Desired, WorkerState
 from gpufn_core.protocol.launch import EXIT_GPU_FAULT
