@@ -22,6 +22,7 @@ from gpufn_core.domain.engine import CPU_KIND, Backend, EngineIdentity, model_di
 from gpufn_core.spec.model_spec import ModelSpec, Precision
 
 # Backend → its parts, and the distributions that may provide each; the first installed one counts.
+_WORKSPACE_BYTES: Final = str(4 << 30)  # by default TensorRT may take all of the GPU
 _PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {
     Backend.TENSORRT: {
         "tensorrt": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt"),
@@ -109,7 +110,7 @@ def flags(spec: ModelSpec, backend: Backend) -> dict[str, str]:
     tf32 = "1" if spec.precision is Precision.TF32 else "0"
     match backend:
         case Backend.TENSORRT:
-            return {"builder_optimization_level": "3", "tf32": tf32}
+            return {"builder_optimization_level": "3", "tf32": tf32, "workspace_bytes": _WORKSPACE_BYTES}
         case Backend.ORT_CUDA:
             return {"graph_optimization_level": "extended", "use_tf32": tf32}
         case Backend.ORT_CPU:

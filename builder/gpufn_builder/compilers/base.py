@@ -22,14 +22,15 @@ ReportProgress = Callable[[float, str], None]  # progress from 0 to 1, and the c
 
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`flags` come from the EngineIdentity and determine all choices of the compiler. `golden` is an input for
-    tuning. `caches` outlives the job. `trial_s` is the time for each setting that is chosen by trying."""
+    """`flags` and `device` come from the EngineIdentity; the flags determine all choices of the compiler. `golden` is
+    an input for tuning. `caches` outlives the job. `trial_s` is the time for each setting that is chosen by trying."""
 
     model: Path
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     flags: Mapping[str, str]
+    device: str
     golden: Arrays
     folder: Path
     caches: Path

@@ -32,8 +32,7 @@ _NODE: Final = re.compile(r"[Nn]ode (?:\w+ )?\[?name:? ?\"?([^\s\"\]]+)")
 
 class TensorRT:
     def compile(self, job: CompileJob, report_progress: ReportProgress) -> Compiled:
-        log = _Log()
-        trt.init_libnvinfer_plugins(log, "")
+        log = _open_log()
         builder = trt.Builder(log)
         # The flag is required before 11, and ignored since.
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -48,12 +47,14 @@ class TensorRT:
             config.set_flag(trt.BuilderFlag.TF32)
         else:
             config.clear_flag(trt.BuilderFlag.TF32)  # enabled by default
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(job.flags["workspace_bytes"]))
         for profile in job.profiles:
             _add_profile(builder, config, profile, log)
         monitor = _Monitor(report_progress)
         config.progress_monitor = monitor
-        cache = job.caches / f"tensorrt-{trt.__version__}.timing"
-        config.set_timing_cache(_timings(config, cache), ignore_mismatch=False)
+        cache = _timing_file(job)
+        if not config.set_timing_cache(_timings(config, cache), ignore_mismatch=False):  # made on another device
+            config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise log.failed("TensorRT could not build an engine")
@@ -69,13 +70,16 @@ class TrtEngine:
     """One execution context and one stream. Host memory is not pinned, so the measured latency is an upper bound."""
 
     def __init__(self, plan: Path, job: CompileJob) -> None:
-        self._log = _Log()
-        trt.init_libnvinfer_plugins(self._log, "")
+        self._log = _open_log()
         self._runtime = trt.Runtime(self._log)
         self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if self._engine is None:
             raise self._log.failed("TensorRT cannot load the engine that it built", stage="verify")
         self._context = self._engine.create_execution_context()
+        if self._context is None:
+            raise self._log.failed(
+                "TensorRT cannot create a context: the GPU may have too little memory", stage="verify"
+            )
         self._cuda = Cuda()
         self._stream = self._cuda.stream()
         self._profiles = job.profiles
@@ -103,7 +107,9 @@ class TrtEngine:
         previous set."""
         self._release()
         self._addresses: dict[str, int] = {}
-        self._context.set_optimization_profile_async(self._profile_for(inputs), self._stream)
+        profile = self._profile_for(inputs)
+        if not self._context.set_optimization_profile_async(profile, self._stream):
+            raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify")
         for name, array in inputs.items():
             if not self._context.set_input_shape(name, array.shape):
                 raise self._log.failed(f"TensorRT rejects {name} with the shape {list(array.shape)}", stage="verify")
@@ -156,6 +162,10 @@ class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
         self._errors: list[str] = []
         self._lock = threading.Lock()
 
+    def clear(self) -> None:
+        with self._lock:
+            self._errors = []
+
     def log(self, severity: Any, message: str) -> None:
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             with self._lock:
@@ -170,6 +180,17 @@ class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
             node=node or (match[1] if match else ""),
             log="\n".join(self._errors),
         )
+
+
+_LOG: Final = _Log()
+
+
+def _open_log() -> _Log:
+    """Return the log, emptied. It lives as long as the process, because TensorRT keeps a raw pointer to the first
+    logger that it receives, and its plugin library to the last."""
+    _LOG.clear()
+    trt.init_libnvinfer_plugins(_LOG, "")
+    return _LOG
 
 
 class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
@@ -235,7 +256,13 @@ def _describe_plan(log: _Log, plan: Path) -> Compiled:
     information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(information)["Layers"])
-    return Compiled(files=(_ENGINE,), settings={}, gpu_nodes=engine.num_layers, nodes=dict(counted))
+    settings: dict[str, int | str] = {"device_memory_bytes": engine.device_memory_size_v2}  # of each context
+    return Compiled(files=(_ENGINE,), settings=settings, gpu_nodes=engine.num_layers, nodes=dict(counted))
+
+
+def _timing_file(job: CompileJob) -> Path:
+    """Return the timing cache for this release and GPU model: TensorRT rejects the timings of another model."""
+    return job.caches / f"tensorrt-{trt.__version__}-{re.sub(r'[^a-z0-9.]+', '-', job.device.lower())}.timing"
 
 
 def _timings(config: Any, path: Path) -> Any:

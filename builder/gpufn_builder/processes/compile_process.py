@@ -38,6 +38,7 @@ def make(
         outputs=request.outputs,
         profiles=request.profiles,
         flags=request.identity.flags,
+        device=request.identity.device,
         golden=measured,
         folder=Path(request.folder),
         caches=Path(request.caches),

@@ -13,7 +13,7 @@ from typing import Any
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit synchronization with the default stream
 _ANY_DIRECTION = 4  # cudaMemcpyDefault: the direction follows from the addresses
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: calls of other threads do not break a capture
-_VERSIONS = (13, 12)
+_VERSIONS = (13, 12)  # major versions, the newest first
 
 _ADDRESS, _SIZE, _HANDLE = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -119,13 +119,26 @@ class Cuda:
 
 
 def _load() -> Any:
-    """Load the machine's library, or else the one of NVIDIA's wheels. Raises OSError."""
+    """Load the newest library that the driver supports: the machine's, or else the one of NVIDIA's wheels. Raises
+    OSError."""
+    supported = driver_version()
     for version in _VERSIONS:
+        if supported is not None and version > supported:
+            continue  # it would load, and each call would fail with error 35
         name = f"libcudart.so.{version}"
         for path in (name, *_in_wheels(name)):
             with contextlib.suppress(OSError):
                 return ctypes.CDLL(path)
     raise OSError(f"libcudart.so.{_VERSIONS[0]} was not found: install TensorRT with its CUDA runtime")
+
+
+def driver_version(library: Any = None) -> int | None:
+    """Return the newest major version of CUDA that the driver supports, or None without a driver."""
+    with contextlib.suppress(OSError):
+        number = ctypes.c_int()
+        if (library or ctypes.CDLL("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(number)) == 0:
+            return number.value // 1000
+    return None
 
 
 def _in_wheels(name: str) -> Iterator[str]:

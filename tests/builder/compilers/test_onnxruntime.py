@@ -30,6 +30,7 @@ def _job(folder: Path, proto: Any) -> CompileJob:
         outputs=(Y,),
         profiles=(),
         flags={"graph_optimization_level": "extended"},
+        device="cpu",
         golden={"x": np.ones((2, 8), np.float32)},
         folder=folder / "out",
         caches=folder,

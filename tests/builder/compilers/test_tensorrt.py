@@ -50,6 +50,9 @@ class Script:
         self.parses = True
         self.errors: list[ParserError] = []
         self.profile = 0
+        self.accepts_timings = True
+        self.has_context = True
+        self.selects_profiles = True
         self.plan: bytes | None = b"plan"
         self.logs: list[tuple[str, str]] = []
         self.loads = True
@@ -99,6 +102,7 @@ def _stand_in(script: Script) -> Any:
             add_optimization_profile=lambda profile: script.profile,
             create_timing_cache=lambda data: None if data == b"damaged" else f"cache of {data!r}",
             get_timing_cache=lambda: cache,
+            set_timing_cache=lambda *_: script.accepts_timings,
         )
         return Recorder(
             script,
@@ -120,6 +124,7 @@ def _stand_in(script: Script) -> Any:
     context = Recorder(
         script,
         set_input_shape=lambda name, shape: True,
+        set_optimization_profile_async=lambda index, stream: script.selects_profiles,
         infer_shapes=list,
         get_tensor_shape=lambda name: script.output_shape,
         execute_async_v3=lambda stream: True,
@@ -127,8 +132,9 @@ def _stand_in(script: Script) -> Any:
     engine = Recorder(
         script,
         num_layers=2,
+        device_memory_size_v2=4096,
         create_engine_inspector=lambda: inspector,
-        create_execution_context=lambda: context,
+        create_execution_context=lambda: context if script.has_context else None,
     )
     return types.SimpleNamespace(
         __name__="tensorrt",
@@ -141,6 +147,7 @@ def _stand_in(script: Script) -> Any:
         init_libnvinfer_plugins=lambda log, namespace: True,
         NetworkDefinitionCreationFlag=types.SimpleNamespace(STRONGLY_TYPED=1),
         ProfilingVerbosity=types.SimpleNamespace(DETAILED="detailed"),
+        MemoryPoolType=types.SimpleNamespace(WORKSPACE="workspace"),
         BuilderFlag=types.SimpleNamespace(TF32="tf32"),
         LayerInformationFormat=types.SimpleNamespace(JSON="json"),
     )
@@ -166,7 +173,8 @@ def _job(folder: Path, **flags: str) -> CompileJob:
         inputs=(TensorSpec("x", "FP32", (-1, 3)),),
         outputs=(TensorSpec("y", "FP32", (-1, 3)),),
         profiles=(ShapeProfile({"x": RANGE}),),
-        flags={"builder_optimization_level": "3", "tf32": "0"} | flags,
+        flags={"builder_optimization_level": "3", "tf32": "0", "workspace_bytes": "4096"} | flags,
+        device="NVIDIA L4",
         golden={"x": np.zeros((4, 3), np.float32)},
         folder=folder,
         caches=folder / "tuning",
@@ -186,6 +194,16 @@ def test_a_plan_is_built_as_the_flags_say(module: Any, script: Script, tmp_path:
     assert script.called("builder_optimization_level =") == [[3]]
     assert script.called("set_shape") == [["x", RANGE.min, RANGE.opt, RANGE.max]]
     assert (script.called("clear_flag"), script.called("set_flag")) == ([["tf32"]], [])
+    assert script.called("set_memory_pool_limit") == [["workspace", 4096]]
+    assert compiled.settings == {"device_memory_bytes": 4096}
+
+
+def test_timings_of_another_gpu_are_replaced_by_none(module: Any, script: Script, tmp_path: Path) -> None:
+    _compile(module, tmp_path)
+    script.accepts_timings = False
+    script.calls.clear()
+    assert _compile(module, tmp_path).files == ("engine.plan",)
+    assert script.called("set_timing_cache") == [["cache of b'timings'", False], ["cache of b''", False]]
 
 
 def test_tf32_is_on_only_where_it_was_asked_for(module: Any, script: Script, tmp_path: Path) -> None:
@@ -197,14 +215,14 @@ def test_timings_are_kept_for_the_next_build(module: Any, script: Script, tmp_pa
     _compile(module, tmp_path)
     _compile(module, tmp_path)
     assert script.called("set_timing_cache") == [["cache of b''", False], ["cache of b'timings'", False]]
-    assert [path.name for path in (tmp_path / "tuning").iterdir()] == ["tensorrt-11.4.0.timing"]
+    assert [path.name for path in (tmp_path / "tuning").iterdir()] == ["tensorrt-11.4.0-nvidia-l4.timing"]
 
 
 @pytest.mark.parametrize("unreadable", [False, True], ids=["damaged", "unreadable"])
 def test_timings_that_are_of_no_use_fail_no_build(
     module: Any, script: Script, tmp_path: Path, *, unreadable: bool
 ) -> None:
-    kept = tmp_path / "tuning" / "tensorrt-11.4.0.timing"
+    kept = tmp_path / "tuning" / "tensorrt-11.4.0-nvidia-l4.timing"
     if unreadable:
         kept.mkdir(parents=True)  # because root can read any file
     else:
@@ -283,6 +301,16 @@ def test_an_engine_runs_between_copies_both_ways(module: Any, script: Script, tm
     assert ran == ["copy", "execute_async_v3", "copy", "synchronize"]
     assert {tuple(call[-2:]) for call in script.called("copy")} == {(48, 7)}, "twelve floats, on its stream"
     assert script.called("free") == [[2], [1]]
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("fails", ["has_context", "selects_profiles"])
+def test_an_engine_that_cannot_be_run_is_told(module: Any, script: Script, tmp_path: Path, fails: str) -> None:
+    compiled = _compile(module, tmp_path)
+    setattr(script, fails, False)
+    with pytest.raises(BuildFailed) as it, closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
+        engine.run({"x": np.zeros((4, 3), np.float32)})
+    assert it.value.stage == "verify"
 
 
 @pytest.mark.usefixtures("cuda")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpufn_core.inference import cudart
 from gpufn_core.inference.cudart import Cuda, CudaError
 
 
@@ -68,3 +69,28 @@ def test_addresses_are_whole() -> None:
     cuda = Cuda(FakeLibrary())
     assert cuda.allocate(1) > 0x1000
     assert cuda._library.cudaFree.argtypes == (ctypes.c_void_p,), "an int would be cut to 32 bits"
+
+
+class _Driver:
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def cuDriverGetVersion(self, number: Any) -> int:  # noqa: N802
+        number._obj.value = self._version
+        return 0
+
+
+def test_the_runtime_is_one_that_the_driver_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the runtime of CUDA 13 loads with a driver for 12, and then each call fails."""
+    loaded: list[str] = []
+
+    def load(path: str) -> Any:
+        if path == "libcuda.so.1":
+            return _Driver(12_080)
+        loaded.append(path)
+        return FakeLibrary()
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert cudart.driver_version() == 12
+    Cuda()
+    assert loaded == ["libcudart.so.12"]

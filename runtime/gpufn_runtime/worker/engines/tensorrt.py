@@ -1,9 +1,10 @@
 """Engines that run on TensorRT.
 
 Each slot has an execution context, a stream, and for each tensor a device buffer and a pinned host buffer, as large as
-the profiles allow. A run uses its slot's stream:
+the profiles' largest inputs require. A run uses its slot's stream:
 
-1. if the shapes differ from the slot's last run: set the profile and each input's shape, read the outputs' shapes
+1. if the shapes differ from the slot's last run: set the profile and each input's shape, read the outputs' shapes.
+   Enlarge the buffers of outputs that need more: an output may shrink while an input grows
 2. copy inputs into the pinned buffers
 3. copy to the device, `execute_async_v3`, copy back: enqueued in the first run; captured as a CUDA graph in the second
    consecutive run with the same shapes; a single launch of the graph from then on
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import math
 import threading
@@ -133,6 +135,7 @@ class _Buffer:
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         self._cuda = cuda
+        self.size = size
         self.device = cuda.allocate(size)
         try:
             self.pinned = cuda.allocate_pinned(size)
@@ -210,11 +213,21 @@ class _Slot:
             for spec, shape in zip(self._manifest.inputs, self.shapes or (), strict=True):
                 sizes[spec.name] = max(sizes[spec.name], _bytes(spec, shape))
             for spec in self._manifest.outputs:
-                sizes[spec.name] = max(sizes[spec.name], _bytes(spec, self._outputs[spec.name]))
+                sizes[spec.name] = max(sizes[spec.name], self._output_bytes(spec))
         for name, size in sizes.items():
-            self._buffers[name] = _Buffer(self._cuda, max(size, 1))
-            if not self._context.set_tensor_address(name, self._buffers[name].device):
-                raise EngineRefused(f"TensorRT rejects the address of {name}: {self._log.take_errors()}")
+            self._allocate_buffer(name, size)
+
+    def _allocate_buffer(self, name: str, size: int) -> None:
+        if (smaller := self._buffers.pop(name, None)) is not None:
+            smaller.free()
+        self._buffers[name] = _Buffer(self._cuda, max(size, 1))
+        if not self._context.set_tensor_address(name, self._buffers[name].device):
+            raise EngineRefused(f"TensorRT rejects the address of {name}: {self._log.take_errors()}")
+
+    def _output_bytes(self, spec: TensorSpec) -> int:
+        """Return the bytes that a run with the current shapes may write to an output."""
+        upper_bound: int = self._context.get_max_output_size(spec.name)  # -1 if TensorRT knows none
+        return max(upper_bound, _bytes(spec, self._outputs[spec.name]))
 
     def _largest(self, profile: int) -> _Shapes:
         return tuple(
@@ -238,6 +251,9 @@ class _Slot:
         for name, shape in self._outputs.items():
             if any(size < 0 for size in shape):
                 raise EngineRefused(f"the shape of {name} is only known after a run: {list(shape)}")
+        for spec in self._manifest.outputs:
+            if spec.name in self._buffers and (size := self._output_bytes(spec)) > self._buffers[spec.name].size:
+                self._allocate_buffer(spec.name, size)
         self.shapes = shapes
 
     def _choose(self, shapes: _Shapes) -> int:
@@ -299,8 +315,10 @@ def _bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
     return math.prod(shape) * dtype_of(spec.datatype).itemsize
 
 
+@functools.cache
 def _logger(trt: Any) -> Any:
-    """Return a logger that collects errors: TensorRT returns None or False, and the reason is only in its log."""
+    """Return the logger, which collects errors: TensorRT returns None or False, and the reason is only in its log. All
+    sessions share it: TensorRT and its plugins keep raw pointers to it as long as the process lives."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

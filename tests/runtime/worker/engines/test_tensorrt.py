@@ -121,6 +121,10 @@ class FakeContext:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         return (-1, 2) if self._trt.unknown_output else self._shapes["x"]
 
+    def get_max_output_size(self, name: str) -> int:
+        rows, columns = self._shapes["x"]
+        return (self._trt.most_rows - rows) * columns * _FLOAT_BYTES if self._trt.most_rows else -1
+
     def execute_async_v3(self, stream: int) -> bool:
         self._trt.calls.append("execute")
         if self._trt.cannot_run:
@@ -143,6 +147,7 @@ class FakeTrt:
         self.calls: list[str] = []
         self.cuda = FakeCuda(self.calls)
         self.contexts = 0
+        self.most_rows = 0  # if set, an output needs fewer bytes the more rows the input has
         self.cannot_load = self.cannot_run = self.unknown_output = False
         self.names = ["x", "y"]
         self.location = "device"
@@ -304,6 +309,19 @@ def test_what_we_would_not_run_right_is_refused_and_leaves_no_memory_behind(
     with pytest.raises(EngineRefused, match=message):
         _open(trt)
     assert (trt.cuda.memory, trt.cuda.streams) == ({}, 0)
+
+
+def test_an_output_that_grows_while_the_input_shrinks_gets_a_larger_buffer() -> None:
+    """Regression: buffers had the size for the largest inputs, and TensorRT wrote beyond their ends."""
+    trt = FakeTrt()
+    trt.most_rows = 6
+    session = _open(trt)
+    for count in (4, 1, 2):
+        session.run({"x": np.zeros((count, 2), np.float32)})
+        largest = max(len(block) for block in trt.cuda.memory.values())
+        assert largest >= (6 - count) * 2 * _FLOAT_BYTES, "TensorRT may write so much"
+    session.close()
+    assert trt.cuda.memory == {}
 
 
 def test_closing_gives_everything_back() -> None:
