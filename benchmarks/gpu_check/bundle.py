@@ -17,10 +17,10 @@ from typing import Final
 from gpu_check.environment import EVERYWHERE, required
 
 _EXTRAS: Final = (*EVERYWHERE, "docker")
-_BESIDES: Final = ("nvidia-ml-py", "pytest>=9")
+_BESIDES: Final = ("nvidia-ml-py", "pytest>=9", "hypothesis>=6.100")  # tests/conftest.py imports hypothesis
 _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
 _CUDA: Final = ("onnxruntime-gpu>=1.21",)
-_PART_BYTES: Final = 40 << 20
+_PART_BYTES: Final = 30 << 20
 PYTHONS: Final = ("3.11", "3.12")
 # pip matches these names exactly, so each glibc version that wheels exist for is listed.
 _PLATFORMS: Final = (

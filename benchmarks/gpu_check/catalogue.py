@@ -9,6 +9,7 @@ from gpu_check.checks import (
     cuda,
     engines,
     faults,
+    forks,
     inventory,
     limits,
     mps_output,
@@ -26,6 +27,7 @@ TOTAL_S: Final = 520.0
 STEPS: Final = (
     Step("programs", "Output of the driver's programs", 60, inventory.programs),
     Step("cuda", "CUDA and torch without a platform", 130, cuda.cuda),
+    Step("forks", "CUDA in processes that fork after imports", 90, forks.forks),
     Step("inventory", "Devices, drivers and packages", 45, inventory.inventory),
     Step("mps-words", "Verbatim output of MPS", 90, mps_output.mps_output),
     Step("torch", "A torch function from cold start to warm calls", 120, torch_function.torch_function),
