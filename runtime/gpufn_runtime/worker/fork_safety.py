@@ -1,9 +1,9 @@
 """Check whether workers can be forked from this process.
 
 - A fork keeps only the thread that calls it.
-- CUDA that a process has initialized is unusable in its children. torch refuses there ("Cannot re-initialize CUDA in
-  forked subprocess"), even if the parent only counted its GPUs, as `torch.cuda.is_available` does. Nothing in the
-  parent shows that, so a probe is forked to look.
+- CUDA that a process has initialized is unusable in its children. The driver reports in the parent whether it is.
+- torch refuses CUDA in a child ("Cannot re-initialize CUDA in forked subprocess"), even if the parent only counted its
+  GPUs, as `torch.cuda.is_available` does. Nothing in the parent shows that, so a probe is forked to look.
 
 NVML may be open. torch counts GPUs with it if PYTORCH_NVML_BASED_CUDA_CHECK=1, just because that survives a fork.
 """
@@ -21,9 +21,9 @@ from typing import Final
 
 from gpufn_runtime.worker.gpu.cuda_driver import NOT_INITIALIZED
 
-_PROBE_TIMEOUT_S: Final = 30.0  # for cuInit, which takes some seconds on a machine with many GPUs
+_PROBE_TIMEOUT_S: Final = 30.0
 _OPENED_BY_NVML = re.compile(r"/dev/nvidia(ctl|\d+|-caps/.*)")
-_LONGEST_REASON: Final = 4096
+_LONGEST_REPLY: Final = 16
 
 
 def thread_count() -> int:
@@ -40,8 +40,11 @@ def reason_not_to_fork(probe_timeout_s: float = _PROBE_TIMEOUT_S) -> str:
             device = os.readlink(f"/proc/self/fd/{fd}")
             if is_opened_by_cuda(device):
                 return f"opened {device}, which cannot be shared by a fork"
-    sees_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    return _probe(probe_timeout_s) if sees_gpus and ("torch.cuda" in sys.modules or _has_loaded_cuda()) else ""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return ""
+    if _has_initialized_cuda():
+        return "initialized CUDA, which is then unusable in a forked worker"
+    return _probe(probe_timeout_s) if "torch.cuda" in sys.modules else ""
 
 
 def is_opened_by_cuda(path: str) -> bool:
@@ -50,36 +53,34 @@ def is_opened_by_cuda(path: str) -> bool:
 
 
 def _probe(timeout_s: float) -> str:
-    """Return `_cuda_fault` of a forked child."""
+    """Return why torch refuses to use CUDA in a forked child; empty if it does not."""
     from_child, to_parent = os.pipe()
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
-            os.write(to_parent, f"+{_cuda_fault()}".encode())
+            is_bad_fork = getattr(sys.modules["torch.cuda"], "_is_in_bad_fork", lambda: False)
+            os.write(to_parent, b"refused" if is_bad_fork() else b"works")
         os._exit(0)
     os.close(to_parent)
     try:
         is_readable, _, _ = select.select([from_child], [], [], timeout_s)
         if not is_readable:
             os.kill(pid, signal.SIGKILL)
-            return f"left CUDA in a state in which a forked process hangs: no answer within {timeout_s:g} s"
-        reply = os.read(from_child, _LONGEST_REASON).decode()
-        return reply[1:] if reply else "left CUDA in a state in which a forked process crashes"
+            return f"left a state in which a forked process hangs: no answer within {timeout_s:g} s"
+        replies = {
+            b"works": "",
+            b"refused": "made torch initialize CUDA, which torch then refuses to use in a forked worker",
+        }
+        return replies.get(os.read(from_child, _LONGEST_REPLY), "left a state in which a forked process crashes")
     finally:
         os.close(from_child)
         os.waitpid(pid, 0)
 
 
-def _cuda_fault() -> str:
-    """Return why CUDA cannot be used in this forked child; empty if it can."""
-    is_poisoned = getattr(sys.modules.get("torch.cuda"), "_is_in_bad_fork", None)
-    if is_poisoned is not None and is_poisoned():
-        return "made torch initialize CUDA, which torch then refuses to use in a forked worker"
-    if _has_loaded_cuda() and ctypes.CDLL("libcuda.so.1").cuInit(0) == NOT_INITIALIZED:
-        return "initialized CUDA, which is then unusable in a forked worker"
-    return ""
-
-
-def _has_loaded_cuda() -> bool:
+def _has_initialized_cuda() -> bool:
+    """Return whether this process has called cuInit. The question itself initializes nothing."""
     with open("/proc/self/maps") as maps:
-        return "/libcuda.so" in maps.read()
+        if "/libcuda.so" not in maps.read():
+            return False
+    count = ctypes.c_int()
+    return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED)

@@ -28,18 +28,11 @@ def _is_in_bad_fork():
     return _bad
 """
 _LIBCUDA = """
-#include <stdlib.h>
-#include <unistd.h>
-static int first;
-int cuInit(unsigned flags) {
-    if (!first) first = getpid();
-    if (first == getpid()) return 0;
-    if (getenv("HANGS")) pause();
-    if (getenv("CRASHES")) abort();
-    return 3;
-}
+static int initialized;
+int cuInit(unsigned flags) { initialized = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return initialized ? 0 : 3; }
 """
-_LOAD_CUDA = "import ctypes, os; cuda = ctypes.CDLL('libcuda.so.1')\n"
+_LOAD_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')\n"
 _LOOK = "from gpufn_runtime.worker import fork_safety; print(fork_safety.reason_not_to_fork(probe_timeout_s={}))"
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 _NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -78,22 +71,28 @@ def test_a_torch_that_has_counted_gpus_with_cuda_forbids_forks(
 
 
 @pytest.mark.parametrize(
-    ("source", "timeout_s", "fact"),
-    [
-        ("", 30.0, ""),
-        ("cuda.cuInit(0)", 30.0, "initialized CUDA"),
-        ("cuda.cuInit(0); os.environ['CRASHES'] = '1'", 30.0, "crashes"),
-        ("cuda.cuInit(0); os.environ['HANGS'] = '1'", 0.2, "hangs"),
-    ],
+    ("source", "environ", "fact"),
+    [("", {}, ""), ("cuda.cuInit(0)", {}, "initialized CUDA"), ("cuda.cuInit(0)", _NO_GPU, "")],
 )
-def test_a_driver_that_was_initialized_forbids_forks(tmp_path: Path, source: str, timeout_s: float, fact: str) -> None:
+def test_a_driver_that_was_initialized_forbids_forks(
+    tmp_path: Path, source: str, environ: dict[str, str], fact: str
+) -> None:
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("there is no gcc to compile a libcuda with")
     (tmp_path / "cuda.c").write_text(_LIBCUDA)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
-    reason = _reason(tmp_path, _LOAD_CUDA + source, {}, timeout_s=timeout_s)
+    reason = _reason(tmp_path, _LOAD_CUDA + source, environ)
     assert fact in reason
     assert bool(fact) == bool(reason)
+
+
+@pytest.mark.parametrize(("handler", "fact"), [("time.sleep(60)", "hangs"), ("os.abort()", "crashes")])
+def test_a_process_whose_children_do_not_work_forbids_forks(tmp_path: Path, handler: str, fact: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda.py").write_text("def _is_in_bad_fork(): ...")
+    source = f"import os, time, torch.cuda; os.register_at_fork(after_in_child=lambda: {handler})"
+    assert fact in _reason(tmp_path, source, {}, timeout_s=0.5 if fact == "hangs" else 30.0)
 
 
 def test_a_file_that_nvml_opens_does_not_forbid_forks() -> None:

@@ -9,7 +9,7 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _MPS_ENABLED = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED; drivers before CUDA 12.2 do not know it
 INVALID_VALUE = 1
 OUT_OF_MEMORY = 2
-NOT_INITIALIZED = 3  # of cuInit in a child of a process that has called it
+NOT_INITIALIZED = 3  # before cuInit, and in a child of a process that has called it
 
 
 class DriverError(RuntimeError):
