@@ -45,9 +45,10 @@ class CudaProofs:
         return self._troubles.get(gpu)
 
     def request(self, gpus: Iterable[str]) -> None:
-        """Prove CUDA on these GPUs soon."""
-        self._requested.update(dict.fromkeys(gpus))
-        self._wakeup.set()
+        """Prove CUDA on these GPUs soon. Without any, the wait for the next retry continues."""
+        if wanted := dict.fromkeys(gpus):
+            self._requested.update(wanted)
+            self._wakeup.set()
 
     async def run(self, gpus: Iterable[str]) -> None:
         """Prove CUDA on `gpus`, then on those that are requested or have failed, until cancelled."""

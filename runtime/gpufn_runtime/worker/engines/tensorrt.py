@@ -218,11 +218,15 @@ class _Slot:
             self._allocate_buffer(name, size)
 
     def _allocate_buffer(self, name: str, size: int) -> None:
-        if (smaller := self._buffers.pop(name, None)) is not None:
-            smaller.free()
-        self._buffers[name] = _Buffer(self._cuda, max(size, 1))
-        if not self._context.set_tensor_address(name, self._buffers[name].device):
+        """Replace the buffer of a tensor. Without memory for a new one, TensorRT keeps the address of the old one."""
+        buffer = _Buffer(self._cuda, max(size, 1))
+        if not self._context.set_tensor_address(name, buffer.device):
+            buffer.free()
             raise EngineRefused(f"TensorRT rejects the address of {name}: {self._log.take_errors()}")
+        smaller = self._buffers.get(name)
+        self._buffers[name] = buffer
+        if smaller is not None:
+            smaller.free()
 
     def _output_bytes(self, spec: TensorSpec) -> int:
         """Return the bytes that a run with the current shapes may write to an output."""
