@@ -163,7 +163,7 @@ async def _run_agent(
     async with asyncio.TaskGroup() as tasks:  # if a task fails, the agent ends; workers live on and are adopted
         background = [tasks.create_task(templates.run(), name="templates")]
         if not settings.devices:
-            background.append(tasks.create_task(proofs.run(gpu.uuid for gpu in devices.gpus), name="proofs"))
+            background.append(tasks.create_task(proofs.run(), name="proofs"))
         if containers is not None:
             background.append(tasks.create_task(containers.run(), name="containers"))
         await agent.run(stop, force_stop)

@@ -119,6 +119,7 @@ class Agent:
         self._tick_s = tick_s
         self._devices = devices
         self._shares = shares
+        self._prove_cuda = prove_cuda
         self._fleet = Fleet()
         self._running_workers: RunningWorkers = {}
         self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
@@ -196,6 +197,8 @@ class Agent:
         ]
         await self._shares.take_over()
         self._take_over(folders)
+        in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
+        self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
         subscriptions = [
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),

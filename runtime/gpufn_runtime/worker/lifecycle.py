@@ -207,7 +207,7 @@ class Worker:
             info = FunctionStartFailed(str(error)).info()
         else:
             info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
-        self._exit_code = EXIT_GPU_FAULT if info.code == DeviceFailed.code else EXIT_START_FAILED
+        self._exit_code = EXIT_GPU_FAULT if fault is not None and fault.is_of_device else EXIT_START_FAILED
         self._has_failed = True
         if not self._link.send_packed(frames.encode(StartFailed(phase, info))):
             self._runner_left.set()
@@ -312,7 +312,7 @@ class Worker:
     def _on_fault(self, fault: DeviceFault) -> None:
         if not self._draining:
             print(f"{fault.describe()}: replacing this worker", file=sys.__stderr__, flush=True)
-            if fault.is_lost:
+            if fault.is_of_device:
                 self._exit_code = EXIT_GPU_FAULT
             self._start_drain()
 

@@ -84,7 +84,7 @@ CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 # Exit codes that the worker itself produces, as opposed to user code.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
-EXIT_GPU_FAULT = 5  # the worker's GPU, its share of it, or the node's driver failed
+EXIT_GPU_FAULT = 5  # the worker's GPU or the node's driver failed
 EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained worker, as in a shell
 
 # A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.

@@ -508,9 +508,16 @@ def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_
 def test_cuda_is_proven_where_a_worker_did_not_start(on_node: Any) -> None:
     async def run(node: Any) -> None:
         proven: list[str] = []
-        await node.deploy("exit 1")
+        await node.deploy()
         await node.start(prove_cuda=proven.extend)
-        await node.event(await node.assign(gpu="GPU-7"), "exited")
+        other = await node.assign(gpu="GPU-7")
+        worker = await node.assign(gpu="GPU-7")
+        await node.pid(other)
+        os.kill(await node.pid(worker), signal.SIGKILL)
+        await node.event(worker, "exited")
+        assert proven == [], "a context would take memory from the other worker"
+        os.kill(await node.pid(other), signal.SIGKILL)
+        await node.event(other, "exited")
         assert proven == ["GPU-7"]
 
     on_node(run)
@@ -518,7 +525,7 @@ def test_cuda_is_proven_where_a_worker_did_not_start(on_node: Any) -> None:
 
 @pytest.mark.parametrize(
     ("was_ready", "code", "result"),
-    [(True, EXIT_GPU_FAULT, True), (True, 1, False), (True, None, False), (False, 1, True), (False, None, True)],
+    [(True, EXIT_GPU_FAULT, True), (True, 1, False), (True, None, False), (False, 1, False), (False, None, True)],
 )
 def test_the_end_of_a_worker_may_concern_cuda(was_ready: bool, code: int | None, result: bool) -> None:
     assert may_concern_cuda(was_ready=was_ready, code=code) is result

@@ -7,7 +7,9 @@ proof that fails degrades the GPU with a reason instead, and is repeated until i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -17,7 +19,7 @@ import msgspec
 from gpufn_core.domain.device import Health
 from gpufn_core.protocol.launch import PROVE_CUDA, CudaProof
 from gpufn_runtime.agent.devices.base import HealthCondition
-from gpufn_runtime.agent.mps import control
+from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import proof_environment
 
 log = logging.getLogger(__name__)
@@ -38,43 +40,58 @@ class CudaProofs:
         self._retry_s = retry_s
         self._timeout_s = timeout_s
         self._troubles: dict[str, HealthCondition] = {}
-        self._requested: dict[str, None] = {}
+        self._due_at: dict[str, float] = {}  # GPUs to prove, and when, in seconds of the event loop
         self._wakeup = asyncio.Event()
 
     def trouble(self, gpu: str) -> HealthCondition | None:
         return self._troubles.get(gpu)
 
     def request(self, gpus: Iterable[str]) -> None:
-        """Prove CUDA on these GPUs soon. Without any, the wait for the next retry continues."""
-        if wanted := dict.fromkeys(gpus):
-            self._requested.update(wanted)
-            self._wakeup.set()
+        """Prove CUDA on these GPUs soon."""
+        self._due_at.update(dict.fromkeys(gpus, 0.0))
+        self._wakeup.set()
 
-    async def run(self, gpus: Iterable[str]) -> None:
-        """Prove CUDA on `gpus`, then on those that are requested or have failed, until cancelled."""
-        self.request(gpus)
+    async def run(self) -> None:
+        """Prove CUDA on the GPUs that are requested or have failed, until cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
-            requested, self._requested = self._requested, {}
             self._wakeup.clear()
-            for gpu in requested:
+            for gpu in [gpu for gpu, due_at in self._due_at.items() if due_at <= loop.time()]:
+                del self._due_at[gpu]
                 self._record(gpu, await self._prove(gpu))
-            try:
-                async with asyncio.timeout(self._retry_s if self._troubles else None):
+                if gpu in self._troubles:
+                    self._due_at.setdefault(gpu, loop.time() + self._retry_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(self._due_at.values(), default=None)):
                     await self._wakeup.wait()
-            except TimeoutError:
-                self.request(self._troubles)
 
     async def _prove(self, gpu: str) -> str:
         """Return why CUDA does not work on a GPU; empty if it works, or if the GPU is too full for a context."""
         try:
-            output = await control.run(list(self._command), proof_environment(gpu), timeout_s=self._timeout_s)
+            prover = subprocess.Popen(  # noqa: S603, ASYNC220  (it takes a millisecond)
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=proof_environment(gpu),
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"the proof of CUDA cannot start: {error}"
+        prover.returncode = 0  # the agent reaps all children by pid: one that hangs in the driver may never end
+        process = processes.identify(prover.pid)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                output = await _read_all(prover)
             return msgspec.json.decode(output, type=CudaProof).trouble
-        except control.ControlHung:
+        except TimeoutError:
             return f"CUDA does not answer within {self._timeout_s:g} s"
-        except control.ControlFailed as error:
-            return f"the proof of CUDA failed: {error}"
         except msgspec.MsgspecError:
-            return f"the proof of CUDA printed {output[:80]!r}"
+            printed = f", but printed {output[:80].decode(errors='replace')!r}" if output else ""
+            return f"the proof of CUDA ended without a result{printed}"
+        finally:
+            if process is not None:
+                processes.kill(process)
 
     def _record(self, gpu: str, reason: str) -> None:
         before = self._troubles.pop(gpu, None)
@@ -82,3 +99,15 @@ class CudaProofs:
             self._troubles[gpu] = HealthCondition(Health.DEGRADED, reason)
         if (before.reason if before else "") != reason:
             log.log(logging.WARNING if reason else logging.INFO, "%s: %s", gpu, reason or "CUDA works again")
+
+
+async def _read_all(process: subprocess.Popen[bytes]) -> bytes:
+    """Read the output of a process until it closes it."""
+    assert process.stdout is not None
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, process.stdout)
+    try:
+        return await reader.read()
+    finally:
+        transport.close()

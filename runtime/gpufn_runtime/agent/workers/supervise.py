@@ -44,7 +44,7 @@ _PARTIAL_LINE_S = 1.0
 
 class Supervisor:
     """Supervises running workers. `recheck` is called with the revision of a worker that ends before it was ready,
-    `prove_cuda` with the GPUs of a worker that CUDA may have ended."""
+    `prove_cuda` with the unused GPUs of a worker whose end CUDA may have caused."""
 
     def __init__(
         self,
@@ -195,7 +195,10 @@ class Supervisor:
         if not record.was_ready:
             self._recheck(record.key)
         if may_concern_cuda(was_ready=record.was_ready, code=code):
-            self._prove_cuda(record.gpus)
+            # The proof's context takes memory, which other workers of the GPU may need.
+            others = [other for other in self._running_workers.values() if other is not worker]
+            in_use = {gpu for other in others for gpu in other.record.gpus}
+            self._prove_cuda(gpu for gpu in record.gpus if gpu not in in_use)
         log.info("%s %s", record, end.describe())
         self._reports.send_event(record, WorkerEventKind.EXITED, exit=end)
         self._reports.send_soon()
@@ -214,7 +217,7 @@ class Supervisor:
 def may_concern_cuda(*, was_ready: bool, code: int | None) -> bool:
     """Return whether CUDA may be the cause of a worker's end. A worker that does not start may be killed by its runner
     before it exits with the code."""
-    return code == EXIT_GPU_FAULT or not was_ready
+    return code == EXIT_GPU_FAULT or (code is None and not was_ready)
 
 
 def exit_of(group: MemoryGroup | None, **fields: Any) -> Exit:

@@ -44,6 +44,11 @@ class DeviceFault(NamedTuple):
     is_lost: bool  # the call can run again elsewhere
     replaces: bool  # the worker is unusable
 
+    @property
+    def is_of_device(self) -> bool:
+        """True if the GPU or the node's driver failed; False for a kernel, MPS or an allocation."""
+        return self.error.blame in (ErrorCause.GPU, ErrorCause.NODE)
+
     def describe(self) -> str:
         subject = "CUDA failed on the node" if self.error.blame is ErrorCause.NODE else "the GPU failed"
         return f"{subject}: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
@@ -84,6 +89,8 @@ CUDA_ERRORS = tuple(
 )
 _BY_CODE = {error.code: error for error in CUDA_ERRORS}
 _BY_NAME = {name.lower(): error for error in CUDA_ERRORS for name in (error.name, error.runtime)}
+# From the start of a word: an uncontained error is no contained one.
+_BY_WORDS = tuple((re.compile(rf"\b{re.escape(error.words.lower())}"), error) for error in CUDA_ERRORS)
 
 # Texts of libraries that name no CUDA error, each with the error that it stands for and its source. A status such as
 # CUBLAS_STATUS_INTERNAL_ERROR is left out: it follows lack of memory as well as faults.
@@ -157,7 +164,7 @@ def _error_in_text(text: str) -> CudaError | None:
     for match in _NUMBERED.finditer(text):
         if (known := _BY_CODE.get(int(match[1]))) is not None:
             return known
-    by_words = next((error for error in CUDA_ERRORS if error.words.lower() in lower), None)
+    by_words = next((error for pattern, error in _BY_WORDS if pattern.search(lower)), None)
     return by_words or _library_error(lower)
 
 

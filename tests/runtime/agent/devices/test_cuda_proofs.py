@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from gpufn_core.domain.device import Health
 from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
+from gpufn_runtime.agent.workers import processes
 from tests.waiting import until_async
 
 # Count the runs per GPU, and print the file that has the GPU's name.
@@ -38,7 +41,8 @@ def test_a_gpu_on_which_cuda_fails_is_degraded_until_a_proof_succeeds(tmp_path: 
 
     async def run() -> None:
         proofs = _proofs(tmp_path, retry_s=0.01)
-        running = asyncio.create_task(proofs.run(["GPU-0", "GPU-1"]))
+        proofs.request(["GPU-0", "GPU-1"])
+        running = asyncio.create_task(proofs.run())
         await until_async(lambda: _runs(tmp_path, "GPU-1"))
         trouble = await until_async(lambda: proofs.trouble("GPU-0"))
         assert trouble.health is Health.DEGRADED
@@ -57,7 +61,8 @@ def test_a_gpu_is_proven_again_on_request(tmp_path: Path) -> None:
 
     async def run() -> None:
         proofs = _proofs(tmp_path)
-        running = asyncio.create_task(proofs.run(["GPU-0"]))
+        proofs.request(["GPU-0"])
+        running = asyncio.create_task(proofs.run())
         await until_async(lambda: _runs(tmp_path, "GPU-0") == 1)
         (tmp_path / "GPU-0").write_text('{"trouble": "CUDA does not work"}')
         proofs.request(["GPU-0"])
@@ -72,16 +77,56 @@ def test_a_gpu_is_proven_again_on_request(tmp_path: Path) -> None:
     [
         (("/not/there",), "/not/there"),
         ((sys.executable, "-c", "print('hello')"), "hello"),
-        ((sys.executable, "-c", "import os; os.abort()"), "-6"),
+        ((sys.executable, "-c", "import os; os.abort()"), "without a result"),
         ((sys.executable, "-c", "import time; time.sleep(60)"), "0.5 s"),
     ],
 )
 def test_a_proof_that_does_not_end_well_degrades_the_gpu(command: tuple[str, ...], fact: str) -> None:
     async def run() -> None:
         proofs = CudaProofs(command, timeout_s=0.5)
-        running = asyncio.create_task(proofs.run(["GPU-0"]))
+        proofs.request(["GPU-0"])
+        running = asyncio.create_task(proofs.run())
         trouble = await until_async(lambda: proofs.trouble("GPU-0"))
         assert fact in trouble.reason
         running.cancel()
 
     asyncio.run(run())
+
+
+def test_a_prover_that_cannot_be_killed_is_recorded_and_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a process that hangs in the driver does not end, and the agent waited for it for ever."""
+    (tmp_path / "GPU-1").write_text("{}")
+    monkeypatch.setattr(processes, "kill", lambda process: hanging.append(process.pid))
+    hanging: list[int] = []
+    hangs = f"import os, time; os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-0' and time.sleep(60)\n{_PROVER}"
+
+    async def run() -> None:
+        proofs = CudaProofs((sys.executable, "-S", "-c", hangs, str(tmp_path)), retry_s=3600, timeout_s=0.5)
+        proofs.request(["GPU-0", "GPU-1"])
+        running = asyncio.create_task(proofs.run())
+        await until_async(lambda: _runs(tmp_path, "GPU-1"))
+        assert proofs.trouble("GPU-0")
+        running.cancel()
+
+    try:
+        asyncio.run(run())
+    finally:
+        os.kill(hanging[0], signal.SIGKILL)
+
+
+def test_requests_for_other_gpus_do_not_postpone_a_retry(tmp_path: Path) -> None:
+    (tmp_path / "GPU-0").write_text('{"trouble": "CUDA does not work"}')
+    (tmp_path / "GPU-1").write_text("{}")
+
+    async def run() -> None:
+        proofs = _proofs(tmp_path, retry_s=0.2)
+        proofs.request(["GPU-0"])
+        running = asyncio.create_task(proofs.run())
+        while _runs(tmp_path, "GPU-0") < 2:
+            proofs.request(["GPU-1"])
+            await asyncio.sleep(0.001)
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 30))

@@ -38,6 +38,7 @@ def _wrapped(error: BaseException) -> BaseException:
         (RuntimeError("Non-zero status code: CUDA failure 700: an illegal memory access ; GPU=0 ; hostname=x"), 700),
         (RuntimeError("cudaMalloc: out of memory"), 2),
         (RuntimeError("CUDA error 214"), 214),
+        (RuntimeError("CUDA error: a contained error occurred"), 226),
         (_wrapped(RuntimeError("CUDA error: misaligned address")), 716),
         (RuntimeError("CUDA error: unknown error"), 999),
         (RuntimeError("No CUDA GPUs are available"), 100),
@@ -69,7 +70,8 @@ def test_an_error_of_cuda_is_known_by_number_name_or_words(error: BaseException,
 @pytest.mark.parametrize(
     "error",
     [ValueError("out of memory"), RuntimeError("misaligned address"), MemoryError(), RuntimeError("CUDA error 12345"),
-     RuntimeError("install CUDA first"), RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"),
+     RuntimeError("install CUDA first"), RuntimeError("CUDA: an uncontained error"),
+     RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"),
      RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm`"), KeyboardInterrupt(),
      AcceleratorError("CUDA", 1)],
 )  # fmt: skip

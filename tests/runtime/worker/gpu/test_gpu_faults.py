@@ -36,8 +36,17 @@ def test_a_gpu_that_fails_loses_the_call_and_has_the_worker_replaced(start: Make
     assert (result.kind.value, result.error.code, result.error.retryable) == ("lost", "device_failed", True)
     assert "(CUDA error 810, MPS_CLIENT_TERMINATED)" in result.error.message
     worker.send(Drain())
-    assert worker.wait() == EXIT_GPU_FAULT
+    assert worker.wait() == 0
     assert "replacing this worker" in worker.printed()
+
+
+def test_a_worker_whose_device_fails_exits_with_the_code_for_it(start: MakePeer) -> None:
+    worker = start(_FAILS, gpu=("any",))
+    worker.run(b'{"text": "cudaErrorECCUncorrectable: ..."}')
+    assert worker.next()[0] == Draining()
+    assert worker.result()[0].kind.value == "lost"
+    worker.send(Drain())
+    assert worker.wait() == EXIT_GPU_FAULT
 
 
 def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakePeer) -> None:
