@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
@@ -90,6 +91,8 @@ def sandbox(
                 "LANG": "C.UTF-8",
                 **_import_environment(limits.env),
                 "PYTHONPATH": LIB,
+                # Imports come before the worker's own environment, and may initialize CUDA.
+                **(NO_MPS if limits.mps is None else {"CUDA_MPS_PIPE_DIRECTORY": PIPE_IN_CONTAINER}),
                 # Without this, an image made for GPUs requests all of them.
                 "NVIDIA_VISIBLE_DEVICES": ",".join(limits.gpus) or "void",
             },

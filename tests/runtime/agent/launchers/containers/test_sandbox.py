@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, config_in_container, sandbox
@@ -96,6 +98,16 @@ def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
     assert made(Limits(1 << 30, 1.0)).container_config["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
     environment = made(Limits(1 << 30, 1.0, gpus=("GPU-1",))).container_config["environment"]
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
+
+
+def test_imports_stay_away_from_an_mps_daemon_of_the_host() -> None:
+    """NVIDIA's hook mounts its folder, and imports come before the worker's own environment."""
+    limits = Limits(1 << 30, 1.0, gpus=("GPU-1",))
+    pipes = [
+        made(each).container_config["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
+        for each in (limits, replace(limits, mps=Mounts("/run/pipe", 7)))
+    ]
+    assert pipes == [NO_MPS["CUDA_MPS_PIPE_DIRECTORY"], "/gpufn/mps"]
 
 
 def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_they_always_do() -> None:
