@@ -166,7 +166,11 @@ class Prefetch:
 
     async def _prepare(self) -> None:
         current = self._current()
-        as_processes = [revision for revision in current if self._image_of(revision.spec) is None]
+        as_processes = [
+            revision
+            for revision in current
+            if self._image_of(revision.spec) is None and (self._gpu_kinds or not revision.spec.resources.gpu)
+        ]
         self._launcher.set_uses(
             [
                 Use(self.modules(each), self._used_at(each), each.spec.env, has_gpu=bool(each.spec.resources.gpu))

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.resources import Resources
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_runtime.agent.cache.prefetch import Prefetch
+from tests.waiting import until_async
 
 
 class Bucket:
@@ -41,23 +45,26 @@ class Engines:
         self.kept.set_result(keys)
 
 
+def _deploy(functions: Bucket, revisions: Bucket, name: str, **options: Any) -> None:
+    revision = Revision(
+        function=name,
+        number=1,
+        spec=FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), **options),
+        bundle=digest_of(b""),
+        created_at=1.0,
+        engines={"model": {"cpu": (f"engine of {name}",)}},
+    )
+    function = Function(name=name, active=1, serving=1, latest=1, updated_at=1.0)
+    revisions.on_change(f"{name}.1", Entry(f"{name}.1", encode(revision), 1))
+    functions.on_change(name, Entry(name, encode(function), 1))
+
+
 async def kept_engines() -> set[str]:
     """One function exists before; a second one is deployed while the cache is being cleared."""
     functions, revisions, bundles, engines = Bucket(), Bucket(), Bundles(), Engines()
 
     def deploy(name: str) -> None:
-        spec = FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
-        revision = Revision(
-            function=name,
-            number=1,
-            spec=spec,
-            bundle=digest_of(b""),
-            created_at=1.0,
-            engines={"model": {"cpu": (f"engine of {name}",)}},
-        )
-        function = Function(name=name, active=1, serving=1, latest=1, updated_at=1.0)
-        revisions.on_change(f"{name}.1", Entry(f"{name}.1", encode(revision), 1))
-        functions.on_change(name, Entry(name, encode(function), 1))
+        _deploy(functions, revisions, name)
 
     stubs: dict[str, Any] = {"functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines}
     prefetch = Prefetch(
@@ -78,3 +85,32 @@ async def kept_engines() -> set[str]:
 def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
     """A worker that was being launched lost its engine."""
     assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}
+
+
+@pytest.mark.parametrize(("gpu_kinds", "modules"), [((), {"a"}), (("NVIDIA L4",), {"a", "b"})])
+def test_a_node_without_gpus_prepares_no_template_for_gpu_functions(
+    gpu_kinds: tuple[str, ...], modules: set[str]
+) -> None:
+    """Regression: it took one of the few templates, with a second copy of torch."""
+
+    async def run() -> set[str]:
+        functions, revisions, launcher, bundles = Bucket(), Bucket(), Mock(), Bundles()
+        bundles.meanwhile = lambda: None
+        stubs: dict[str, Any] = {
+            "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines()
+        }  # fmt: skip
+        prefetch = Prefetch(
+            **stubs, gpu_kinds=gpu_kinds, launcher=launcher, running=lambda: (), image_of=lambda spec: None,
+            limits_of=Mock(),
+        )  # fmt: skip
+        await prefetch.watch()
+        _deploy(functions, revisions, "cpu", modules=("a",))
+        _deploy(functions, revisions, "gpu", modules=("b",), resources=Resources(gpu=("any",)))
+        task = asyncio.create_task(prefetch.run())
+        await until_async(lambda: launcher.set_uses.call_args)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        uses, _ = launcher.set_uses.call_args.args
+        return {module for use in uses for module in use.modules}
+
+    assert asyncio.run(run()) == modules

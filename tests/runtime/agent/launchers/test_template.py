@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -16,6 +17,8 @@ from gpufn_core.spec.resources import Resources
 from gpufn_runtime.agent.decide.template_choice import Use
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
+
+GPU = Device("GPU-7", DeviceType.GPU, "NVIDIA L4", 24 << 30)
 
 
 def environment_of(pid: int) -> list[str]:
@@ -123,7 +126,7 @@ def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_w
 def test_the_modules_of_a_gpu_function_are_imported_with_the_gpus_visible(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("env", modules=("numpy",), resources=Resources(gpu=("any",)))
-        await node.start(templates=2)
+        await node.start(templates=2, gpus=(GPU,))
         await settled(node)
         (imported_with,) = (e for e in map(environment_of, node.launcher.pids) if "CUDA_VISIBLE_DEVICES=" not in e)
         assert "PYTORCH_NVML_BASED_CUDA_CHECK=1" in imported_with
