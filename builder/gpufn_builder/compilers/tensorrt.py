@@ -108,8 +108,10 @@ class TrtEngine:
         self._release()
         self._addresses: dict[str, int] = {}
         profile = self._profile_for(inputs)
-        if not self._context.set_optimization_profile_async(profile, self._stream):
-            raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify")
+        try:
+            self._context.set_optimization_profile_async(profile, self._stream)
+        except RuntimeError as error:
+            raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify") from error
         for name, array in inputs.items():
             if not self._context.set_input_shape(name, array.shape):
                 raise self._log.failed(f"TensorRT rejects {name} with the shape {list(array.shape)}", stage="verify")

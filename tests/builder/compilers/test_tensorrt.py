@@ -58,6 +58,12 @@ class Script:
         self.loads = True
         self.output_shape: tuple[int, ...] = (4, 3)
 
+    def select_profile(self) -> bool:
+        """Raise as the real bindings do, which never return False."""
+        if not self.selects_profiles:
+            raise RuntimeError("Error in set optimization profile async.")
+        return True
+
     def called(self, name: str) -> list[list[Any]]:
         return [list(call[1:]) for call in self.calls if call[0] == name]
 
@@ -124,7 +130,7 @@ def _stand_in(script: Script) -> Any:
     context = Recorder(
         script,
         set_input_shape=lambda name, shape: True,
-        set_optimization_profile_async=lambda index, stream: script.selects_profiles,
+        set_optimization_profile_async=lambda index, stream: script.select_profile(),
         infer_shapes=list,
         get_tensor_shape=lambda name: script.output_shape,
         execute_async_v3=lambda stream: True,

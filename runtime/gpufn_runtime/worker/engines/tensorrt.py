@@ -244,8 +244,10 @@ class _Slot:
         self._runs = 0
         chosen = self._choose(shapes) if profile is None else profile
         if chosen != self._profile:
-            if not self._context.set_optimization_profile_async(chosen, self._stream):
-                raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}")
+            try:
+                self._context.set_optimization_profile_async(chosen, self._stream)
+            except RuntimeError as error:
+                raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}") from error
             self._cuda.synchronize(self._stream)
             self._profile = chosen
         for spec, shape in zip(self._manifest.inputs, shapes, strict=True):

@@ -37,8 +37,11 @@ class FakeCuda:
         self.destroyed: list[int] = []
         self.streams = 0
         self.cannot_capture = False
+        self.is_full = False
 
     def allocate(self, size: int) -> int:
+        if self.is_full:
+            raise CudaError("cudaMalloc: out of memory")
         block = (ctypes.c_ubyte * size)()
         self.memory[ctypes.addressof(block)] = block
         return ctypes.addressof(block)
@@ -103,6 +106,8 @@ class FakeContext:
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         self._trt.calls.append(f"profile {index}")
+        if self._trt.cannot_select:
+            raise RuntimeError("Error in set optimization profile async.")
         self.active_optimization_profile = index
         self._shapes.clear()
         return True
@@ -148,7 +153,7 @@ class FakeTrt:
         self.cuda = FakeCuda(self.calls)
         self.contexts = 0
         self.most_rows = 0  # if set, an output needs fewer bytes the more rows the input has
-        self.cannot_load = self.cannot_run = self.unknown_output = False
+        self.cannot_load = self.cannot_run = self.cannot_select = self.unknown_output = False
         self.names = ["x", "y"]
         self.location = "device"
         self.engine = SimpleNamespace(
@@ -322,6 +327,32 @@ def test_an_output_that_grows_while_the_input_shrinks_gets_a_larger_buffer() -> 
         assert largest >= (6 - count) * 2 * _FLOAT_BYTES, "TensorRT may write so much"
     session.close()
     assert trt.cuda.memory == {}
+
+
+def test_an_output_keeps_its_buffer_if_there_is_no_memory_for_a_larger_one() -> None:
+    """Regression: it was freed first, and the next run wrote to its address."""
+    trt = FakeTrt()
+    trt.most_rows = 6
+    session = _open(trt)
+    trt.cuda.is_full = True
+    for _ in range(2):
+        with pytest.raises(CudaError):
+            session.run({"x": np.zeros((1, 2), np.float32)})
+    trt.cuda.is_full = False
+    assert session.run({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[-1.0, -1.0]]
+    session.close()
+    assert trt.cuda.memory == {}
+
+
+def test_a_profile_that_cannot_be_selected_is_refused_in_the_words_of_the_log() -> None:
+    two = (((1, 2), (2, 2), (4, 2)), ((5, 2), (6, 2), (8, 2)))
+    trt = FakeTrt(profiles=two)
+    session = _open(trt)
+    trt.cannot_select = True
+    trt.logger.log("error", "the stream is of another device")
+    shape = (6, 2) if session._slots[0]._profile == 0 else (1, 2)
+    with pytest.raises(EngineRefused, match="another device"):
+        session.run({"x": np.zeros(shape, np.float32)})
 
 
 def test_closing_gives_everything_back() -> None:
