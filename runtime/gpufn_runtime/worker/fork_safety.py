@@ -3,7 +3,7 @@
 - A fork keeps only the thread that calls it.
 - CUDA that a process has initialized is unusable in its children. The driver reports in the parent whether it is.
 - torch refuses CUDA in a child ("Cannot re-initialize CUDA in forked subprocess"), even if the parent only counted its
-  GPUs, as `torch.cuda.is_available` does. Nothing in the parent shows that, so a probe is forked to look.
+  GPUs, as `torch.cuda.is_available` does. Only a child shows that, so a probe is forked to look.
 
 NVML may be open. torch counts GPUs with it if PYTORCH_NVML_BASED_CUDA_CHECK=1, just because that survives a fork.
 """

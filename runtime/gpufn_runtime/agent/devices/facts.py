@@ -24,7 +24,10 @@ def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFact
 
 def has_own_pids(namespace: Path = _PID_NAMESPACE) -> bool:
     """Return whether this process is in a pid namespace of its own, as in a container without `--pid=host`."""
-    return os.readlink(namespace) != _FIRST_PID_NAMESPACE
+    try:
+        return os.readlink(namespace) != _FIRST_PID_NAMESPACE
+    except OSError:  # a sandbox hides it
+        return True
 
 
 def _mps_level(cgroup_memory: Path) -> MpsLevel:

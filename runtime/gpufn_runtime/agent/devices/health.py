@@ -73,8 +73,8 @@ def describe(xid: int) -> str:
 
 
 class HealthRecord:
-    """Errors and metrics of one GPU. A final error stays until the GPU is reset or the node reboots. `failure` is the
-    reason of one that an earlier agent recorded."""
+    """Errors and metrics of one GPU. A final error stays while the agent runs. `failure` is its reason, which an
+    earlier agent may have recorded."""
 
     def __init__(self, failure: str = "") -> None:
         self.xids: dict[str, int] = {}

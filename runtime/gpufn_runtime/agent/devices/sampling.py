@@ -60,6 +60,7 @@ class Sampler:
         memory = read_memory(nvml, handle)
         utilization = query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         own_contexts = query(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        displays = query(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
         clients = query(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
         busy = self._busy(uuid, handle)
         return msgspec.structs.replace(
@@ -74,7 +75,7 @@ class Sampler:
             energy_j=_divided(query(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
             sm_clock_mhz=query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             clock_limits=self._clock_limits(handle),
-            processes=_processes(own_contexts, clients, busy),
+            processes=_processes([*(displays or ()), *(own_contexts or ())], clients, busy),
             mps_clients=None if clients is None else len(clients),
         )
 
@@ -94,7 +95,8 @@ class Sampler:
             fan=_divided(query(nvml, nvml.nvmlDeviceGetFanSpeed, handle), 100),
             temperature_limit_c=query(
                 nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-            ),
+            )
+            or None,
             recovery_action=self._recovery_action(self._gpu_of(uuid)),
             power_limit_w=_divided(query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1000),
             sm_clock_max_mhz=query(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
@@ -185,12 +187,12 @@ def _divided(value: int | None, by: int) -> float | None:
 
 
 def _processes(
-    own_contexts: list[Any] | None, clients: list[Any] | None, busy: dict[int, float] | None
+    own_contexts: list[Any], clients: list[Any] | None, busy: dict[int, float] | None
 ) -> tuple[GpuProcess, ...]:
     """Merge the process lists. MPS clients are listed separately from processes with their own context, and their
     utilization is attributed to the MPS server. A process without a sample of its utilization was idle or is unknown:
     in a container, the driver may report its pid in another pid namespace than the list."""
-    memory_by_pid = {process.pid: process.usedGpuMemory for process in [*(own_contexts or ()), *(clients or ())]}
+    memory_by_pid = {process.pid: process.usedGpuMemory for process in [*own_contexts, *(clients or ())]}
     mps_pids = {process.pid for process in clients or ()}
     return tuple(
         GpuProcess(pid, memory, None if busy is None or pid in mps_pids else busy.get(pid))

@@ -18,8 +18,8 @@ from gpufn_core.domain.device import Device, DeviceType, Health, NodeFacts
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition, Inventory, Sample
-from gpufn_runtime.agent.devices.failed_gpus import FailedGpus, Failure
-from gpufn_runtime.agent.devices.health import HealthRecord, describe
+from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
+from gpufn_runtime.agent.devices.health import NO_RECOVERY, HealthRecord, describe
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,8 @@ class DeviceWatch:
             )
         self._failed_gpus = failed_gpus or FailedGpus()
         self._failures = self._failed_gpus.load()
-        self._restored = dict(self._failures)  # until a sample shows whether they are over
-        self._records = {
-            device.uuid: HealthRecord(failure.reason if (failure := self._failures.get(device.uuid)) else "")
-            for device in self.gpus
-        }
+        self._restored = set(self._failures)  # until a sample shows whether they are over
+        self._records = {device.uuid: HealthRecord(self._failures.get(device.uuid, "")) for device in self.gpus}
         self._sampled_at = 0.0
         self._pause = ("", 0.0)  # why no process can be started here, and the end of the pause
         self._is_stopped = False
@@ -177,17 +174,13 @@ class DeviceWatch:
         self._foreign_bytes = {uuid: -(-count // _FOREIGN_STEP) * _FOREIGN_STEP for uuid, count in held.items()}
 
     def _update_failures(self, metrics: Mapping[str, DeviceMetrics]) -> None:
-        """Drop restored failures that a reset has ended, and store new ones."""
-        for uuid in self._restored.keys() & metrics.keys():
-            if self._restored.pop(uuid).is_over(metrics[uuid]):
-                log.info("%s has been reset since it failed: %s", uuid, self._records[uuid].failure)
+        """Drop restored failures for which the driver requests no recovery, and store new ones."""
+        for uuid in self._restored & metrics.keys():
+            self._restored.remove(uuid)
+            if metrics[uuid].recovery_action == NO_RECOVERY:
+                log.info("%s has recovered since it failed: %s", uuid, self._records[uuid].failure)
                 self._records[uuid].failure = ""
-        failures = {
-            uuid: self._failures.get(uuid)
-            or Failure(record.failure, metrics[uuid].energy_j if uuid in metrics else None)
-            for uuid, record in self._records.items()
-            if record.failure
-        }
+        failures = {uuid: record.failure for uuid, record in self._records.items() if record.failure}
         if failures != self._failures:
             self._failures = failures
             self._failed_gpus.save(failures)

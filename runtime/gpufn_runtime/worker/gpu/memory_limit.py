@@ -1,7 +1,7 @@
 """Pass a worker's share of GPU memory on to libraries that size their memory by the whole GPU.
 
-Under MPS the driver limits what a process can allocate, and what it reports as free. What it reports as the total is
-the whole GPU. torch, JAX, TensorFlow and vLLM take a fraction of the total, so each would exceed the limit.
+Under MPS the driver limits the memory that a process can allocate and sees as free, but the total is that of the whole
+GPU. torch, JAX, TensorFlow and vLLM take a fraction of the total, so each would exceed the limit.
 """
 
 from __future__ import annotations

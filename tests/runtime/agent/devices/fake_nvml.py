@@ -31,8 +31,8 @@ class FakeGpu:
     reasons: int = 0
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     recovery_action: int = 0
-    energy_mj: int = 5_000_000
     processes: dict[int, int] = dataclasses.field(default_factory=dict)
+    displays: dict[int, int] = dataclasses.field(default_factory=dict)
     clients: dict[int, int] = dataclasses.field(default_factory=dict)
     samples: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # pid, timestamp, percent
     multiprocessors: int = 0  # of an instance
@@ -164,7 +164,7 @@ class FakeNvml:
         return self._of(gpu, "nvmlDeviceGetEnforcedPowerLimit", 400_000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
-        return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", gpu.energy_mj)
+        return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", 5_000_000)
 
     def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
         return self._of(gpu, "nvmlDeviceGetClockInfo", 1410 if kind == pynvml.NVML_CLOCK_SM else 1593)
@@ -210,6 +210,9 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
         return self._of(gpu, "nvmlDeviceGetComputeRunningProcesses", _listed(gpu.processes))
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
+        return self._of(gpu, "nvmlDeviceGetGraphicsRunningProcesses", _listed(gpu.displays))
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
         return self._of(gpu, "nvmlDeviceGetMPSComputeRunningProcesses", _listed(gpu.clients))
