@@ -21,8 +21,8 @@ from gpufn_core.domain.device import Device
 from gpufn_core.domain.engine import CPU_KIND, Backend, EngineIdentity, model_digest
 from gpufn_core.spec.model_spec import ModelSpec, Precision
 
-# Backend → its parts, and the distributions that may provide each; the first installed one counts.
 _WORKSPACE_BYTES: Final = str(4 << 30)  # by default TensorRT may take all of the GPU
+# Backend → its parts, and the distributions that may provide each; the first installed one counts.
 _PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {
     Backend.TENSORRT: {
         "tensorrt": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt"),

@@ -1,4 +1,4 @@
-"""What survives a fork: the assumptions behind template processes of GPU functions."""
+"""The assumptions about CUDA and forks behind the template processes of GPU functions."""
 
 from __future__ import annotations
 

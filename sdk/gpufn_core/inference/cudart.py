@@ -129,7 +129,8 @@ def _load() -> Any:
         for path in (name, *_in_wheels(name)):
             with contextlib.suppress(OSError):
                 return ctypes.CDLL(path)
-    raise OSError(f"libcudart.so.{_VERSIONS[0]} was not found: install TensorRT with its CUDA runtime")
+    usable = _VERSIONS[0] if supported is None else supported
+    raise OSError(f"libcudart.so.{usable} or older was not found: install TensorRT with its CUDA runtime")
 
 
 def driver_version(library: Any = None) -> int | None:
