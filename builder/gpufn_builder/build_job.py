@@ -30,7 +30,7 @@ from gpufn_builder.processes.process_messages import (
     ProgressUpdate,
 )
 from gpufn_builder.report import page
-from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row, failed_row
+from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
@@ -190,7 +190,6 @@ class _ActiveBuild:
         self.compiled = False
         self.error: ErrorInfo | None = None
         self.stages: tuple[StageRow, ...] = ()
-        self._inexact: BuildFailed | None = None
         self._manifests: dict[Backend, EngineManifest] = {}
         self.rows: dict[Backend, CandidateRow] = {}
         self._chain = identity.chain(build.model, target)
@@ -202,15 +201,9 @@ class _ActiveBuild:
                 self.missing.append(identity.identity(build.model, target, backend, versions))
 
     def add_engine(self, manifest: EngineManifest, row: CandidateRow) -> None:
-        """Add an existing engine, unless it is less exact than this build requires."""
+        """Add an existing engine."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
-        beyond = manifest.accuracy.beyond(self.build.model.accepted(manifest.arithmetic))
-        if beyond:
-            message = f"the existing engine is less exact than required: {beyond}"
-            self._inexact = BuildFailed(message, stage=BuildStage.VERIFY)
-            row = failed_row(manifest.identity, self._inexact.info())
-        else:
-            self._manifests[manifest.backend] = manifest
+        self._manifests[manifest.backend] = manifest
         self.rows[manifest.backend] = row
 
     def passed(self) -> tuple[str, ...]:
@@ -225,7 +218,7 @@ class _ActiveBuild:
         if self._manifests:
             self.error = None  # an existing engine suffices, even if a better one could not be built
         elif self.error is None:
-            raise self._inexact or BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
+            raise BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
         elif len(self._chain) > 1 and self.rows.keys() >= set(self._chain):
             self.error = msgspec.structs.replace(self.error, message=self._no_engine_reason())
 

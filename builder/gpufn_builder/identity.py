@@ -131,6 +131,7 @@ def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mappin
         profiles=spec.profiles,
         max_batch=spec.max_batch,
         samples=spec.samples.digest if spec.samples else "",
+        tolerance=spec.tolerance,
         flags=flags(spec, backend),
         backend=backend,
         versions=dict(versions),

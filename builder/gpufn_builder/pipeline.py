@@ -19,6 +19,7 @@ import msgspec
 
 from gpufn_builder.checks import golden, samples
 from gpufn_builder.checks.reference import observe, run_reference
+from gpufn_builder.checks.rounding import rounding_floors
 from gpufn_builder.checks.samples import Case
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
@@ -41,7 +42,7 @@ from gpufn_builder.processes.process_messages import (
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
+from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance, coarser
 from gpufn_core.spec.units import format_bytes
 
 # Progress of the whole build at the start of each stage. The candidates share the range from compile to publish.
@@ -65,7 +66,9 @@ class Prepared(msgspec.Struct, frozen=True):
     profiles: tuple[ShapeProfile, ...]
     batched: bool
     arithmetic: Precision
+    tolerance: Tolerance
     cases: dict[str, str]
+    floors: tuple[dict[str, float], ...]
     measured: str
 
 
@@ -119,14 +122,16 @@ class Pipeline:
             model = observe(model, reference)
             notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
             notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
-        arithmetic = coarser(self._spec.precision, model.arithmetic)
+            arithmetic = coarser(self._spec.precision, model.arithmetic)
+            tolerance = self._spec.accepted(arithmetic)
+            floors = rounding_floors(model, cases, reference) if tolerance.limits_elements else [{} for _ in cases]
         with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
                 self._spec.precision,
                 cases,
                 reference=reference,
-                tolerance=self._spec.accepted(arithmetic),
+                tolerance=tolerance,
                 into=self._folder_for("transformed"),
                 on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
                 on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
@@ -140,6 +145,8 @@ class Pipeline:
             profiles=profiles,
             batched=model.batched,
             arithmetic=arithmetic,
+            tolerance=tolerance,
+            floors=tuple(floors),
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
         )
@@ -225,9 +232,10 @@ class Pipeline:
             inputs=prepared.inputs,
             outputs=prepared.outputs,
             profiles=prepared.profiles,
-            tolerance=self._spec.accepted(prepared.arithmetic),
+            tolerance=prepared.tolerance,
             batched=prepared.batched,
             cases=prepared.cases,
+            floors=prepared.floors,
             measured=prepared.measured,
             folder=str(engine),
             caches=self._request.caches,

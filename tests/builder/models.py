@@ -80,6 +80,45 @@ def cnn() -> ModelProto:
     )
 
 
+def amplified_rounding() -> ModelProto:
+    """A difference of large, almost equal terms. The optimizer multiplies the scale into the convolution, which changes
+    the rounding of the terms by more than fp32's tolerance of the difference."""
+    return model(
+        [
+            node("Conv", "x k", "c", pads=[1, 1, 1, 1]),
+            node("BatchNormalization", "c scale bias mean variance", "n"),
+            node("Slice", "n first second channel", "one"),
+            node("Slice", "n second third channel", "other"),
+            node("Sub", "one other", "y"),
+        ],
+        [value("x", [1, 3, 16, 16])],
+        [value("y", [1, 1, 16, 16])],
+        [
+            constant("k", np.repeat(numpy_helper.to_array(weights("k", 1, 3, 3, 3)), 2, 0)),
+            constant("scale", [1e4, 1.00001e4]), constant("bias", [0.1, 0.2]), constant("mean", [0.3, 0.3]),
+            constant("variance", [2.0, 2.0]), constant("first", [0], np.int64), constant("second", [1], np.int64),
+            constant("third", [2], np.int64), constant("channel", [1], np.int64),
+        ],
+    )  # fmt: skip
+
+
+def faint_scores() -> ModelProto:
+    """Probabilities that are almost zero, as a detector returns for an image without objects."""
+    return model(
+        [
+            node("Conv", "x k", "c", pads=[1, 1, 1, 1]),
+            node("BatchNormalization", "c scale bias mean variance", "n"),
+            node("Sigmoid", "n", "y"),
+        ],
+        [value("x", [1, 3, 16, 16])],
+        [value("y", [1, 1, 16, 16])],
+        [
+            weights("k", 1, 3, 3, 3), constant("scale", [1.3]), constant("bias", [-14.0]),
+            constant("mean", [0.3]), constant("variance", [2.0]),
+        ],
+    )  # fmt: skip
+
+
 def encoder() -> ModelProto:
     """An encoder with one head: from tokens and a mask of dynamic length, with the usual -3.4e38, to an embedding."""
     d = 8

@@ -45,7 +45,7 @@ def why_alone(
     rows = _different_rows([each for each in (*cases, tuned) if _rest(each) == _rest(tuned)])
     if len(rows) < 2:
         return "no two rows were different, so their independence could not be checked: set samples="
-    limit = min(max(tolerance.rel_l2 or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
+    limit = min(max(tolerance.rel_l2 or tolerance.rtol or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:
         alone = [run(row) for row in rows]
         for group in _groups(len(rows), most):

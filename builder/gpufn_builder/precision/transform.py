@@ -84,7 +84,7 @@ def transform(
     session = CpuSession(checked, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
     outputs = [session.run(case.inputs) for case in cases]
     try:
-        comparison = compare([case.name for case in cases], reference, outputs, _STAGE)
+        comparison = compare([case.name for case in cases], reference, outputs, tolerance, stage=_STAGE)
         check(comparison, tolerance, _STAGE)
     except BuildFailed as error:
         hint = f"; {_listed(too_large)} cannot be represented in {precision}" if too_large else ""

@@ -59,7 +59,8 @@ def make(
         count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
         report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], count)
         outputs = [engine.run(inputs) for inputs, _ in cases.values()]
-        comparison = verify.compare(list(cases), [expected for _, expected in cases.values()], outputs)
+        reference = [expected for _, expected in cases.values()]
+        comparison = verify.compare(list(cases), reference, outputs, request.tolerance, request.floors)
         verify.check(comparison, request.tolerance)
         why_alone = row_independence.NO_ROWS
         if request.batched:

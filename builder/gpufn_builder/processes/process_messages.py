@@ -120,6 +120,7 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     folder: str  # for the engine's files
     caches: str
     measuring: MeasurePlan
+    floors: tuple[dict[str, float], ...] = ()  # of each case, by output
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,10 @@ def _details(row: CandidateRow) -> list[tuple[str, str]]:
 
 def _tolerance(tolerance: Tolerance) -> str:
     limits = (("max abs ≤", tolerance.max_abs), ("rel. L2 ≤", tolerance.rel_l2), ("cosine ≥", tolerance.cosine))
-    return ", ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None) or "anything"
+    texts = [f"{words} {limit:g}" for words, limit in limits if limit is not None]
+    if tolerance.limits_elements:
+        texts.append(f"each element ≤ {tolerance.atol or 0:g} + {tolerance.rtol or 0:g} · |reference| or the floor")
+    return ", ".join(texts) or "anything"
 
 
 _TEMPLATES: Final = jinja2.Environment(

@@ -42,7 +42,7 @@ class Model:
     `shapes` sets the shapes of the dynamic inputs: `{"x": (1, 128)}`, or the smallest, the usual and the largest shape:
     `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
     .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
-    differ from the reference: a dict of max_abs, rel_l2, cosine. With `allow_cpu=True`, a function with a GPU computes
+    differ from the reference: a dict of atol, rtol, max_abs, rel_l2, cosine. With `allow_cpu=True`, a function with a GPU computes
     the model on the CPU if no engine for its GPU passes. A build may take `build_timeout` seconds, and each compiler
     process may use `build_memory`.
 
@@ -171,7 +171,7 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
             raise ValueError("each value is a finite number")
         return msgspec.convert(dict(tolerance), Tolerance)
     except (TypeError, ValueError) as error:
-        raise InvalidSpec(f"tolerance is a dict of max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None
+        raise InvalidSpec(f"tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None
 
 
 def _allows_cpu(value: Any) -> bool:

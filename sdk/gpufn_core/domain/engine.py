@@ -14,7 +14,7 @@ import msgspec
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
-ENGINE_SCHEMA = 3  # version of the manifest and of the builder's work: a new number rebuilds all engines
+ENGINE_SCHEMA = 4  # version of the manifest and of the builder's work: a new number rebuilds all engines
 MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
 GOLDEN_FILE = "golden.npz"
 CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name as the driver reports it
@@ -35,6 +35,8 @@ class Backend(enum.StrEnum):
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that makes two engines interchangeable; its digest is the EngineKey. A test changes each field.
 
+    `tolerance` is None for the preset. It decides which engines pass, and which layers stay in fp32.
+
     The driver's version is not included. It is recorded, and the golden sample at each load detects what it breaks.
     """
 
@@ -51,6 +53,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability: str  # for a CPU: the vector instructions of the machine
     os: str
     arch: str
+    tolerance: Tolerance | None = None
     schema: int = ENGINE_SCHEMA
 
     @property
@@ -72,21 +75,6 @@ class Accuracy(msgspec.Struct, frozen=True):
     max_abs: float
     rel_l2: float
     cosine: float
-
-    def beyond(self, tolerance: Tolerance) -> str:
-        """Describe what exceeds `tolerance`; empty if nothing does.
-
-        >>> Accuracy(max_abs=0.1, rel_l2=2e-3, cosine=0.9).beyond(Tolerance(rel_l2=1e-3, cosine=0.8))
-        'rel_l2 is 0.002, and at most 0.001 is allowed'
-        """
-        violations = []
-        if tolerance.max_abs is not None and not self.max_abs <= tolerance.max_abs:
-            violations.append(f"max_abs is {self.max_abs:.6g}, and at most {tolerance.max_abs:g} is allowed")
-        if tolerance.rel_l2 is not None and not self.rel_l2 <= tolerance.rel_l2:
-            violations.append(f"rel_l2 is {self.rel_l2:.6g}, and at most {tolerance.rel_l2:g} is allowed")
-        if tolerance.cosine is not None and not self.cosine >= tolerance.cosine:
-            violations.append(f"cosine is {self.cosine:.6g}, and at least {tolerance.cosine:g} is allowed")
-        return "; ".join(violations)
 
 
 class Latency(msgspec.Struct, frozen=True):

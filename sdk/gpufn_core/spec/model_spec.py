@@ -88,15 +88,23 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The largest allowed distance of an engine's outputs from the reference's. None skips the check.
 
     `max_abs` is the largest difference; `rel_l2` is the L2 norm of the difference divided by the reference's; `cosine`
-    is the least cosine similarity.
+    is the least cosine similarity. With `atol` or `rtol`, each element may differ by atol + rtol * |reference|, and by
+    the output's floor, which the builder measures (`gpufn_builder.checks.rounding`).
     """
 
     max_abs: float | None = None
     rel_l2: float | None = None
     cosine: float | None = None
+    atol: float | None = None
+    rtol: float | None = None
+
+    @property
+    def limits_elements(self) -> bool:
+        return self.atol is not None or self.rtol is not None
 
     def __post_init__(self) -> None:
-        for name, value in (("max_abs", self.max_abs), ("rel_l2", self.rel_l2)):
+        for name in ("max_abs", "rel_l2", "atol", "rtol"):
+            value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise InvalidSpec(f"tolerance: {name} is 0 or more, not {value:g}")
         if self.cosine is not None and not -1 <= self.cosine <= 1:
@@ -105,7 +113,7 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # The presets, by the coarsest arithmetic in an engine. The tolerance of a ModelSpec overrides them.
 TOLERANCES: dict[Precision, Tolerance] = {
-    Precision.FP32: Tolerance(rel_l2=1e-5),
+    Precision.FP32: Tolerance(atol=1e-5, rtol=1e-4),
     Precision.TF32: Tolerance(rel_l2=2e-3),
     Precision.FP16: Tolerance(rel_l2=5e-3, cosine=0.9995),
     Precision.BF16: Tolerance(rel_l2=2e-2),

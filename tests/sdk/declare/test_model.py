@@ -38,7 +38,7 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"tolerance": {"rel_l2": -0.1}}, "tolerance: rel_l2 is 0 or more, not -0.1"),
         ({"tolerance": {"cosine": 1.5}}, "tolerance: cosine is from -1 to 1, not 1.5"),
         ({"samples": "s.pkl"}, "samples is an .npz or .safetensors file, not 's.pkl'"),
-        ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
+        ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
         ({"allow_cpu": "yes"}, "allow_cpu is True or False, not 'yes'"),
         ({"files": "weights.bin"}, "files is a list of paths, not 'weights.bin'"),
         ({"build_timeout": 0}, "build_timeout is a number of seconds from 1 to 86400, not 0"),

@@ -37,7 +37,7 @@ model_options = options_together(
     click.option(
         "--tolerance",
         multiple=True,
-        help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable.",
+        help="Accuracy limit of a model: atol=1e-5, rtol=1e-4, max_abs=0.1, rel_l2=0.01 or cosine=0.999. Repeatable.",
     ),
     click.option(
         "--allow-cpu", is_flag=True, help="Compute a model on the CPU of a GPU worker if no engine for its GPU passes."
@@ -170,7 +170,7 @@ def tolerance_of(texts: Sequence[str]) -> Mapping[str, float]:
             tolerance[name] = float(number)
         except ValueError:
             raise WrongUsage(
-                f"--tolerance must be a limit such as rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}"
+                f"--tolerance must be a limit such as atol=1e-5, rel_l2=0.01 or cosine=0.999, not {text!r}"
             ) from None
     return tolerance
 
