@@ -49,6 +49,7 @@ class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()
     report: str = ""
     page: str = ""
 
@@ -94,7 +95,7 @@ class BuildExecutor:
         except BuildFailed as error:
             run.error = error.info()
         report = run.report(started_at, self._clock.monotonic() - began)
-        outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error)
+        outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error, remarks=run.remarks())
         try:
             return msgspec.structs.replace(
                 outcome,
@@ -211,6 +212,11 @@ class _ActiveBuild:
         if self.error is not None:
             return ()
         return tuple(self._manifests[backend].key for backend in self._chain if backend in self._manifests)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return the remarks on the best engine."""
+        passed = self.passed()
+        return next((each.remarks for each in self._manifests.values() if each.key in passed[:1]), ())
 
     def check(self) -> None:
         """Raise BuildFailed if no engine exists and there is no other error. If all candidates were refused, the error

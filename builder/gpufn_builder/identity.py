@@ -131,7 +131,6 @@ def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mappin
         profiles=spec.profiles,
         max_batch=spec.max_batch,
         samples=spec.samples.digest if spec.samples else "",
-        tolerance=spec.tolerance,
         flags=flags(spec, backend),
         backend=backend,
         versions=dict(versions),
@@ -139,6 +138,8 @@ def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mappin
         compute_capability=target.compute_capability,
         os=platform.system().lower(),
         arch=platform.machine(),
+        tolerance=spec.tolerance,
+        verified=spec.verify,
     )
 
 

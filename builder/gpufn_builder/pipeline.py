@@ -25,7 +25,7 @@ from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Arrays, describe_tensor
-from gpufn_builder.precision.transform import transform
+from gpufn_builder.precision.transform import TransformedModel, listed, transform
 from gpufn_builder.processes.candidates import RunCandidate, run_candidate
 from gpufn_builder.processes.process import ReportProgress
 from gpufn_builder.processes.process_messages import (
@@ -66,10 +66,11 @@ class Prepared(msgspec.Struct, frozen=True):
     profiles: tuple[ShapeProfile, ...]
     batched: bool
     arithmetic: Precision
-    tolerance: Tolerance
+    tolerance: Tolerance | None  # None: engines are not verified
     cases: dict[str, str]
     floors: tuple[dict[str, float], ...]
     measured: str
+    remarks: tuple[str, ...]
 
 
 class Pipeline:
@@ -109,7 +110,7 @@ class Pipeline:
             source = ingest(self._folder / MODEL, self._spec, IngestLimits())
             notes.append(f"{source.nodes} nodes; {_files(self._spec.files)}")
         with self._stage(BuildStage.NORMALISE) as notes:
-            model = normalise(source, self._folder_for("normal"))
+            model = normalise(source, self._folder_for("normal"), set_seeds=self._spec.verify)
             notes.append(_signature(model))
         with self._stage(BuildStage.REFERENCE) as notes:
             user_samples = self._samples(model)
@@ -118,13 +119,13 @@ class Pipeline:
             profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
             cases = user_samples or generated
-            reference = run_reference(model, cases)
+            reference = run_reference(model, cases, verify=self._spec.verify)
             model = observe(model, reference)
             notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
             notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
             arithmetic = coarser(self._spec.precision, model.arithmetic)
-            tolerance = self._spec.accepted(arithmetic)
-            floors = rounding_floors(model, cases, reference) if tolerance.limits_elements else [{} for _ in cases]
+            tolerance = self._spec.accepted(arithmetic) if self._spec.verify else None
+            floors = rounding_floors(model, cases, reference) if tolerance and tolerance.limits_elements else []
         with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
@@ -149,7 +150,19 @@ class Pipeline:
             floors=tuple(floors),
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
+            remarks=self._remarks(model, transformed),
         )
+
+    def _remarks(self, model: NormalModel, transformed: TransformedModel) -> tuple[str, ...]:
+        remarks = []
+        if transformed.kept:
+            remarks.append(f"kept in fp32: {listed(transformed.kept)}; {transformed.first_difference}")
+        if not self._spec.verify:
+            remarks.append("not verified against the reference")
+        if model.random_nodes:
+            seeds = "with a seed" if self._spec.verify else "without a seed"
+            remarks.append(f"draws random numbers {seeds}: {listed(model.random_nodes)}")
+        return tuple(remarks)
 
     def _folder_for(self, name: str) -> Path:
         folder = self._folder / name
@@ -264,6 +277,7 @@ class Pipeline:
             profiles=prepared.profiles,
             batched=not result.why_alone,
             why_alone=result.why_alone,
+            remarks=prepared.remarks,
             max_batch=self._spec.max_batch,
             files=tuple(_file(folder / name) for name in result.files),
             settings=result.settings,

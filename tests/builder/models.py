@@ -102,6 +102,45 @@ def amplified_rounding() -> ModelProto:
     )  # fmt: skip
 
 
+def overflowing() -> ModelProto:
+    """Products of which `large` exceeds the largest number of fp16, and `y` takes it back into its range."""
+    return model(
+        [
+            node("MatMul", "x w", "h"),
+            node("Relu", "h", "r"),
+            node("MatMul", "r up", "large"),
+            node("MatMul", "large down", "y"),
+        ],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [weights("w", 8, 8, scale=2.0), weights("up", 8, 8, scale=1e4), weights("down", 8, 8, scale=1e-3)],
+    )
+
+
+def outlier() -> ModelProto:
+    """A model whose input has one large feature, which the weights of `h` ignore. Int8 has no steps for the others."""
+    w = numpy_helper.to_array(weights("w", 8, 8)).copy()
+    w[0] = 0.0
+    return model(
+        [
+            node("Mul", "x sizes", "scaled"),
+            node("MatMul", "scaled w", "h"),
+            node("Relu", "h", "r"),
+            node("MatMul", "r v", "y"),
+        ],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [constant("sizes", [1e4, *[1.0] * 7]), constant("w", w), weights("v", 8, 8)],
+    )
+
+
+def noisy() -> ModelProto:
+    """An input plus random numbers without a seed."""
+    return model(
+        [node("RandomNormalLike", "x", "noise"), node("Add", "x noise", "y")], [value("x", [8])], [value("y", [8])]
+    )
+
+
 def faint_scores() -> ModelProto:
     """Probabilities that are almost zero, as a detector returns for an image without objects."""
     return model(

@@ -136,7 +136,60 @@ async def test_a_model_whose_rounding_is_large_relative_to_its_outputs_needs_no_
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
+    assert manifest.accuracy is not None
     assert manifest.accuracy.rel_l2 > 1e-5
+
+
+async def test_the_report_names_the_layers_that_are_kept_in_fp32(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    spec = await bench.upload(bus, models.overflowing(), precision=Precision.FP16)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    (remark,) = manifest.remarks
+    assert re.match(r"kept in fp32: large_node, y_node; .* large_node ", remark)
+    assert ended.remarks == (remark,)
+    report = await _report(bus, ended)
+    assert report["candidates"][0]["remarks"] == [remark]
+    again = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert (again.cached, again.remarks) == (True, (remark,))
+
+
+async def test_a_model_that_draws_random_numbers_is_built_with_a_seed_and_the_report_names_its_nodes(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    ended = await executor.run(bench.build_of(await bench.upload(bus, models.noisy())), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert manifest.accuracy is not None
+    (remark,) = manifest.remarks
+    assert "seed" in remark
+    assert remark.endswith(": noise_node")
+    assert ended.remarks == manifest.remarks
+    assert (await _report(bus, ended))["candidates"][0]["remarks"] == [remark]
+    assert remark in (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
+
+
+async def test_an_engine_is_built_without_verification_and_the_report_says_so(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats)
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    spec = await bench.upload(bus, models.noisy(), verify=False)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert manifest.accuracy is None
+    assert any("not verified" in remark for remark in manifest.remarks)
+    assert any("without a seed: noise_node" in remark for remark in manifest.remarks)
+    verified = await executor.run(bench.build_of(msgspec.structs.replace(spec, verify=True)), CPU, _ignore)
+    assert set(verified.engines).isdisjoint(ended.engines)
 
 
 async def test_a_model_with_operators_of_the_runtimes_own_is_built(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -179,6 +232,7 @@ async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tm
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
+    assert manifest.accuracy is not None
     assert 0 < manifest.accuracy.rel_l2 < 0.2
     assert manifest.identity.samples == digest
     reference = (await _report(bus, ended))["stages"][2]

@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "os": "plan9",
     "arch": "riscv64",
     "tolerance": Tolerance(rel_l2=0.1),
+    "verified": False,
     "schema": 99,
 }
 
@@ -76,6 +77,7 @@ def test_each_row_of_an_identity_gives_another_key(row: str) -> None:
         {"profiles": (PROFILE,)},
         {"samples": SAMPLES},
         {"tolerance": Tolerance(max_abs=1.0)},
+        {"verify": False},
     ],
     ids=str,
 )
@@ -99,7 +101,7 @@ def test_what_is_not_of_the_engine_makes_no_other_one(changes: dict[str, Any]) -
 
 
 def test_every_field_of_a_spec_is_in_one_of_these_tables() -> None:
-    makes_another = {"files", "precision", "max_batch", "profiles", "samples", "tolerance"}
+    makes_another = {"files", "precision", "max_batch", "profiles", "samples", "tolerance", "verify"}
     makes_none = {"parameter", "allow_cpu", "max_build_s", "memory_limit_bytes"}
     assert makes_another | makes_none == set(ModelSpec.__struct_fields__)
 

@@ -45,6 +45,7 @@ def compare(
     reference: Sequence[Arrays],
     outputs: Sequence[Arrays],
     tolerance: Tolerance,
+    *,
     floors: Sequence[Mapping[str, float]] = (),
     stage: BuildStage = BuildStage.VERIFY,
 ) -> Comparison:
@@ -57,7 +58,9 @@ def compare(
         for name, array in expected.items():
             if name not in actual:
                 raise BuildFailed(f"there is no output {name} for {case}", stage=stage, node=name)
-            rows.append(_compare(case, name, array, actual[name], tolerance, floor.get(name, 0.0), stage))
+            row = OutputRow(case, name, str(array.dtype), array.shape)
+            _check_form(row, array, actual[name], stage)
+            rows.append(_with_distance(row, array, actual[name], tolerance, floor.get(name, 0.0)))
     return Comparison(tuple(rows))
 
 
@@ -122,30 +125,31 @@ def _remedy(worst: Accuracy, tolerance: Tolerance) -> str:
     return f"If this difference is acceptable, set tolerance= ({options}); {samples}"
 
 
-def _compare(
-    case: str, name: str, expected: Array, actual: Array, tolerance: Tolerance, floor: float, stage: BuildStage
-) -> OutputRow:
-    row = OutputRow(case, name, str(expected.dtype), expected.shape)
+def _check_form(row: OutputRow, expected: Array, actual: Array, stage: BuildStage) -> None:
+    """Raise BuildFailed if the type, the shape or the places of NaNs differ."""
+    name, case = row.name, row.case
     shapes = list(expected.shape), list(actual.shape)
     for what, right, seen in (("type", expected.dtype, actual.dtype), ("shape", *shapes)):
         if right != seen:
             raise BuildFailed(f"output {name} has the {what} {seen} for {case}, not {right}", stage=stage, node=name)
+    if is_float(expected) and (differing := int(np.sum(np.isnan(expected) != np.isnan(actual)))):
+        places = f"{differing} of {expected.size}"
+        message = f"output {name} and its reference have NaNs at different places for {case}, {places}"
+        raise BuildFailed(message, stage=stage, node=name)
+
+
+def _with_distance(row: OutputRow, expected: Array, actual: Array, tolerance: Tolerance, floor: float) -> OutputRow:
     if expected.size == 0:
         return row
     if not is_float(expected):
         differs = np.asarray(expected != actual)
         allowed = np.zeros(expected.shape) if tolerance.limits_elements else None
-        worst = _worst(expected, actual, np.where(differs, math.inf, 0.0), allowed)
-        row = msgspec.structs.replace(row, worst=worst)
+        row = msgspec.structs.replace(row, worst=_worst(expected, actual, np.where(differs, math.inf, 0.0), allowed))
         if not differs.any():
             return row
         return msgspec.structs.replace(row, argmax=float(1 - np.mean(differs)), **_FAR)
     exact, other = expected.astype(np.float64), actual.astype(np.float64)
     nans = np.isnan(exact)
-    if not np.array_equal(nans, np.isnan(other)):
-        places = f"{int(np.sum(nans != np.isnan(other)))} of {expected.size}"
-        message = f"output {name} and its reference have NaNs at different places for {case}, {places}"
-        raise BuildFailed(message, stage=stage, node=name)
     worst = _worst(exact, other, *_differences(exact, other, tolerance, floor))
     row = msgspec.structs.replace(row, nans=int(nans.sum()), argmax=_same_argmax(exact, other), worst=worst)
     return _with_metrics(row, exact[~nans], other[~nans])

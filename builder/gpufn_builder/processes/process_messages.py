@@ -113,7 +113,7 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
-    tolerance: Tolerance
+    tolerance: Tolerance | None  # None: do not verify
     batched: bool  # the shapes allow batches
     cases: dict[str, str]  # name → file
     measured: str  # a file
@@ -129,7 +129,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     settings: dict[str, int | str]
     why_alone: str  # as in EngineManifest
-    accuracy: Accuracy
+    accuracy: Accuracy | None  # None: not verified
     outputs: tuple[OutputRow, ...]
     latency: Latency
     quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest

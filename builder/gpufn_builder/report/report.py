@@ -89,6 +89,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     cpu_nodes: int = 0
     nodes: dict[str, int] = {}  # "operator on provider" → count
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -132,6 +133,7 @@ def engine_row(manifest: EngineManifest, **fields: Any) -> CandidateRow:
         latency=manifest.latency,
         gpu_nodes=manifest.gpu_nodes,
         cpu_nodes=manifest.cpu_nodes,
+        remarks=manifest.remarks,
         **fields,
     )
 

@@ -91,6 +91,7 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()
     created_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -115,6 +116,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     accuracy: Accuracy | None = None
     latency: Latency | None = None
+    remarks: tuple[str, ...] = ()
     built_at: float = 0.0
     used_by: tuple[str, ...] = ()
 

@@ -42,7 +42,8 @@ class Model:
     `shapes` sets the shapes of the dynamic inputs: `{"x": (1, 128)}`, or the smallest, the usual and the largest shape:
     `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
     .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
-    differ from the reference: a dict of atol, rtol, max_abs, rel_l2, cosine. With `allow_cpu=True`, a function with a GPU computes
+    differ from the reference: a dict of atol, rtol, max_abs, rel_l2, cosine. `verify=False` skips this comparison,
+    for a model whose outputs are random. With `allow_cpu=True`, a function with a GPU computes
     the model on the CPU if no engine for its GPU passes. A build may take `build_timeout` seconds, and each compiler
     process may use `build_memory`.
 
@@ -71,6 +72,7 @@ class Model:
     shapes: Shapes | None = None
     samples: str | os.PathLike[str] | None = None
     tolerance: Mapping[str, float] | None = None
+    verify: bool = True
     allow_cpu: bool = False
     files: Sequence[str | os.PathLike[str]] | None = None
     build_timeout: float = 3600.0
@@ -103,7 +105,8 @@ class Model:
             profiles=_profiles(self.shapes),
             samples=samples,
             tolerance=_tolerance(self.tolerance),
-            allow_cpu=_allows_cpu(self.allow_cpu),
+            verify=_is_bool("verify", self.verify),
+            allow_cpu=_is_bool("allow_cpu", self.allow_cpu),
             max_build_s=_seconds("build_timeout", self.build_timeout),
             memory_limit_bytes=None if self.build_memory is None else parse_bytes(self.build_memory),
         )
@@ -171,10 +174,12 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
             raise ValueError("each value is a finite number")
         return msgspec.convert(dict(tolerance), Tolerance)
     except (TypeError, ValueError) as error:
-        raise InvalidSpec(f"tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None
+        raise InvalidSpec(
+            f"tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {tolerance!r}: {error}"
+        ) from None
 
 
-def _allows_cpu(value: Any) -> bool:
+def _is_bool(option: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidSpec(f"allow_cpu is True or False, not {value!r}")
+        raise InvalidSpec(f"{option} is True or False, not {value!r}")
     return value

@@ -54,6 +54,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     os: str
     arch: str
     tolerance: Tolerance | None = None
+    verified: bool = True
     schema: int = ENGINE_SCHEMA
 
     @property
@@ -97,6 +98,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``, which a worker runs before it is READY.
     `batched` means that the first dimension of each input and output counts rows, and that the builder found the rows
     to be independent, so that calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot.
+    `accuracy` is None if the engine was not verified. `remarks` say how the engine differs from the requested one, such
+    as layers kept in fp32.
 
     `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
     remains to be done at load: `none`, `basic`, `extended` or `all` (default).
@@ -112,11 +115,12 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
     files: tuple[ModelFile, ...]
     settings: dict[str, int | str]
-    accuracy: Accuracy
+    accuracy: Accuracy | None
     latency: Latency | None
     built_at: float  # unix seconds
     arithmetic: Precision = Precision.FP32
     why_alone: str = ""
+    remarks: tuple[str, ...] = ()
     driver: str = ""
     gpu_nodes: int = 0  # nodes of the graph that run on the GPU
     cpu_nodes: int = 0
@@ -173,6 +177,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False  # the engines already existed, so the build compiled none
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()  # of the best engine
     report: str = ""
     page: str = ""
     started_at: float | None = None

@@ -167,6 +167,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     profiles: tuple[ShapeProfile, ...] = ()
     samples: ModelFile | None = None
     tolerance: Tolerance | None = None
+    verify: bool = True  # compare engines with the reference
     allow_cpu: bool = False  # on a GPU, use an engine for the CPU if none for the GPU passes
     max_build_s: float = 3600.0
     memory_limit_bytes: int | None = None  # of each compiler process

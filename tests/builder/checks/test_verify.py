@@ -21,13 +21,13 @@ FP32 = TOLERANCES[Precision.FP32]
 
 def row(wanted: Any, found: Any, dtype: Any = np.float32, *, limits: Tolerance = FP32, floor: float = 0.0) -> OutputRow:
     comparison = compare(
-        ["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}], limits, [{"y": floor}]
+        ["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}], limits, floors=[{"y": floor}]
     )
     return comparison.outputs[0]
 
 
 def passes(wanted: Any, found: Any, *, limits: Tolerance = FP32, floor: float = 0.0) -> bool:
-    comparison = compare(["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, [{"y": floor}])
+    comparison = compare(["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, floors=[{"y": floor}])
     try:
         check(comparison, limits)
     except BuildFailed:
@@ -256,7 +256,8 @@ def test_the_remedy_is_enough() -> None:
         comparison = compare(["case"], [{"y": wanted}], [{"y": found}], limits)
         with pytest.raises(BuildFailed) as caught:
             check(comparison, limits)
-        raised = Tolerance(**{name: float(x) for name, x in re.findall(r"--tolerance (\w+)=([-+.\de]+)", caught.value.message)})
+        proposed = re.findall(r"--tolerance (\w+)=([-+.\de]+)", caught.value.message)
+        raised = Tolerance(**{name: float(limit) for name, limit in proposed})
         assert raised != Tolerance()
         check(compare(["case"], [{"y": wanted}], [{"y": found}], raised), raised)
 

@@ -39,7 +39,7 @@ def build_progress(ids: Sequence[str]) -> Iterator[Show]:
 def describe_progress(build: BuildView) -> str:
     """Describe the progress of a build, such as `compile: onnxruntime-cpu`."""
     if build.state is BuildState.SUCCEEDED:
-        return "reused" if build.cached else "built"
+        return "; ".join(("reused" if build.cached else "built", *build.remarks))
     if build.state is BuildState.PENDING:
         return f"waiting: {build.detail}" if build.detail else "waiting for a builder"
     if build.state is not BuildState.BUILDING:

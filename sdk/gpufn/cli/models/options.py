@@ -40,6 +40,9 @@ model_options = options_together(
         help="Accuracy limit of a model: atol=1e-5, rtol=1e-4, max_abs=0.1, rel_l2=0.01 or cosine=0.999. Repeatable.",
     ),
     click.option(
+        "--no-verify", is_flag=True, help="Do not compare a model's engines with a reference, as for random outputs."
+    ),
+    click.option(
         "--allow-cpu", is_flag=True, help="Compute a model on the CPU of a GPU worker if no engine for its GPU passes."
     ),
 )
@@ -81,6 +84,7 @@ class ModelOptions(NamedTuple):
     shape: Sequence[str]
     samples: Path | None
     tolerance: Sequence[str]
+    no_verify: bool
     allow_cpu: bool
 
     def specified(self) -> list[str]:
@@ -98,7 +102,7 @@ class ModelOptions(NamedTuple):
             "tolerance": tolerance_of(self.tolerance),
             "allow_cpu": self.allow_cpu,
         }
-        return Model(onnx, **{option: value for option, value in options.items() if value})
+        return Model(onnx, verify=not self.no_verify, **{option: value for option, value in options.items() if value})
 
 
 class WorkerOptions(NamedTuple):

@@ -135,6 +135,11 @@ def test_what_cannot_be_compared_is_no_equal(recorded: list[float], found: list[
         golden_check.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)
 
 
+def test_an_engine_that_was_not_verified_is_not_compared() -> None:
+    made = manifest(accuracy=None)
+    golden_check.compare({"y": np.ones(2)}, {"y": np.zeros(3)}, made)
+
+
 def test_values_near_zero_differ_by_rounding_only() -> None:
     """Regression: a detector's outputs for an image without objects differed by 12 % between numbers of threads."""
     recorded, found = np.array([1e-6, 1e-300]), np.array([0.9e-6, 2e-300])
