@@ -25,7 +25,8 @@ from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Arrays, describe_tensor
-from gpufn_builder.precision.transform import TransformedModel, listed, transform
+from gpufn_builder.precision.conversion import listed
+from gpufn_builder.precision.transform import TransformedModel, transform
 from gpufn_builder.processes.candidates import RunCandidate, run_candidate
 from gpufn_builder.processes.process import ReportProgress
 from gpufn_builder.processes.process_messages import (

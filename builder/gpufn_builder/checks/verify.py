@@ -18,9 +18,10 @@ from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_builder.report.report import Element, OutputRow
 from gpufn_core.domain.engine import Accuracy, BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import Tolerance
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 
-_FAR: Final = {"max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
+_FP32: Final = TOLERANCES[Precision.FP32]
+_FAR: Final = {"passes_fp32": False, "max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
 _MARGIN: Final = 1.05  # of a proposed tolerance over the measured distance
 _LONGEST_VALUE: Final = 80  # characters of an element
 
@@ -75,7 +76,10 @@ def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = Buil
 
 
 def exceeds(row: OutputRow, tolerance: Tolerance) -> str:
-    """Describe the limits of `tolerance` that `row` exceeds; empty if it exceeds none."""
+    """Describe the limits of `tolerance` that `row` exceeds; empty if it exceeds none. An output that passes fp32
+    passes every preset: a coarser precision cannot require more, not even of outputs near zero."""
+    if row.passes_fp32 and tolerance in TOLERANCES.values():
+        return ""
     limits = _exceeded_limits(row.accuracy, tolerance)
     if row.worst is not None and row.worst.excess > 1:
         limits = [
@@ -150,19 +154,29 @@ def _with_distance(row: OutputRow, expected: Array, actual: Array, tolerance: To
         return msgspec.structs.replace(row, argmax=float(1 - np.mean(differs)), **_FAR)
     exact, other = expected.astype(np.float64), actual.astype(np.float64)
     nans = np.isnan(exact)
-    worst = _worst(exact, other, *_differences(exact, other, tolerance, floor))
-    row = msgspec.structs.replace(row, nans=int(nans.sum()), argmax=_same_argmax(exact, other), worst=worst)
+    difference = _difference(exact, other)
+    allowed = _limits(exact, difference, tolerance, floor) if tolerance.limits_elements else None
+    row = msgspec.structs.replace(
+        row,
+        nans=int(nans.sum()),
+        argmax=_same_argmax(exact, other),
+        worst=_worst(exact, other, difference, allowed),
+        passes_fp32=bool(np.all(difference <= _limits(exact, difference, _FP32, floor))),
+    )
     return _with_metrics(row, exact[~nans], other[~nans])
 
 
-def _differences(exact: Array, other: Array, tolerance: Tolerance, floor: float) -> tuple[Array, Array | None]:
-    """Return the difference of each element and its limit. NaNs and infinities on both sides do not differ."""
+def _difference(exact: Array, other: Array) -> Array:
+    """Return the difference of each element. NaNs and infinities on both sides do not differ."""
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.where((exact == other) | np.isnan(exact), 0.0, np.abs(exact - other))
-        if not tolerance.limits_elements:
-            return difference, None
+        return np.where((exact == other) | np.isnan(exact), 0.0, np.abs(exact - other))
+
+
+def _limits(exact: Array, difference: Array, tolerance: Tolerance, floor: float) -> Array:
+    """Return the limit of each difference, 0 for an infinite one."""
+    with np.errstate(invalid="ignore", over="ignore"):
         allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(exact)
-    return difference, np.where(np.isinf(difference), 0.0, np.maximum(allowed, floor))
+        return np.where(np.isinf(difference), 0.0, np.maximum(np.nan_to_num(allowed, posinf=np.inf), floor))
 
 
 def _worst(expected: Array, actual: Array, difference: Array, allowed: Array | None) -> Element:

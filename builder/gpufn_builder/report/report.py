@@ -48,7 +48,7 @@ class OutputRow(msgspec.Struct, frozen=True):
     difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
     whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
     counts NaNs of the reference. `worst` is the element that exceeds its limit the most, or, if no limit concerns
-    elements, has the largest difference; None for an empty output.
+    elements, has the largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
     """
 
     case: str
@@ -62,6 +62,7 @@ class OutputRow(msgspec.Struct, frozen=True):
     argmax: float = 1.0
     nans: int = 0
     worst: Element | None = None
+    passes_fp32: bool = True
 
     @property
     def accuracy(self) -> Accuracy:

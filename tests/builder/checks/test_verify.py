@@ -65,6 +65,15 @@ def test_outputs_near_zero_pass_fp32_though_their_relative_distance_is_large() -
     assert passes(wanted, found)
 
 
+@pytest.mark.parametrize("preset", TOLERANCES.values(), ids=map(str, TOLERANCES))
+def test_an_output_that_passes_fp32_passes_every_preset(preset: Tolerance) -> None:
+    wanted, found = [1e-6, 0.0], [0.5e-6, 1e-6]
+    assert row(wanted, found).cosine < 0.9
+    assert passes(wanted, found, limits=preset)
+    assert not passes(wanted, found, limits=Tolerance(rel_l2=0.1))
+    assert not passes([1.0, 0.0], [0.5, 1.0], limits=preset)
+
+
 def test_one_wrong_element_among_large_ones_fails_fp32_though_the_relative_distance_is_small() -> None:
     wanted = np.full(10_000, 1e3)
     wanted[7] = 0.0

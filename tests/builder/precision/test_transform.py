@@ -422,7 +422,7 @@ def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
 def test_constants_too_many_for_one_file_lie_beside_it(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufn_builder.precision.transform._INLINE_BYTES", 64)
+    monkeypatch.setattr("gpufn_builder.precision.conversion._INLINE_BYTES", 64)
     proto = model([node("MatMul", "x w", "y")], [value("x", [2, 64])], [value("y", [2, 64])], [weights("w", 64, 64)])
     made = Prepared(proto, tmp_path).into_precision(precision)
     assert made.path.stat().st_size < 3000

@@ -40,7 +40,7 @@ _CRASH = {
     "node": "Conv_3",
     "traceback": "line 1\nline 2",
 }
-_REPORT = {
+_REPORT: dict[str, list[dict[str, Any]]] = {
     "candidates": [
         {
             "backend": "onnxruntime-cpu",
@@ -111,7 +111,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
 def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     arguments = (
         "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --allow-cpu "
-        "--shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5"
+        "--no-verify --shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5"
     )
     result = _gpufn(*arguments.split())
     assert (result.exit_code, result.stdout.startswith("resnet@1  building: `gpufn builds`")) == (0, True)
@@ -132,6 +132,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     assert model["profiles"][0]["inputs"]["x"] == {"min": [1, 3], "opt": [8, 3], "max": [32, 3]}
     assert model["profiles"][0]["inputs"]["y"]["opt"] == [4]
     assert model["tolerance"]["rel_l2"] == 0.01
+    assert model["verify"] is False
 
 
 def test_a_function_with_a_model_sends_the_file_beside_it(platform: StubGateway, project: Project) -> None:
@@ -321,6 +322,23 @@ _MODEL: dict[str, Any] = {
     "profiles": [{"inputs": {"x": {"min": [1, 3], "opt": [8, 3], "max": [8, 3]}}}],
     "engines": {"cpu": [_ENGINE]},
 }
+
+
+def test_remarks_on_an_engine_are_shown_wherever_it_is(platform: StubGateway) -> None:
+    remark = "kept in fp32: large_node"
+    built = _BUILD | {"state": "succeeded", "remarks": [remark]}
+    revision = {"number": 1, "state": "ready", "is_active": True, "builds": [built]}
+    platform.on("GET /v1/functions/net/revisions/1", revision)
+    assert f"built; {remark}" in _gpufn("deploy", "net.onnx").stderr
+    platform.on("GET /v1/builds/b1", built)
+    platform.on("GET /v1/builds", {"builds": [built]})
+    assert f"built; {remark}" in _gpufn("builds").stdout
+    report = {"candidates": [{**_REPORT["candidates"][0], "remarks": [remark]}]}
+    platform.on("GET /v1/builds/b1/report", report)
+    assert _gpufn("build", "net.onnx").stdout.splitlines()[-1].endswith(remark)
+    engines = {"cpu": [_ENGINE | {"remarks": [remark]}]}
+    platform.on("GET /v1/models/net", _MODEL | {"engines": engines})
+    assert remark in _gpufn("models", "describe", "net").stdout
 
 
 def test_engines_are_listed_with_who_uses_them(gateway: StubGateway) -> None:
