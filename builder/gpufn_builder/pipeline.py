@@ -139,6 +139,8 @@ class Pipeline:
                 on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
             )
             notes.append(transformed.summary)
+            if transformed.kept:
+                notes.append(f"kept in fp32 for accuracy: {', '.join(transformed.kept)}")
         return Prepared(
             model=transformed.path,
             cpu_model=transformed.cpu_path,

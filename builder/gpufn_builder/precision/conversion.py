@@ -30,8 +30,8 @@ class Conversion:
     """`path` is for the compilers of GPU engines. `cpu_path`, which may be the same, runs in ONNX Runtime on the CPU.
     Each graph of `checked` runs on the CPU and rounds as one kind of engine does. External data are beside all of them.
 
-    `layers` are the converted nodes, by their first output. `values` are the values in half precision, with their names
-    there. `too_large` are constants that half precision cannot represent.
+    `layers` are the converted products, by their first output. `values` are the values in half precision, with their
+    names there. `too_large` are constants that half precision cannot represent.
     """
 
     path: Path
@@ -88,10 +88,10 @@ def _lower(
         cpu_path = checked[0]
     elif on_cpu:
         checked.append(path)
-    summary = f"{len(lowered.nodes)} nodes in {precision}"
+    summary = f"{lowered.nodes} nodes in {precision}"
     if lowered.too_large:
         summary += f"; kept in fp32, as {precision} cannot represent their values: {listed(lowered.too_large)}"
-    return Conversion(path, cpu_path, tuple(checked), summary, lowered.nodes, lowered.values, lowered.too_large)
+    return Conversion(path, cpu_path, tuple(checked), summary, lowered.products, lowered.values, lowered.too_large)
 
 
 def listed(names: Sequence[str]) -> str:

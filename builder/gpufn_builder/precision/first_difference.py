@@ -1,4 +1,4 @@
-"""The first node of a graph whose output differs in another precision, and the layer to keep in fp32 because of it.
+"""The first node of a graph whose output differs in another precision, and the layers to keep in fp32 because of it.
 
 The original and the converted graph run on one case with all their values as outputs.
 """
@@ -17,7 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
 from gpufn_builder.checks.verify import compare, exceeds
-from gpufn_builder.onnx_model.graph_names import element_types, text
+from gpufn_builder.onnx_model.graph_names import element_types, referenced_names, text
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, datatype_of
 from gpufn_core.domain.engine import BuildStage
@@ -61,19 +61,21 @@ def find_first_difference(
     return None
 
 
-def layer_to_keep(graph: GraphProto, node: NodeProto, layers: Collection[str]) -> NodeProto | None:
-    """Return `node` if its first output is one of `layers`, else the nearest node before it of which this is true."""
+def layers_to_keep(graph: GraphProto, node: NodeProto, layers: Collection[str]) -> list[NodeProto]:
+    """Return `node` if its first output is one of `layers`, else all nearest nodes before it of which this is true: the
+    rounding of each of them reaches `node`."""
     producers = {name: each for each in graph.node for name in each.output}
-    waiting, seen = deque([node]), {node.output[0]}
+    waiting, seen, found = deque([node]), {node.output[0]}, []
     while waiting:
         each = waiting.popleft()
         if each.output[0] in layers:
-            return each
-        for name in each.input:
+            found.append(each)
+            continue
+        for name in referenced_names(each):
             if name in producers and producers[name].output[0] not in seen:
                 seen.add(producers[name].output[0])
                 waiting.append(producers[name])
-    return None
+    return found
 
 
 def name_of(node: NodeProto) -> str:

@@ -52,11 +52,13 @@ _KEPT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Lowered:
-    """`nodes` are the lowered nodes, by their first output. `values` are their outputs, with their names in half
-    precision. `too_large` are constants that half precision cannot represent."""
+    """`nodes` nodes were lowered. `products` are those that start lowering, by their first output. `values` are outputs
+    of lowered nodes, with their names in half precision. `too_large` are constants that half precision cannot
+    represent."""
 
     model: ModelProto
-    nodes: tuple[str, ...]
+    nodes: int
+    products: tuple[str, ...]
     values: dict[str, str]
     too_large: tuple[str, ...]
 
@@ -90,7 +92,8 @@ class _Lowering:
         self._halves: dict[str, str] = {}  # value → name of its half-precision version
         self._made_half: set[str] = set()  # outputs of lowered nodes
         self._floats_of_halves: dict[str, str] = {}  # used only for emulation
-        self._lowered: list[str] = []
+        self._lowered = 0
+        self._products: list[str] = []
         self._too_large: dict[str, None] = {}
 
     def result(self) -> Lowered:
@@ -103,7 +106,7 @@ class _Lowering:
             self._as_float(output.name)
         self._finish()
         values = {value: self._halves[value] for value in self._made_half}
-        return Lowered(self._model, tuple(self._lowered), values, tuple(self._too_large))
+        return Lowered(self._model, self._lowered, tuple(self._products), values, tuple(self._too_large))
 
     def _lowerable(self, node: NodeProto) -> tuple[set[int], set[int]] | None:
         """Return the positions of the inputs and outputs of `node` that become half precision; None to keep the
@@ -174,7 +177,9 @@ class _Lowering:
                 rounded.append(self._cast(copy.output[i], half, self._half))
         self._nodes += [copy, *rounded]
         self._float.update(name for i, name in enumerate(node.output) if i not in outputs)
-        self._lowered.append(node.output[0])
+        self._lowered += 1
+        if node.op_type in _PRODUCTS:
+            self._products.append(node.output[0])
 
     def _add_kept(self, node: NodeProto) -> None:
         for name in referenced_names(node):

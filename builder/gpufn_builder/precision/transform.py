@@ -22,13 +22,13 @@ from gpufn_builder.checks.verify import Comparison, check, compare
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.precision.conversion import HALVES, Conversion, convert, listed
-from gpufn_builder.precision.first_difference import Difference, find_first_difference, layer_to_keep, name_of
+from gpufn_builder.precision.first_difference import Difference, find_first_difference, layers_to_keep, name_of
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 
 _STAGE: Final = BuildStage.TRANSFORM
-MAX_KEPT: Final = 8  # layers in fp32; each costs a conversion and a run of the cases
+MAX_ROUNDS: Final = 8  # each costs a conversion, and a run of a case with all its values
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def transform(
     """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`. int8 takes a graph
     each for engines `on_gpu` and `on_cpu`; if only one is needed, both paths are the same.
 
-    Inputs and outputs keep their types. If an output is not within `tolerance`, the first node that differs stays in
-    fp32 and the model is converted again, up to MAX_KEPT times. Raises BuildFailed(stage="transform") for the worst
-    output if that does not suffice. Without a `tolerance`, outputs are not compared.
+    Inputs and outputs keep their types. If an output is not within `tolerance`, the layers that cause the first
+    difference stay in fp32 and the model is converted again, up to MAX_ROUNDS times. Raises
+    BuildFailed(stage="transform") for the worst output if that does not suffice. Without a `tolerance`, outputs are not
+    compared.
     """
     if precision in (Precision.FP32, Precision.TF32):
         return TransformedModel(model.path, model.path, "unchanged")
@@ -85,18 +86,19 @@ def transform(
         return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
     checks = _OutputCheck(model, precision, cases, reference, tolerance)
     outcome = checks.run(conversion)
-    original, kept, first = outcome, list[NodeProto](), None
+    original, first, kept, rounds = outcome, None, list[NodeProto](), 0
     while isinstance(outcome, _Failure):
         assert isinstance(original, _Failure)
         difference = checks.first_difference(conversion, outcome)
         first = first or difference
-        layer = checks.layer_to_keep(conversion, difference) if difference else None
-        if layer is None or len(kept) == MAX_KEPT:
+        layers = checks.layers_to_keep(conversion, difference) if difference else []
+        if not layers or rounds == MAX_ROUNDS:
             raise _error(original.error, precision, conversion, kept, first) from original.error
-        kept.append(layer)
+        kept += layers
+        rounds += 1
         shutil.rmtree(conversion.path.parent)
-        again = convert_with(_new_folder(into, f"{precision}-{len(kept)}"), [node.output[0] for node in kept])
-        assert again is not None, "layer_to_keep leaves one layer"
+        again = convert_with(_new_folder(into, f"{precision}-{rounds}"), [node.output[0] for node in kept])
+        assert again is not None, "layers_to_keep leaves one"
         conversion, outcome = again, checks.run(again, outcome)
     return TransformedModel(
         conversion.path,
@@ -161,11 +163,10 @@ class _OutputCheck:
                 return difference
         return None
 
-    def layer_to_keep(self, conversion: Conversion, difference: Difference) -> NodeProto | None:
-        """Return the converted layer that causes `difference`; None for the last one, which would leave nothing."""
-        if len(conversion.layers) == 1:
-            return None
-        return layer_to_keep(self._graph, difference.node, conversion.layers)
+    def layers_to_keep(self, conversion: Conversion, difference: Difference) -> list[NodeProto]:
+        """Return the converted layers that cause `difference`; none if no layer would remain."""
+        layers = layers_to_keep(self._graph, difference.node, conversion.layers)
+        return layers if len(layers) < len(conversion.layers) else []
 
     def _run_graph(self, conversion: Conversion, graph: int, numbers: Sequence[int]) -> Comparison | _Failure:
         model = self._model

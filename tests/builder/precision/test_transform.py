@@ -189,7 +189,7 @@ def test_a_layer_that_loses_its_accuracy_in_int8_is_not_quantised(tmp_path: Path
         assert "v" not in next(names for output, names in inputs.items() if output != "h")
 
 
-def test_a_layer_before_the_first_node_that_differs_is_kept_if_this_node_is_in_float32_already(tmp_path: Path) -> None:
+def test_the_products_before_the_first_node_that_differs_stay_in_float32(tmp_path: Path) -> None:
     """A difference of almost equal values: the products before it must be exact, not the subtraction."""
     proto = model(
         [
@@ -207,14 +207,14 @@ def test_a_layer_before_the_first_node_that_differs_is_kept_if_this_node_is_in_f
         ],
     )
     made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert set(made.kept) == {"near_node", "h_node", "k_node"}
+    assert set(made.kept) == {"h_node", "k_node"}
     assert "near_node" in made.first_difference
 
 
 def test_a_model_of_which_too_many_layers_differ_is_refused_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufn_builder.precision.transform.MAX_KEPT", 1)
+    monkeypatch.setattr("gpufn_builder.precision.transform.MAX_ROUNDS", 1)
     with pytest.raises(BuildFailed) as caught:
         Prepared(models.overflowing(), tmp_path).into_precision(Precision.FP16)
     assert (caught.value.stage, caught.value.node) == ("transform", "large_node")
