@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from onnx import ModelProto
 
+from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.reference import run_reference
-from gpufn_builder.checks.rounding import OPTIMIZER_FACTOR, rounding_floors
+from gpufn_builder.checks.rounding import OPTIMIZER_FACTOR, floor_of, rounding_floors
 from gpufn_builder.checks.samples import Case, generate
 from gpufn_builder.onnx_model.normalise import NormalModel
+from gpufn_core.domain.engine import BuildStage
 from tests.builder.checks.test_reference import normal
 from tests.builder.models import amplified_rounding, cnn, constant, model, node, value
 
@@ -21,8 +24,23 @@ def _floors(proto: ModelProto, tmp_path: Path, case: Case | None = None) -> dict
 
 
 def test_the_floor_is_a_multiple_of_the_change_by_the_optimizer(tmp_path: Path) -> None:
-    floor = _floors(amplified_rounding(), tmp_path)["y"]
-    assert 1e-4 < floor / OPTIMIZER_FACTOR < 0.1
+    found = normal(amplified_rounding(), tmp_path)
+    cases = generate(found.inputs, (), 0)
+    reference = run_reference(found, cases)
+    ((_, floor),) = rounding_floors(found, cases, reference)[0].items()
+    optimized = CpuSession(found.path, found.outputs, BuildStage.REFERENCE, is_optimized=True).run(cases[0].inputs)
+    change = np.abs(optimized["y"] - reference[0]["y"])
+    assert floor == pytest.approx(OPTIMIZER_FACTOR * change.max(), rel=1e-3)
+    assert np.any(change > 1e-5 + 1e-4 * np.abs(reference[0]["y"])), "fp32's tolerance is too small for it"
+
+
+@pytest.mark.parametrize(
+    ("optimized", "expected"),
+    [([2.0, 10.001], 0.004), ([2.0, 11.0], 0.1), ([np.nan, 10.001], 0.004), ([2.0], 0.0)],
+)
+def test_a_change_that_rounding_does_not_explain_is_no_floor(optimized: list[float], expected: float) -> None:
+    """An error of the optimizer would pass otherwise, because engines for the CPU have it too."""
+    assert floor_of(np.array([2.0, 10.0]), np.array(optimized)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_model_that_the_optimizer_does_not_change_has_no_floor(tmp_path: Path) -> None:
