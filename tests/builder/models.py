@@ -95,7 +95,7 @@ def amplified_rounding() -> ModelProto:
         [value("y", [1, 1, 16, 16])],
         [
             constant("k", np.repeat(numpy_helper.to_array(weights("k", 1, 3, 3, 3)), 2, 0)),
-            constant("scale", [1e4, 1.00001e4]), constant("bias", [0.1, 0.2]), constant("mean", [0.3, 0.3]),
+            constant("scale", [1e4, 1.0001e4]), constant("bias", [0.1, 0.2]), constant("mean", [0.3, 0.3]),
             constant("variance", [2.0, 2.0]), constant("first", [0], np.int64), constant("second", [1], np.int64),
             constant("third", [2], np.int64), constant("channel", [1], np.int64),
         ],

@@ -143,16 +143,21 @@ async def test_a_model_whose_rounding_is_large_relative_to_its_outputs_needs_no_
 async def test_the_report_names_the_layers_that_are_kept_in_fp32(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
-    spec = await bench.upload(bus, models.overflowing(), precision=Precision.FP16)
+    data = io.BytesIO()
+    np.savez(data, x=np.random.default_rng(1).standard_normal((6, 3, 8), np.float32))
+    digest = await object_store.put(bus, subjects.MODEL_FILES, data.getvalue())
+    samples = ModelFile("samples.npz", digest, len(data.getvalue()))
+    spec = await bench.upload(bus, models.outlier(), precision=Precision.INT8, max_batch=4, samples=samples)
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     (remark,) = manifest.remarks
-    assert re.match(r"kept in fp32: large_node, y_node; .* large_node ", remark)
+    assert re.match(r"kept in fp32: h_node; .* h_node ", remark)
     assert ended.remarks == (remark,)
     report = await _report(bus, ended)
     assert report["candidates"][0]["remarks"] == [remark]
+    assert report["stages"][3]["found"].endswith(": h_node")
     again = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert (again.cached, again.remarks) == (True, (remark,))
 

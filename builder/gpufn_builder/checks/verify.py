@@ -50,7 +50,7 @@ def compare(
     floors: Sequence[Mapping[str, float]] = (),
     stage: BuildStage = BuildStage.VERIFY,
 ) -> Comparison:
-    """Compare each case's `outputs` with its `reference`; `cases` are their names, `floors` those of `rounding`.
+    """Compare each case's `outputs` with its `reference`; `cases` are their names. `rounding` measures the `floors`.
 
     Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other positions.
     """

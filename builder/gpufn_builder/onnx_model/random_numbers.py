@@ -19,7 +19,7 @@ _TRAINING_MODE: Final = 2  # position of this input
 
 
 def random_nodes(model: ModelProto) -> tuple[str, ...]:
-    """Return the names of the nodes that draw random numbers, those of subgraphs included."""
+    """Return the names of the nodes that draw random numbers, in subgraphs as well."""
     return tuple(text(node.name) or text(node.output[0]) for node in _random_nodes(model))
 
 

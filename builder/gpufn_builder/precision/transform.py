@@ -33,7 +33,7 @@ MAX_ROUNDS: Final = 8  # each costs a conversion, and a run of a case with all i
 
 @dataclass(frozen=True)
 class TransformedModel:
-    """`path` and `cpu_path` are those of the conversion, `summary` describes it. `comparison` is with the reference;
+    """`path`, `cpu_path` and `summary` come from the Conversion. `comparison` is with the reference;
     None if nothing was changed or verified.
 
     `kept` are the names of layers that stay in fp32, because the outputs are not accurate enough without them.

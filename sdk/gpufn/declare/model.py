@@ -43,7 +43,7 @@ class Model:
     `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
     .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
     differ from the reference: a dict of atol, rtol, max_abs, rel_l2, cosine. `verify=False` skips this comparison,
-    for a model whose outputs are random. With `allow_cpu=True`, a function with a GPU computes
+    which fails if outputs are random. With `allow_cpu=True`, a function with a GPU computes
     the model on the CPU if no engine for its GPU passes. A build may take `build_timeout` seconds, and each compiler
     process may use `build_memory`.
 
