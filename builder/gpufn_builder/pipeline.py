@@ -39,6 +39,7 @@ from gpufn_builder.processes.process_messages import (
     CandidateRequest,
     CandidateResult,
     ProgressUpdate,
+    one_line,
 )
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
@@ -165,7 +166,7 @@ class Pipeline:
         if model.random_nodes:
             seeds = "with a seed" if self._spec.verify else "without a seed"
             remarks.append(f"draws random numbers {seeds}: {listed(model.random_nodes)}")
-        return tuple(remarks)
+        return tuple(map(one_line, remarks))  # the model chooses the names of its nodes
 
     def _folder_for(self, name: str) -> Path:
         folder = self._folder / name

@@ -180,6 +180,16 @@ async def test_a_model_that_draws_random_numbers_is_built_with_a_seed_and_the_re
     assert remark in (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
 
 
+async def test_a_long_name_of_a_node_is_cut_in_a_remark(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    proto = models.noisy()
+    proto.graph.node[0].name = "n" * 2_000_000
+    ended = await executor.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
+    assert ended.error is None
+    assert [len(remark) for remark in ended.remarks] == [1000]
+
+
 async def test_an_engine_is_built_without_verification_and_the_report_says_so(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:

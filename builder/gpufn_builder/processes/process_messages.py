@@ -44,13 +44,14 @@ def truncate_error(error: ErrorInfo) -> ErrorInfo:
     untrusted model chooses the names of its nodes."""
     return msgspec.structs.replace(
         error,
-        message=_one_line(error.message),
-        node=_one_line(error.node) if error.node else None,
+        message=one_line(error.message),
+        node=one_line(error.node) if error.node else None,
         traceback=error.traceback[-8000:] if error.traceback else None,
     )
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return `text` as one line of bounded length."""
     return " ".join(text.split())[:1000]
 
 
