@@ -5,6 +5,7 @@ run/             runtime files: up.json (address, pids), worker folders with the
 logs/            one log per platform process
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
+cache/weights/   weights, shared read-only with workers; as many as fit
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
 failed-gpus.json GPUs that failed since the last boot
@@ -38,6 +39,7 @@ class Home:
         self.logs = root / "logs"
         self.bundles = root / "cache" / "bundles"
         self.engines = root / "cache" / "engines"
+        self.weights = root / "cache" / "weights"
         self.tuning = root / "cache" / "tuning"
         self.builds = root / "builds"
         self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceType
+from gpufn_core.domain.device import ANY_KIND, DeviceType, has_kind
 from gpufn_core.domain.engine import CPU_KIND, Build, BuildState
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import BuildFailed, ErrorInfo, NoCapacity
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.controller.placement.gpus import ANY_KIND, has_kind
 
 RECORDED_WITHIN_S = 60.0  # a build is recorded before its revision, but the watches may report them in reverse order
 

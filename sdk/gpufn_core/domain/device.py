@@ -12,6 +12,8 @@ import msgspec
 # container hook mounts that folder. In a folder that does not exist, CUDA finds none.
 NO_MPS: Final[Mapping[str, str]] = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps"}
 
+ANY_KIND: Final = "any"  # in `gpu=`: every kind of GPU
+
 
 class DeviceType(enum.StrEnum):
     CPU = "cpu"
@@ -48,6 +50,19 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: str = ""  # the uuid of the GPU of a MIG instance
     health: Health = Health.HEALTHY
     health_reason: str = ""
+
+
+def has_kind(device: Device, wanted: str) -> bool:
+    """Return whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU.
+
+    A MIG instance ("NVIDIA A100 MIG 1g.5gb") is named only by the part that its parent's name lacks: "MIG 1g.5gb", not
+    "A100".
+    """
+    name = wanted.lower()
+    if name == ANY_KIND:
+        return True
+    kind = device.kind.lower()
+    return name in kind and not (device.parent and name in kind.partition(" mig ")[0])
 
 
 class LinkKind(enum.IntEnum):

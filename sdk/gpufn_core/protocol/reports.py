@@ -81,6 +81,27 @@ class ProcessReport(msgspec.Struct, frozen=True):
     gpu_bytes: dict[str, int] = {}
 
 
+class WeightsFetch(msgspec.Struct, frozen=True):
+    """Weights that a node is fetching. `digest` is that of the manifest."""
+
+    digest: str
+    source: str
+    done_bytes: int
+    total_bytes: int
+
+
+class WeightsReport(msgspec.Struct, frozen=True):
+    """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there."""
+
+    hits: int = 0
+    misses: int = 0
+    fetched_bytes: int = 0
+    evicted_bytes: int = 0
+    stored_bytes: int = 0
+    limit_bytes: int = 0
+    fetches: tuple[WeightsFetch, ...] = ()
+
+
 class NodeReport(msgspec.Struct, frozen=True):
     node: str
     sent_at: float
@@ -95,6 +116,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     container_trouble: str = ""  # why the node cannot start containers
     contains_all: bool = False  # functions without an image run in containers too
+    weights: WeightsReport = WeightsReport()
     clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown
 
 

@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, Health
+from gpufn_core.domain.device import ANY_KIND, Device, Health
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
-    ANY_KIND,
     Unavailable,
     available_bytes,
     domain_of,

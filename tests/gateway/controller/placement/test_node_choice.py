@@ -3,11 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.domain.device import DeviceShare, Health, Share, has_kind
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.gpus import has_kind
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, NodeUse
 from tests.gateway.controller.known_worlds import place, why_no_room
