@@ -1,6 +1,7 @@
 """Docker settings that confine a worker's container: limits, mounts and environment. Pure.
 
-/gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/` and `engines/<key>/`
+/gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/`, `engines/<key>/` and
+                  `weights/<digest>/`
 /gpufn/shared_bodies    large bodies of the worker's calls, in shared memory, writable
 /gpufn/lib        our packages, read-only
 /gpufn/mps        if the worker shares its GPU by MPS: the MPS daemon's pipes; /dev/shm may be the daemon's too
@@ -19,6 +20,7 @@ import msgspec
 
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
+from gpufn_core.spec.weights_spec import WeightsSpec
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
@@ -128,12 +130,21 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
             parameter: tuple(f"{WORKER}/engines/{os.path.basename(folder)}" for folder in folders)
             for parameter, folders in config.engines.items()
         },
+        weights=tuple(
+            f"{WORKER}/{weights_name(spec)}" + (f"/{os.path.basename(path)}" if spec.is_file else "")
+            for spec, path in zip(config.spec.weights, config.weights, strict=True)
+        ),
         shared_bodies=SHARED_BODIES,
         supervisor_fifo="",
         memory_limit_bytes=None,
         open_files=None,
         cgroup_procs=(),
     )
+
+
+def weights_name(spec: WeightsSpec) -> str:
+    """Return the name of the folder of weights in a worker's folder."""
+    return f"weights/{spec.digest}"
 
 
 def _import_environment(env: Iterable[tuple[str, str]]) -> dict[str, str]:
