@@ -14,7 +14,7 @@ from gpufn_core.errors import Conflict, FunctionStartFailed, RevisionNotFound
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _VIEW_LAG_S = 5.0  # the gateway's view of the two records may lag behind its own response
 _UNPACK_S = 30.0  # for the node to unpack the bundle, on top of the worker's startup_timeout
-_STARTS_WITH_IMAGE = 3  # a late start is retried, since the node may have to build the image first
+_LATE_STARTS = 3  # a late start is retried, since the node may have to build an image or fetch weights first
 
 
 class Api(Protocol):
@@ -45,7 +45,7 @@ def wait_until_checked(
         return view.check
     name, number = view.name, view.active
     started, poll_s = clock(), _FIRST_POLL_S
-    starts = _STARTS_WITH_IMAGE if view.spec.get("image") else 1
+    starts = _LATE_STARTS if view.spec.get("image") or view.spec.get("weights") else 1
     limit_s = starts * startup_timeout_s + _UNPACK_S if timeout_s is None else timeout_s
     while True:
         revision = _revision(api, name, number)

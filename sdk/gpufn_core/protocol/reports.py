@@ -165,6 +165,7 @@ class WorkerCounts(msgspec.Struct, frozen=True):
 class WaitReason(enum.StrEnum):
     NO_CAPACITY = "no_capacity"
     STARTING = "starting"
+    WEIGHTS = "weights"  # a starting worker waits until its node has fetched its weights
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
     STORE = "store"  # NATS stores nothing; its disk may be full

@@ -11,8 +11,12 @@ import pytest
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, config_in_container, sandbox
 from gpufn_runtime.agent.mps.base import Mounts
+
+FOLDER = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "a" * 64),))
+FILE = WeightsSpec(source="./w", is_file=True, files=(WeightsFile("w", 1, "b" * 64),))
 
 
 def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
@@ -129,7 +133,10 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         worker="w-1",
         function="f",
         revision=1,
-        spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
+        spec=FunctionSpec(
+            name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), weights=(FOLDER, FILE)
+        ),
+        weights=(f"/node/folders/{FOLDER.digest}", f"/node/folders/{FILE.digest}/w"),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
         shared_bodies="/dev/shm/home/w-1",
@@ -145,4 +152,5 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         "/gpufn/shared_bodies",
     )
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
+    assert told.weights == (f"/gpufn/worker/weights/{FOLDER.digest}", f"/gpufn/worker/weights/{FILE.digest}/w")
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)
