@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -48,11 +48,16 @@ class Origins:
         return {"HF_ENDPOINT": self.url, "AWS_ENDPOINT_URL": f"{self.url}/s3"}
 
     def downloads(self, name: str = "") -> list[dict[str, str]]:
-        return [headers for method, path, headers in self.requests if method == "GET" and _is_download(path) and path.endswith(name)]
+        """The headers of the downloads of a file, or of all files."""
+        return [
+            headers
+            for method, path, headers in self.requests
+            if method == "GET" and _is_download(path) and path.endswith(name)
+        ]
 
 
 def _is_download(path: str) -> bool:
-    return path.startswith((f"/{REPOSITORY}/resolve/", f"/s3/{BUCKET}/")) and "?" not in path or path.startswith("/cdn/")
+    return path.startswith((f"/{REPOSITORY}/resolve/", f"/s3/{BUCKET}/", "/cdn/")) and "?" not in path
 
 
 @contextlib.contextmanager
@@ -72,31 +77,32 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
             self._respond()
 
         def _respond(self) -> None:
-            origins.requests.append((self.command, self.path, {name.lower(): text for name, text in self.headers.items()}))
+            headers = {name.lower(): text for name, text in self.headers.items()}
+            origins.requests.append((self.command, self.path, headers))
             parts = urlsplit(self.path)
             path = unquote(parts.path)
-            is_s3 = path.startswith(f"/s3/{BUCKET}")
-            if origins.token and not is_s3 and not path.startswith("/cdn/") and self.headers.get("authorization") != f"Bearer {origins.token}":
-                self._send(401, b"no token")
-            elif is_s3 and origins.keys and f"Credential={origins.keys}/" not in self.headers.get("authorization", ""):
-                self._send(403, b"no keys")
+            prefixes = (f"/{REPOSITORY}/resolve/{COMMIT}/", f"/s3/{BUCKET}/", "/cdn/")
+            names = [path.removeprefix(prefix) for prefix in prefixes if path.startswith(prefix)]
+            if (refusal := self._refusal(path, headers.get("authorization", ""))) is not None:
+                self._send(refusal, b"refused")
             elif path == f"/api/models/{REPOSITORY}/revision/main":
                 self._send(200, json.dumps({"sha": COMMIT}).encode())
             elif path == f"/api/models/{REPOSITORY}/tree/{COMMIT}":
                 self._tree("page" in parse_qs(parts.query))
             elif path == f"/s3/{BUCKET}/" and parts.query:
                 self._objects(parse_qs(parts.query))
-            elif path.startswith(f"/{REPOSITORY}/resolve/{COMMIT}/") and origins.redirects_to:
-                name = path.partition(f"{COMMIT}/")[2]
-                self.send_response(302)
-                self.send_header("location", f"{origins.redirects_to}/cdn/{name}")
-                self.send_header("content-length", "0")
-                self.end_headers()
+            elif path.startswith(prefixes[0]) and origins.redirects_to:
+                self._send(302, b"", {"location": f"{origins.redirects_to}/cdn/{names[0]}"})
+            elif names and names[0] in origins.served:
+                self._file(names[0])
             else:
-                for prefix in (f"/{REPOSITORY}/resolve/{COMMIT}/", f"/s3/{BUCKET}/", "/cdn/"):
-                    if path.startswith(prefix) and path.removeprefix(prefix) in origins.served:
-                        return self._file(path.removeprefix(prefix))
                 self._send(404, b"absent")
+
+        def _refusal(self, path: str, authorization: str) -> int | None:
+            if path.startswith("/s3/"):
+                return 403 if origins.keys and f"Credential={origins.keys}/" not in authorization else None
+            needs_token = origins.token and not path.startswith("/cdn/")
+            return 401 if needs_token and authorization != f"Bearer {origins.token}" else None
 
         def _tree(self, is_second_page: bool) -> None:
             entries: list[dict[str, Any]] = [{"type": "directory", "path": "folder", "oid": "x", "size": 0}]
@@ -124,10 +130,12 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
 
         def _file(self, name: str) -> None:
             if origins.status != 200:
-                return self._send(origins.status, b"refused")
+                self._send(origins.status, b"refused")
+                return
             data = origins.served[name]
             if self.headers.get("if-match") not in (None, _etag(name)):
-                return self._send(412, b"changed")
+                self._send(412, b"changed")
+                return
             status, headers = 200, {"etag": _etag(name)}
             if self.command == "HEAD" and origins.with_sha256:
                 headers["x-amz-checksum-sha256"] = base64.b64encode(hashlib.sha256(data).digest()).decode()
@@ -136,11 +144,10 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
                 status, headers["content-range"] = 206, f"bytes {start}-{len(data) - 1}/{len(data)}"
                 data = data[start:]
             self._send(status, data, headers, is_file=True)
-            return None
 
-        def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, *, is_file: bool = False) -> None:
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str] = {}, *, is_file: bool = False) -> None:
             self.send_response(status)
-            for header, text in (headers or {}).items():
+            for header, text in headers.items():
                 self.send_header(header, text)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

@@ -64,7 +64,9 @@ def test_weights_go_from_a_deploy_to_the_workers(weighed: Platform, app: Path, o
     deployed.start()
     try:
         progress = until(
-            lambda: re.search(r"fetches the weights hf://org/model: (.*) of 3 MiB", _why(weighed, "weigh-hub").get("reason", ""))
+            lambda: re.search(
+                r"fetches the weights hf://org/model: (.*) of 3 MiB", _why(weighed, "weigh-hub").get("reason", "")
+            )
         )
         assert progress[1] != "3 MiB"
     finally:

@@ -116,7 +116,8 @@ class Deploys:
     async def deploy(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Function:
         """Deploy a spec without models.
 
-        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and Conflict if too many deploys race.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and Conflict if too many
+        deploys race.
         """
         await self._check(spec, bundle, options)
         return await self._move_active(await self._create_revision(spec, Digest(bundle), options))

@@ -136,7 +136,8 @@ class PlainOptions(TypedDict, total=False):
         'when the platform calls the function: a cron line such as `"*/5 * * * *"`, or a `Schedule`',
     ]
     weights: Annotated[
-        Weights | Sequence[Weights] | None, "the `Weights`, or a list of them, that a node fetches before a worker starts"
+        Weights | Sequence[Weights] | None,
+        "the `Weights`, or a list of them, that a node fetches before a worker starts",
     ]
     webhook: Annotated[str | None, "the URL that receives a request when a submitted call has ended"]
     retention: Annotated[float, "seconds for which the outcome of a submitted call is kept after its end"]
@@ -363,7 +364,9 @@ def _models(models: Mapping[Any, Any]) -> dict[str, Model]:
 def _weights(weights: Any) -> tuple[Weights, ...]:
     declared = () if weights is None else (weights,) if isinstance(weights, Weights) else weights
     if not isinstance(declared, (list, tuple)) or not all(isinstance(each, Weights) for each in declared):
-        raise InvalidSpec(f"weights is a Weights, such as Weights('hf://org/model'), or a list of them, not {weights!r}")
+        raise InvalidSpec(
+            f"weights is a Weights, such as Weights('hf://org/model'), or a list of them, not {weights!r}"
+        )
     if len(set(declared)) < len(declared):
         raise InvalidSpec("weights names the same source twice")
     return tuple(declared)

@@ -80,7 +80,9 @@ class Weights:
 
         if _installed is not None:
             if (path := _installed.get(self.declaration)) is None:
-                raise ArtifactUnavailable(f"{self.source} is not among the weights of this function: add it to weights=")
+                raise ArtifactUnavailable(
+                    f"{self.source} is not among the weights of this function: add it to weights="
+                )
             return Path(path)
         if parse_source(self.source).scheme != LOCAL:
             raise ArtifactUnavailable(

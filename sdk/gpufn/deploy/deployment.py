@@ -140,7 +140,8 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
             image,
             tuple(prepared.spec for prepared in used),
         )
-        paths = {digest: path for prepared in (*models, *used) for digest, path in prepared.paths.items()}
+        paths = {digest: path for model in models for digest, path in model.paths.items()}
+        paths |= {digest: path for prepared in used for digest, path in prepared.paths.items()}
         code = ""
         if packaging is Packaging.SOURCE:
             code = code_digest(bundle.contents(), spec.entry.module, spec.entry.qualname)

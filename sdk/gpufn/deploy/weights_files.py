@@ -63,7 +63,11 @@ def _prepare_local(weights: Weights) -> PreparedWeights:
     is_file = root.is_file()
     if not is_file and not root.is_dir():
         raise InvalidSpec(f"weights: there is no file or folder {root}")
-    names = [root.name] if is_file else [name for name in _walk(root) if is_selected(name, weights.include, weights.exclude)]
+    names = (
+        [root.name]
+        if is_file
+        else [name for name in _walk(root) if is_selected(name, weights.include, weights.exclude)]
+    )
     files, paths = [], {}
     for name in sorted(names):
         path = root if is_file else root / name

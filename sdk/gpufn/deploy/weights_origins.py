@@ -77,7 +77,9 @@ def s3_files(source: Source) -> Found:
             for entry in page.iterfind("{*}Contents"):
                 key = entry.findtext("{*}Key") or ""
                 if not key.endswith("/"):  # an empty object that stands for a folder
-                    files.append(WeightsFile(key, int(entry.findtext("{*}Size") or 0), etag=entry.findtext("{*}ETag") or ""))
+                    files.append(
+                        WeightsFile(key, int(entry.findtext("{*}Size") or 0), etag=entry.findtext("{*}ETag") or "")
+                    )
                 if entry.findtext("{*}ChecksumAlgorithm") == "SHA256":
                     has_sha256.add(key)
             continuation = page.findtext("{*}NextContinuationToken")
@@ -88,7 +90,9 @@ def s3_files(source: Source) -> Found:
 def add_digests(source: Source, found: Found, files: Sequence[WeightsFile]) -> list[WeightsFile]:
     """Return the selected files with all digests that can be found without reading large files."""
     if len(files) > MAX_FILES:  # the spec's own check would come after as many requests
-        raise InvalidSpec(f"{_named(source)} has {len(files)} files, more than the {MAX_FILES} allowed: use include=[...]")
+        raise InvalidSpec(
+            f"{_named(source)} has {len(files)} files, more than the {MAX_FILES} allowed: use include=[...]"
+        )
     with _client() as client:
         find = _hub_digest if source.scheme == HUB else _s3_digest
         return [file if file.digest else find(client, source, found, file) for file in files]

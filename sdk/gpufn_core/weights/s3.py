@@ -37,7 +37,11 @@ class Bucket:
         region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         endpoint = (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or "").rstrip("/")
         # A dot in the bucket's name would not fit the certificate of its host.
-        host = f"https://s3.{region}.amazonaws.com/{bucket}" if "." in bucket else f"https://{bucket}.s3.{region}.amazonaws.com"
+        host = (
+            f"https://s3.{region}.amazonaws.com/{bucket}"
+            if "." in bucket
+            else f"https://{bucket}.s3.{region}.amazonaws.com"
+        )
         return cls(
             f"{endpoint}/{bucket}" if endpoint else host,
             region,
@@ -80,4 +84,7 @@ class Bucket:
 
 def _query(parameters: Mapping[str, str]) -> str:
     """Encode a query in the form that the signature needs: sorted, with each reserved character escaped."""
-    return "&".join(f"{quote(name, safe=_UNRESERVED)}={quote(value, safe=_UNRESERVED)}" for name, value in sorted(parameters.items()))
+    return "&".join(
+        f"{quote(name, safe=_UNRESERVED)}={quote(value, safe=_UNRESERVED)}"
+        for name, value in sorted(parameters.items())
+    )

@@ -26,7 +26,7 @@ def damage_of(file: BinaryIO, size: int) -> str | None:
     >>> whole = len(header).to_bytes(8, "little") + header + bytes(8)
     >>> damage_of(io.BytesIO(whole), len(whole))
     >>> damage_of(io.BytesIO(whole[:-1]), len(whole) - 1)
-    'its header describes 77 bytes, and it has 76'
+    'its header describes 8 bytes of tensors, and it has 7'
     """
     if size < _LENGTH_BYTES:
         return f"it has {size} bytes, too few for the length of a header"
@@ -36,19 +36,29 @@ def damage_of(file: BinaryIO, size: int) -> str | None:
     if _LENGTH_BYTES + length > size:
         return f"its header has {length:,} bytes, and the file ends after {size:,}"
     try:
-        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-        spans = [
-            msgspec.json.decode(entry, type=_Tensor).data_offsets
-            for name, entry in header.items()
-            if name != "__metadata__"
-        ]
+        spans = _spans(file.read(length))
     except msgspec.DecodeError as error:
         return f"its header is not valid: {error}"
+    return _gap(spans, size - _LENGTH_BYTES - length)
+
+
+def _spans(header: bytes) -> list[tuple[int, int]]:
+    """Return the first and last offset of each tensor, in the order of the data."""
+    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    return sorted(
+        msgspec.json.decode(entry, type=_Tensor).data_offsets
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    )
+
+
+def _gap(spans: list[tuple[int, int]], data_bytes: int) -> str | None:
+    """Return how the tensors differ from `data_bytes` of data without gaps."""
     end = 0
-    for begin, tensor_end in sorted(spans):
+    for begin, tensor_end in spans:
         if begin != end or tensor_end < begin:
             return f"its tensors leave a gap or overlap at byte {begin:,} of the data"
         end = tensor_end
-    if _LENGTH_BYTES + length + end != size:
-        return f"its header describes {_LENGTH_BYTES + length + end:,} bytes, and it has {size:,}"
+    if end != data_bytes:
+        return f"its header describes {end:,} bytes of tensors, and it has {data_bytes:,}"
     return None

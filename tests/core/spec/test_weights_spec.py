@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn_core.errors import InvalidSpec
@@ -32,14 +33,17 @@ def test_a_source_has_a_place_a_path_and_a_revision(source: str, parts: Source) 
 
 
 @pytest.mark.parametrize(
-    "source", ["", "hf://model", "hf://org/model@", "hf://org/model/../x", "s3://", "s3://B", "gs://b/x", "file:///x", "a\0b"]
+    "source",
+    ["", "hf://model", "hf://org/model@", "hf://org/model/../x", "s3://", "s3://B", "gs://b/x", "file:///x", "a\0b"],
 )
 def test_other_sources_are_refused(source: str) -> None:
     with pytest.raises(InvalidSpec):
         parse_source(source)
 
 
-@pytest.mark.parametrize("path", ["", "/a", "a//b", "../a", "a/./b", "a/", "a\\b", "a\0", "a\n", "x" * 241, "a/" * 300 + "b"])
+@pytest.mark.parametrize(
+    "path", ["", "/a", "a//b", "../a", "a/./b", "a/", "a\\b", "a\0", "a\n", "x" * 241, "a/" * 300 + "b"]
+)
 def test_a_file_cannot_leave_its_folder(path: str) -> None:
     with pytest.raises(InvalidSpec):
         WeightsFile(path, 1, _DIGEST)
@@ -49,8 +53,8 @@ def test_a_file_cannot_leave_its_folder(path: str) -> None:
     "fields", [{"size": -1}, {"size": 1 << 63}, {"digest": "x"}, {"digest": ""}, {"digest": "", "etag": "e" * 201}]
 )
 def test_a_file_has_a_size_and_an_identity(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSpec):
-        WeightsFile(**{"path": "w", "size": 1, "digest": _DIGEST} | fields)
+    with pytest.raises((InvalidSpec, msgspec.ValidationError)):
+        msgspec.convert({"path": "w", "size": 1, "digest": _DIGEST} | fields, WeightsFile)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
 
-_KEYS = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}
+_KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+}
 _2013_05_24 = 1369353600.0
 
 

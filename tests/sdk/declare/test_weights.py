@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ LLAMA = Weights("hf://org/llama@v1", include=["*.safetensors"])
 
 
 @pytest.fixture
-def in_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_installed", None)
     module.install({LLAMA.declaration: "/cache/llama"})
-    yield
 
 
 def test_a_function_declares_one_or_several() -> None:

@@ -98,7 +98,11 @@ def test_a_folder_of_a_repository(origins: Origins) -> None:
 
 def test_a_file_of_a_repository(origins: Origins) -> None:
     spec = prepare(Weights("hf://org/model/fp16/model.bin")).spec
-    assert (spec.is_file, list(_sizes(spec)), spec.origin_path(spec.files[0])) == (True, ["model.bin"], "fp16/model.bin")
+    assert (spec.is_file, list(_sizes(spec)), spec.origin_path(spec.files[0])) == (
+        True,
+        ["model.bin"],
+        "fp16/model.bin",
+    )
 
 
 def test_a_token_is_sent(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +113,9 @@ def test_a_token_is_sent(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> N
     assert prepare(Weights("hf://org/model")).spec.commit == COMMIT
 
 
-@pytest.mark.parametrize("source", ["hf://org/other", "hf://org/model@other", "hf://org/model/absent", "s3://bucket/absent"])
+@pytest.mark.parametrize(
+    "source", ["hf://org/other", "hf://org/model@other", "hf://org/model/absent", "s3://bucket/absent"]
+)
 def test_what_the_origin_does_not_have_is_refused(origins: Origins, source: str) -> None:
     with pytest.raises(InvalidSpec):
         prepare(Weights(source))

@@ -174,7 +174,6 @@ class StatusWriter:
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
         return Waiting(WaitReason.STARTING, f"a worker has been starting for {for_s:.1f} s", eta_s)
 
-
     def _fetching(self, decided: RevisionDecision) -> str:
         """Return which weights a starting worker waits for, and how many bytes are there; "" if it waits for none."""
         if decided.revision is None or not decided.revision.spec.weights:

@@ -1,8 +1,8 @@
 """Prefetch for deployed revisions, before their first call; also the agent's index of revisions.
 
 1. FUNCTIONS and REVISIONS are watched. Runners report which modules their workers imported.
-2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked, and engines and
-   weights are fetched.
+2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked, and weights
+   and engines are fetched.
 3. After a deletion, and every COLLECT_EVERY_S, the node's cache drops artifacts that no deployed function uses.
 """
 
@@ -150,9 +150,11 @@ class Prefetch:
     def _weights_deployed(self) -> set[str] | None:
         """Return the digests of the weights that a prefetch must not remove."""
         in_use = self._weights_in_use()
-        return None if in_use is None else in_use | {
-            spec.digest for revision in self._current() for spec in revision.spec.weights
-        }
+        return (
+            None
+            if in_use is None
+            else in_use | {spec.digest for revision in self._current() for spec in revision.spec.weights}
+        )
 
     def recheck(self, revision: RevisionKey) -> None:
         """Check the revision's bundle and engines again: a worker failed to start, so a file may be damaged even though

@@ -144,7 +144,7 @@ class WeightsCache:
             self._fetched_bytes += file.size
         except WrongContent as error:
             raise ArtifactUnavailable(
-                f"{spec.source}: {file.path} is not the file of the deploy: {error}. Deploy again to use the present one."
+                f"{spec.source}: {file.path} is not the file of the deploy: {error}. Deploy again."
             ) from error
         except (GpufnError, asyncio.CancelledError):
             is_resumable = True
@@ -213,4 +213,3 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-

@@ -96,7 +96,9 @@ class WeightsDisk:
         result = []
         for folder in self._folders.iterdir():
             if not folder.name.startswith("."):
-                inodes = {os.stat(os.path.join(base, name)).st_ino for base, _, names in os.walk(folder) for name in names}
+                inodes = {
+                    os.stat(os.path.join(base, name)).st_ino for base, _, names in os.walk(folder) for name in names
+                }
                 files = dict(keys[inode] for inode in inodes & keys.keys())
                 result.append(StoredWeights(folder.name, folder.stat().st_mtime, files))
         return result

@@ -1,6 +1,7 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines and weights (usually prefetched); prepare the GPU for sharing, or stop its MPS
+    1. get the Revision, its bundle, engines and weights (usually prefetched); prepare the GPU for sharing, or stop its
+       MPS
     2. create the memory cgroup, folder, config and FIFO
     3. create the process, forked or cold
     4. send STARTED

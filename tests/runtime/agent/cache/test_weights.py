@@ -37,7 +37,9 @@ def hub(files: dict[str, bytes] = _FILES, **fields: Any) -> WeightsSpec:
 
 
 def local(name: str, *files: bytes) -> WeightsSpec:
-    return WeightsSpec(source=name, files=tuple(WeightsFile(sha256(data)[:8], len(data), sha256(data)) for data in files))
+    return WeightsSpec(
+        source=name, files=tuple(WeightsFile(sha256(data)[:8], len(data), sha256(data)) for data in files)
+    )
 
 
 class CacheNode:
@@ -217,7 +219,11 @@ async def _cancel_all(waiter: asyncio.Task[Any]) -> None:
 def test_other_content_than_at_deploy_is_refused(on_cache: Run, how: str) -> None:
     async def test(node: CacheNode) -> None:
         data = _FILES["model.bin"]
-        node.origins.served["model.bin"] = {"other bytes": b"x" * len(data), "longer": data + b"x", "shorter": data[:-1]}[how]
+        node.origins.served["model.bin"] = {
+            "other bytes": b"x" * len(data),
+            "longer": data + b"x",
+            "shorter": data[:-1],
+        }[how]
         with pytest.raises(ArtifactUnavailable, match=r"model\.bin"):
             await node.get(hub())
         assert node.names() == []
@@ -401,9 +407,7 @@ def test_a_start_waits_for_its_weights_and_the_node_reports_their_progress(on_no
         await node.deploy(weights=(spec,))
         await node.start()
         worker = await node.assign()
-        (fetch,) = await node.until(
-            lambda: [each for each in node.reports[-1].weights.fetches if each.done_bytes]
-        )
+        (fetch,) = await node.until(lambda: [each for each in node.reports[-1].weights.fetches if each.done_bytes])
         assert (fetch.digest, fetch.source, fetch.done_bytes, fetch.total_bytes) == (spec.digest, "./weights", 1, 10)
         node.weights.may_finish.set()
         await node.event(worker, "started")

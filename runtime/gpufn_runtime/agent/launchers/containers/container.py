@@ -173,7 +173,9 @@ class Container:
             order.config.write_bytes(msgspec.json.encode(config_in_container(config)))
             container_folder.add_files(self._folder, self._uid, config.bundle_dir, config.engines)
             for spec, path in zip(config.spec.weights, config.weights, strict=True):
-                container_folder.add_weights(Path(path).parent if spec.is_file else Path(path), self._folder / weights_name(spec))
+                container_folder.add_weights(
+                    Path(path).parent if spec.is_file else Path(path), self._folder / weights_name(spec)
+                )
             container_folder.replace_worker_folder(self._folder, order.folder, self._uid)
             container_folder.replace_worker_folder(self._shared_bodies, Path(config.shared_bodies), self._uid)
 

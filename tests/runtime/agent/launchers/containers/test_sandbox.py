@@ -133,9 +133,7 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         worker="w-1",
         function="f",
         revision=1,
-        spec=FunctionSpec(
-            name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), weights=(FOLDER, FILE)
-        ),
+        spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), weights=(FOLDER, FILE)),
         weights=(f"/node/folders/{FOLDER.digest}", f"/node/folders/{FILE.digest}/w"),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
