@@ -19,6 +19,6 @@ def count(text: str) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    sources = sys.argv[1:] or [HERE / "README.md"]
-    text = " ".join(Path(source).read_text() for source in sources)
+    sources = [Path(name) for name in sys.argv[1:]] or [HERE / "README.md"]
+    text = " ".join(source.read_text() for source in sources)
     (HERE / "bigrams.json").write_text(json.dumps(count(text)))

@@ -109,7 +109,7 @@ def _hub_digest(client: httpx.Client, source: Source, found: Found, file: Weight
 
 
 def _s3_digest(client: httpx.Client, source: Source, found: Found, file: WeightsFile) -> WeightsFile:
-    """Request the sha256 of an object that was uploaded with one. That of an upload in parts is not of the content."""
+    """Request the sha256 of an object that was uploaded with one. An upload in parts has a checksum of checksums."""
     key = _origin_path(source, found, file)
     if key not in found.has_sha256:
         return file

@@ -82,7 +82,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
 
 
 class WeightsFetch(msgspec.Struct, frozen=True):
-    """Weights that a node is fetching. `digest` is that of the manifest."""
+    """Weights that a node is fetching, by the digest of their manifest."""
 
     digest: str
     source: str

@@ -162,7 +162,7 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def uploads(self) -> tuple[WeightsFile, ...]:
-        """The files that the platform's store has: those of a local path."""
+        """The files of a local path, which the platform's store has."""
         return self.files if parse_source(self.source).scheme == LOCAL else ()
 
 
