@@ -342,7 +342,7 @@ def _reply_of(end: Settle) -> ResultReply:
         cold_start=attempt.worker.cold_start if run.is_cold else None,
         items=run.items,
         shared_body=end.shared_body,
-        gpu_s=attempt.gpu_s,
+        gpu_s=end.gpu_s,
         gather_s=end.gather_s,
     )
 
@@ -359,7 +359,7 @@ def _record_of(end: Settle, now: float, node: str) -> CallRecord:
         queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=end.run_s,
         gather_s=end.gather_s,
-        gpu_s=ended.gpu_s + attempt.gpu_s,
+        gpu_s=ended.gpu_s + end.gpu_s,
         worker=attempt.worker.id,
         cold_start=attempt.worker.cold_start if run.is_cold else None,
     )

@@ -177,6 +177,25 @@ def test_members_of_a_batch_are_charged_their_parts_of_it_and_the_time_that_they
     on_node(url, tmp_path, test)
 
 
+@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.RAISED])
+def test_the_usage_counts_failures(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OutcomeKind
+) -> None:
+    counted: list[bool] = []
+    monkeypatch.setattr(Meter, "count", lambda *_, is_failed, **__: counted.append(is_failed))
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("counted")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        (run, _) = await worker.run()
+        worker.send(frames.Result(run.attempt, kind, None, "application/json", 0.0))
+        await call.future
+
+    on_node(url, tmp_path, test)
+    assert counted == [kind is OutcomeKind.RAISED]
+
+
 def test_members_of_a_batch_whose_worker_died_are_charged_their_parts_of_its_time(
     url: str, tmp_path: Path, charged: list[float]
 ) -> None:

@@ -158,7 +158,8 @@ class Node(RuleBasedStateMachine):
         is_revoked = isinstance(event, events.TurnsRevoked)  # the worker is about to end
         for worker, free_before, in_use_before in zip(workers, free, in_use, strict=True):
             if worker.free > free_before and not is_revoked:
-                assert any(isinstance(action, actions.OfferCredits) for action in result), "a credit leaks"
+                offers = (actions.OfferCredits, actions.SlotChanged)
+                assert any(isinstance(action, offers) for action in result), "a credit leaks"
             if worker.slots.in_use < in_use_before and worker.state.live and not is_revoked:
                 assert worker in changed
         for action in result:
