@@ -1,4 +1,6 @@
-"""Usage metering: sums up the usage of this node's calls, and stores it every few seconds.
+"""Usage metering: sums up the run time and GPU seconds of this node's calls, and stores them every few seconds.
+
+`core/busy_time.py` divides a worker's time among its calls, and `Attempt.gpu_s` multiplies it by the worker's GPUs.
 
 Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed
 runner loses what it has not stored: up to ten seconds' usage.

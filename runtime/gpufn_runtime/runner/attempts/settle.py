@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, state_after
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, state_after
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, Settlement, StartReason
+from gpufn_core.domain.invocation import Outcome, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage

@@ -19,7 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind, Settlement
+from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import ColdStart, Exit, WorkerState
 from gpufn_core.errors import DeviceFailed, ErrorInfo, ResultNotEncodable
 from gpufn_core.protocol import frames

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.invocation import OutcomeKind, Settlement, StartReason
+from gpufn_core.domain.invocation import OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import Exit, WorkerState
 from gpufn_core.errors import DeviceFailed, PlatformStopping, WorkerLost
 from gpufn_core.protocol.frames import Unfinished

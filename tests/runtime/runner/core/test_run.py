@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, StartReason
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.errors import DeviceFailed, ResultNotEncodable
 from gpufn_core.protocol.frames import STREAM_WINDOW
