@@ -12,7 +12,7 @@ import msgspec
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import USAGE_RETENTION_S
+from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.worker import Assignment, Desired, Exit, WorkerState
 from gpufn_core.home import Home

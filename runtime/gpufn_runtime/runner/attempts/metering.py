@@ -13,7 +13,7 @@ import logging
 
 import msgspec
 
-from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage, UsageKey, day_of
+from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage

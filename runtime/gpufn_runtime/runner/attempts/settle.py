@@ -36,7 +36,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts.replies import Replies
+from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.attempts.start_log import StartLog
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
@@ -65,7 +65,7 @@ class Settler:
         self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
-        self.replies = Replies(bus)
+        self.replies = UnacknowledgedReplies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
         self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call

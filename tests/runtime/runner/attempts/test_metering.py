@@ -11,7 +11,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import USAGE_RETENTION_S, Usage
+from gpufn_core.domain.usage import USAGE_RETENTION_S, Usage
 from gpufn_core.errors import BusUnavailable, DeviceFailed
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.messages import InvocationMessage
