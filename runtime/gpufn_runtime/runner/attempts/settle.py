@@ -36,8 +36,8 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
