@@ -21,7 +21,7 @@ from gpufn_gateway.calls.attempt_counts import AttemptTotals
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_PHASES: Final = ("place", "launch", "load", "warm", "resume")
+_PHASES: Final = ("place", "fetch", "launch", "load", "warm", "resume")
 
 
 class Histogram:

@@ -13,7 +13,7 @@ from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import AttemptRecord, KeyLimits
-from gpufn_core.protocol.reports import NextRevision, Waiting, WorkerCounts
+from gpufn_core.protocol.reports import LastStart, NextRevision, Waiting, WorkerCounts
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed
@@ -43,6 +43,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Waiting | None = None
     service_s: float | None = None
     cold_start_s: float | None = None
+    last_start: LastStart | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
     check: Check | None = None  # of the active revision
@@ -181,6 +182,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
+    last_start: LastStart | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
 

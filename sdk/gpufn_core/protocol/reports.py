@@ -91,7 +91,11 @@ class WeightsFetch(msgspec.Struct, frozen=True):
 
 
 class WeightsReport(msgspec.Struct, frozen=True):
-    """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there."""
+    """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there.
+
+    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last fetch;
+    None before the first.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -100,6 +104,8 @@ class WeightsReport(msgspec.Struct, frozen=True):
     stored_bytes: int = 0
     limit_bytes: int = 0
     fetches: tuple[WeightsFetch, ...] = ()
+    complete: tuple[str, ...] = ()
+    bytes_per_s: float | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -191,6 +197,15 @@ class NextRevision(msgspec.Struct, frozen=True):
     start_error: ErrorInfo | None = None
 
 
+class LastStart(msgspec.Struct, frozen=True):
+    """The last cold start or resume of a function: the node, the unix seconds at which the worker was ready, and the
+    seconds of each phase, in their order."""
+
+    node: str
+    at: float
+    phases: dict[str, float]
+
+
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's latest knowledge and decision about a function. None means unknown. `waiting` is about the
     serving revision, `waiting_of` about other revisions with calls."""
@@ -207,6 +222,7 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_of: dict[int, Waiting] = {}
     service_s: float | None = None  # duration of one call
     cold_start_s: float | None = None
+    last_start: LastStart | None = None  # of the serving revision
     start_error: ErrorInfo | None = None  # set while the circuit breaker is open
     next: NextRevision | None = None  # set while another revision is about to serve
 

@@ -36,7 +36,7 @@ async def test_a_cold_start_shows_its_phases(gateway: Any) -> None:
     gateway.queue.answer = lambda call: call.reply(b"1", cold_start=cold)
     answer = await gateway.post(URL, GOOD)
     assert answer.headers["server-timing"] == (
-        "queue;dur=1.2, run;dur=3.4, place;dur=1.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
+        "queue;dur=1.2, run;dur=3.4, place;dur=1.0, fetch;dur=0.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
     )
 
 

@@ -59,6 +59,7 @@ class StatusWriter:
             },
             service_s=view.service_s,
             cold_start_s=view.cold_start_s,
+            last_start=view.last_start,
             # Not while the circuit is half open: an admitted call triggers the next attempt.
             start_error=_failed_for_good(serving.revision)
             or (circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None),

@@ -54,6 +54,8 @@ class WeightsCache:
         self._prefetched: set[str] = set()
         self._active: dict[str, WeightsSpec] = {}  # being fetched, by digest
         self._parts: dict[str, PartFile] = {}  # files in transfer, by key
+        self._complete: set[str] = set()  # digests of the weights on the disk
+        self._bytes_per_s: float | None = None  # of the last fetch
         self._space = asyncio.Lock()  # decisions about room, one at a time
         self._hits = self._misses = self._fetched_bytes = self._evicted_bytes = self._stored_bytes = 0
 
@@ -61,6 +63,7 @@ class WeightsCache:
         """Prepare the disk. Raises OSError."""
         self._disk.sweep()
         self._stored_bytes = sum(self._disk.sizes().values())
+        self._complete = {stored.digest for stored in self._disk.stored()}
 
     async def get(self, spec: WeightsSpec, in_use: InUse) -> Path:
         """Return the path of the weights for a start. Raises ArtifactUnavailable, BusUnavailable.
@@ -93,6 +96,8 @@ class WeightsCache:
             stored_bytes=self._stored_bytes,
             limit_bytes=self._limit_bytes,
             fetches=fetches,
+            complete=tuple(sorted(self._complete)),
+            bytes_per_s=self._bytes_per_s,
         )
 
     async def _prefetch(self, spec: WeightsSpec, in_use: InUse) -> None:
@@ -109,6 +114,7 @@ class WeightsCache:
         return path
 
     async def _fetch_all(self, spec: WeightsSpec, in_use: InUse) -> None:
+        started, fetched_before = asyncio.get_running_loop().time(), self._fetched_bytes
         try:
             await self._make_room(spec, in_use)
             try:
@@ -118,6 +124,9 @@ class WeightsCache:
             except* (GpufnError, OSError) as errors:
                 raise _first(errors) from None
             await asyncio.to_thread(self._disk.publish, spec)
+            self._complete.add(spec.digest)
+            if fetched := self._fetched_bytes - fetched_before:
+                self._bytes_per_s = fetched / max(asyncio.get_running_loop().time() - started, 1e-3)
         except OSError as error:
             del self._active[spec.digest]
             await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
@@ -181,6 +190,7 @@ class WeightsCache:
             )
         for digest in chosen:
             log.info("removing weights %s: others need the space", digest[:12])
+            self._complete.discard(digest)
             await asyncio.to_thread(self._disk.remove, digest)
         self._evicted_bytes += await asyncio.to_thread(self._remove_unused, wanted)
 

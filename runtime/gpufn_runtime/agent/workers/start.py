@@ -91,6 +91,7 @@ class Launches:
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
             weights = await self._weights(record, revision)
+            fetch_s = self._clock.monotonic() - started
             if weights is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
                 self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
                 self._cleanup.clean_up(record, folder, None)
@@ -115,7 +116,14 @@ class Launches:
             fault = NodeFault.of(error) if isinstance(error, OSError) else None
             self._on_failed(record, folder, group, fault or PlatformError(f"{type(error).__name__}: {error}"))
         else:
-            self._on_started(record, assignment, launched, launched_at, self._clock.monotonic() - started)
+            start = ColdStart(
+                place_s=max(0.0, launched_at - assignment.created_at),
+                fetch_s=fetch_s,
+                launch_s=self._clock.monotonic() - started - fetch_s,
+                standby=launched.is_standby,
+            )
+            self._prefetch.note_launch(record.key, launched_at)
+            self._on_started(record, launched, start)
 
     async def _weights(self, record: WorkerRecord, revision: Revision) -> tuple[str, ...] | None:
         """Return the paths of the weights; None if the worker has to end first. A fetch takes minutes, and continues
@@ -164,16 +172,11 @@ class Launches:
         )
         return launched
 
-    def _on_started(
-        self, record: WorkerRecord, assignment: Assignment, launched: Launched, launched_at: float, launch_s: float
-    ) -> None:
-        self._prefetch.note_launch(record.key, launched_at)
-        standby = launched.is_standby
-        log.info("%s started: pid=%d standby=%s took_ms=%.1f", record, launched.pid, standby, launch_s * 1000)
-        place_s = max(0.0, launched_at - assignment.created_at)
-        cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=standby)
+    def _on_started(self, record: WorkerRecord, launched: Launched, start: ColdStart) -> None:
+        took_ms = (start.fetch_s + start.launch_s) * 1000
+        log.info("%s started: pid=%d standby=%s took_ms=%.1f", record, launched.pid, start.standby, took_ms)
         refused = launched.refused_modules
-        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=cold_start, refused_modules=refused)
+        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=start, refused_modules=refused)
         self._reports.send_soon()
         if record.end_requested_at is not None:
             signum = signal.SIGKILL if record.killed else signal.SIGTERM

@@ -112,6 +112,7 @@ def test_weights_of_a_hub_are_fetched_once(on_cache: Run) -> None:
         assert len(node.origins.downloads()) == len(_FILES)
         report = node.cache.report()
         assert (report.hits, report.misses, report.stored_bytes) == (1, 0, sum(map(len, _FILES.values())))
+        assert (report.complete, report.bytes_per_s) == ((hub().digest,), None)
         assert stat.S_IMODE((folders[0] / "model.bin").stat().st_mode) == 0o444
         assert stat.S_IMODE((folders[0] / "sub").stat().st_mode) == 0o555
 
@@ -338,6 +339,10 @@ def test_weights_of_a_worker_stay(on_cache: Run) -> None:
         with pytest.raises(ArtifactUnavailable):
             await node.get(b)
         assert node.names() == sorted([a.digest, c.digest])
+        report = node.cache.report()
+        assert report.complete == tuple(sorted([a.digest, c.digest]))
+        assert report.bytes_per_s is not None
+        assert report.bytes_per_s > 0
 
     on_cache(test, limit_bytes=100)
 
