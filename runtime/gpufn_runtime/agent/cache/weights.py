@@ -58,7 +58,7 @@ class WeightsCache:
         self._hits = self._misses = self._fetched_bytes = self._evicted_bytes = self._stored_bytes = 0
 
     def sweep(self) -> None:
-        """Prepare the disk. Raises OSError."""
+        """Remove what an earlier agent left incomplete."""
         self._disk.sweep()
         self._stored_bytes = sum(self._disk.sizes().values())
 
@@ -110,6 +110,7 @@ class WeightsCache:
 
     async def _fetch_all(self, spec: WeightsSpec, in_use: InUse) -> None:
         try:
+            self._disk.ensure()
             await self._make_room(spec, in_use)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -119,7 +120,7 @@ class WeightsCache:
                 raise _first(errors) from None
             await asyncio.to_thread(self._disk.publish, spec)
         except OSError as error:
-            del self._active[spec.digest]
+            self._active.pop(spec.digest, None)
             await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
             reason = folder_cache.why_not_written(error)
             raise ArtifactUnavailable(f"Cannot store the weights {spec.source} in {self._root}: {reason}.") from error
