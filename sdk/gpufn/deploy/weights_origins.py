@@ -21,17 +21,24 @@ from gpufn_core.weights.s3 import Bucket
 
 _TIMEOUT_S = 30.0
 _LARGEST_HASHED_HERE = 64 << 20  # a hub stores larger files with their sha256
-_UNKNOWN = "unknown"  # the etag of a file whose sha256 `add_digests` finds out
+
+
+class Listed(NamedTuple):
+    """A file as its origin lists it. `has_sha256`: the origin knows the sha256, but does not list it."""
+
+    path: str
+    size: int
+    digest: str = ""
+    etag: str = ""
+    has_sha256: bool = False
 
 
 class Found(NamedTuple):
-    """The files of a source. With `is_file`, the source is the one file. `has_sha256` are the paths of objects whose
-    sha256 the store knows."""
+    """The files of a source. With `is_file`, the source is the one file."""
 
-    files: list[WeightsFile]
+    files: list[Listed]
     is_file: bool
     commit: str = ""
-    has_sha256: frozenset[str] = frozenset()
 
 
 class _HubFile(msgspec.Struct):
@@ -53,9 +60,7 @@ def hub_files(source: Source) -> Found:
             listed += _decode(page.content, list[_HubFile], source)
             url = page.links.get("next", {}).get("url", "")
     files = [
-        WeightsFile(file.path, file.size, str((file.lfs or {}).get("oid", "")), "" if file.lfs else _UNKNOWN)
-        for file in listed
-        if file.type == "file"
+        Listed(file.path, file.size, str((file.lfs or {}).get("oid", ""))) for file in listed if file.type == "file"
     ]
     return _below(source, files, commit=commit)
 
@@ -63,8 +68,7 @@ def hub_files(source: Source) -> Found:
 def s3_files(source: Source) -> Found:
     """List the objects of a folder in a bucket. Raises InvalidSpec and ArtifactUnavailable."""
     bucket = Bucket.from_env(source.place, os.environ)
-    files: list[WeightsFile] = []
-    has_sha256: set[str] = set()
+    files: list[Listed] = []
     with _client() as client:
         continuation: str | None = ""
         while continuation is not None:
@@ -74,20 +78,21 @@ def s3_files(source: Source) -> Found:
                 page = ElementTree.fromstring(answer.content)  # noqa: S314  the deployer's own store
             except ElementTree.ParseError as error:
                 raise ArtifactUnavailable(f"{_named(source)}: its list of objects is not XML: {error}") from error
-            for entry in page.iterfind("{*}Contents"):
-                key = entry.findtext("{*}Key") or ""
-                if not key.endswith("/"):  # an empty object that stands for a folder
-                    files.append(
-                        WeightsFile(key, int(entry.findtext("{*}Size") or 0), etag=entry.findtext("{*}ETag") or "")
-                    )
-                if entry.findtext("{*}ChecksumAlgorithm") == "SHA256":
-                    has_sha256.add(key)
+            files += map(_object, page.iterfind("{*}Contents"))
             continuation = page.findtext("{*}NextContinuationToken")
-    found = _below(source, files)
-    return found._replace(has_sha256=frozenset(has_sha256))
+    return _below(source, [file for file in files if not file.path.endswith("/")])  # such objects stand for folders
 
 
-def add_digests(source: Source, found: Found, files: Sequence[WeightsFile]) -> list[WeightsFile]:
+def _object(entry: ElementTree.Element) -> Listed:
+    return Listed(
+        entry.findtext("{*}Key") or "",
+        int(entry.findtext("{*}Size") or 0),
+        etag=entry.findtext("{*}ETag") or "",
+        has_sha256=entry.findtext("{*}ChecksumAlgorithm") == "SHA256",
+    )
+
+
+def add_digests(source: Source, found: Found, files: Sequence[Listed]) -> list[WeightsFile]:
     """Return the selected files with all digests that can be found without reading large files."""
     if len(files) > MAX_FILES:  # the spec's own check would come after as many requests
         raise InvalidSpec(
@@ -95,10 +100,13 @@ def add_digests(source: Source, found: Found, files: Sequence[WeightsFile]) -> l
         )
     with _client() as client:
         find = _hub_digest if source.scheme == HUB else _s3_digest
-        return [file if file.digest else find(client, source, found, file) for file in files]
+        return [
+            WeightsFile(file.path, file.size, file.digest) if file.digest else find(client, source, found, file)
+            for file in files
+        ]
 
 
-def _hub_digest(client: httpx.Client, source: Source, found: Found, file: WeightsFile) -> WeightsFile:
+def _hub_digest(client: httpx.Client, source: Source, found: Found, file: Listed) -> WeightsFile:
     """Read a small file, which the hub lists without a sha256."""
     if file.size > _LARGEST_HASHED_HERE:
         raise InvalidSpec(f"{_named(source)}: the hub has no sha256 of {file.path}, which has {file.size:,} bytes")
@@ -108,39 +116,35 @@ def _hub_digest(client: httpx.Client, source: Source, found: Found, file: Weight
     return WeightsFile(file.path, len(content), hashlib.sha256(content).hexdigest())
 
 
-def _s3_digest(client: httpx.Client, source: Source, found: Found, file: WeightsFile) -> WeightsFile:
+def _s3_digest(client: httpx.Client, source: Source, found: Found, file: Listed) -> WeightsFile:
     """Request the sha256 of an object that was uploaded with one. An upload in parts has a checksum of checksums."""
-    key = _origin_path(source, found, file)
-    if key not in found.has_sha256:
-        return file
+    without = WeightsFile(file.path, file.size, etag=file.etag)
+    if not file.has_sha256:
+        return without
     bucket = Bucket.from_env(source.place, os.environ)
-    url = bucket.object_url(key)
+    url = bucket.object_url(_origin_path(source, found, file))
     headers = bucket.sign("HEAD", url, time.time(), {"x-amz-checksum-mode": "ENABLED"})
     with _errors_of(_named(source)):
         answer = client.head(url, headers=headers)
     checksum = answer.headers.get("x-amz-checksum-sha256", "") if answer.status_code == 200 else ""
     if not checksum or "-" in checksum:
-        return file
+        return without
     return WeightsFile(file.path, file.size, base64.b64decode(checksum).hex(), file.etag)
 
 
-def _below(source: Source, files: Iterable[WeightsFile], commit: str = "") -> Found:
+def _below(source: Source, files: Iterable[Listed], commit: str = "") -> Found:
     """Return the files below the source's path, by their path from there."""
     prefix = f"{source.path}/" if source.path else ""
-    inside = [
-        msgspec.structs.replace(file, path=file.path.removeprefix(prefix))
-        for file in files
-        if file.path.startswith(prefix)
-    ]
+    inside = [file._replace(path=file.path.removeprefix(prefix)) for file in files if file.path.startswith(prefix)]
     if not inside and (same := [file for file in files if file.path == source.path]):
         name = source.path.rpartition("/")[2]
-        return Found([msgspec.structs.replace(same[0], path=name)], is_file=True, commit=commit)
+        return Found([same[0]._replace(path=name)], is_file=True, commit=commit)
     if not inside:
         raise InvalidSpec(f"{_named(source)} has no file at {source.path!r}")
     return Found(inside, is_file=False, commit=commit)
 
 
-def _origin_path(source: Source, found: Found, file: WeightsFile) -> str:
+def _origin_path(source: Source, found: Found, file: Listed) -> str:
     return source.path if found.is_file else "/".join(filter(None, (source.path, file.path)))
 
 

@@ -60,7 +60,7 @@ class WeightsCache:
         self._hits = self._misses = self._fetched_bytes = self._evicted_bytes = self._stored_bytes = 0
 
     def sweep(self) -> None:
-        """Prepare the disk. Raises OSError."""
+        """Remove what an earlier agent left incomplete."""
         self._disk.sweep()
         self._stored_bytes = sum(self._disk.sizes().values())
         self._complete = {stored.digest for stored in self._disk.stored()}
@@ -116,6 +116,7 @@ class WeightsCache:
     async def _fetch_all(self, spec: WeightsSpec, in_use: InUse) -> None:
         started, fetched_before = asyncio.get_running_loop().time(), self._fetched_bytes
         try:
+            self._disk.ensure()
             await self._make_room(spec, in_use)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -128,7 +129,7 @@ class WeightsCache:
             if fetched := self._fetched_bytes - fetched_before:
                 self._bytes_per_s = fetched / max(asyncio.get_running_loop().time() - started, 1e-3)
         except OSError as error:
-            del self._active[spec.digest]
+            self._active.pop(spec.digest, None)
             await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
             reason = folder_cache.why_not_written(error)
             raise ArtifactUnavailable(f"Cannot store the weights {spec.source} in {self._root}: {reason}.") from error

@@ -36,12 +36,15 @@ class WeightsDisk:
         self._folders = root / "folders"
 
     def sweep(self) -> None:
-        """Create the folders, and remove what an earlier agent created or removed only in part."""
-        for path in (self._files, self._folders):
-            path.mkdir(parents=True, exist_ok=True, mode=0o755)
-        for path in self._folders.iterdir():
+        """Remove folders that an earlier agent created or removed only in part."""
+        for path in _list(self._folders):
             if path.name.startswith("."):
                 remove_tree(path)
+
+    def ensure(self) -> None:
+        """Create the folders. Raises OSError."""
+        for path in (self._files, self._folders):
+            path.mkdir(parents=True, exist_ok=True)
 
     def find(self, spec: WeightsSpec) -> Path | None:
         """Return the path of complete and unchanged weights, and set the time of their last use."""
@@ -94,7 +97,7 @@ class WeightsDisk:
         """List the complete weights."""
         keys = {path.stat().st_ino: (path.name, path.stat().st_size) for path in self._complete_files()}
         result = []
-        for folder in self._folders.iterdir():
+        for folder in _list(self._folders):
             if not folder.name.startswith("."):
                 inodes = {
                     os.stat(os.path.join(base, name)).st_ino for base, _, names in os.walk(folder) for name in names
@@ -120,7 +123,7 @@ class WeightsDisk:
     def remove_unused(self, kept: Container[str]) -> int:
         """Remove the files that no weights contain, except those with a key in `kept`. Return their bytes."""
         freed = 0
-        for path in list(self._files.iterdir()):
+        for path in _list(self._files):
             key = path.name.removeprefix(".").removesuffix(".part")
             status = path.stat()
             if key not in kept and (path.name != key or status.st_nlink == 1):
@@ -130,11 +133,11 @@ class WeightsDisk:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file on the disk, by key; of an incomplete file, the bytes that are there."""
-        with contextlib.suppress(FileNotFoundError):
-            return {
-                path.name.removeprefix(".").removesuffix(".part"): path.stat().st_size for path in self._files.iterdir()
-            }
-        return {}
+        sizes = {}
+        for path in _list(self._files):
+            with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
+                sizes[path.name.removeprefix(".").removesuffix(".part")] = path.stat().st_size
+        return sizes
 
     def disk(self) -> tuple[int, int]:
         """Return the size and the free space of the disk, in bytes."""
@@ -142,7 +145,7 @@ class WeightsDisk:
         return usage.total, usage.free
 
     def _complete_files(self) -> list[Path]:
-        return [path for path in self._files.iterdir() if not path.name.startswith(".")]
+        return [path for path in _list(self._files) if not path.name.startswith(".")]
 
 
 class PartFile:
@@ -201,6 +204,13 @@ class PartFile:
 
 class WrongContent(Exception):
     """The origin has other bytes than the manifest says. The message completes "the file is refused: "."""
+
+
+def _list(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _is_complete(path: Path, size: int) -> bool:

@@ -80,6 +80,8 @@ class WeightsFetch:
 
     def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stopped: threading.Event) -> None:
         """Transfer a file, with retries. Runs in a thread."""
+        if stopped.is_set():  # before a thread was free
+            raise _Stopped
         part.resume()
         failures = 0
         with httpx.Client(timeout=_STALLED_S, follow_redirects=True) as client:

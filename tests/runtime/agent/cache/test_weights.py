@@ -73,7 +73,7 @@ class CacheNode:
 
     def names(self) -> list[str]:
         """The complete weights on the disk."""
-        return sorted(path.name for path in (self.root / "folders").iterdir())
+        return sorted(path.name for path in (self.root / "folders").glob("*"))
 
     def files(self) -> list[str]:
         return sorted(path.name for path in (self.root / "files").iterdir())
