@@ -161,7 +161,11 @@ class WeightsCache:
             raise
         finally:
             del self._parts[key]
-            await asyncio.to_thread(part.close if is_resumable else part.discard)
+            # Not in a thread: a second cancellation would leave the file open.
+            if is_resumable:
+                part.close()
+            else:
+                part.discard()
 
     async def _make_room(self, spec: WeightsSpec, in_use: InUse) -> None:
         """Remove weights until `spec` fits, and reserve its space. Raises ArtifactUnavailable."""

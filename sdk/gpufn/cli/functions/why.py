@@ -44,8 +44,9 @@ def why(name: str, verbose: bool, json: bool) -> None:
 def _last_start(start: LastStart | None) -> str | None:
     """Format a start as a waterfall.
 
+    >>> import time
     >>> _last_start(LastStart("gpu-1", time.time() - 60, {"place": 0.01, "fetch": 0.0, "launch": 0.3, "load": 2.0}))
-    '2.31 s on gpu-1, 60 s ago: place 10 ms, launch 300 ms, load 2.00 s'
+    '2.31 s on gpu-1, 60 s ago: place 10 ms, launch 300 ms, load 2 s'
     """
     if start is None:
         return None
