@@ -169,7 +169,11 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
     def _etag(name: str) -> str:
         return f'"{hashlib.md5(origins.served[name], usedforsecurity=False).hexdigest()}"'
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Ignore clients that hang up."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     origins.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
