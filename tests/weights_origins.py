@@ -27,7 +27,7 @@ class Origins:
     """`files` are the content of the repository and of the bucket. `requests` are methods, paths and headers.
 
     A request with a wrong token is refused. `cut` ends each response after that many bytes; `status` replaces the
-    status of file downloads; `hold` delays their bodies until it is set.
+    status of file downloads; `hold` delays the bodies of large files until it is set.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -153,7 +153,7 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
             self.end_headers()
             if self.command == "HEAD":
                 return
-            if is_file and origins.hold is not None:
+            if is_file and origins.hold is not None and len(body) > LFS_BYTES:
                 self.wfile.write(body[:1])
                 self.wfile.flush()
                 origins.hold.wait(30)
@@ -169,7 +169,11 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
     def _etag(name: str) -> str:
         return f'"{hashlib.md5(origins.served[name], usedforsecurity=False).hexdigest()}"'
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Ignore clients that hang up."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     origins.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

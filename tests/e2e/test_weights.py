@@ -94,7 +94,7 @@ def test_wrong_weights_fail_the_deploy_and_the_old_revision_serves(
     weighed: Platform, app: Path, origins: Origins
 ) -> None:
     weighed.gpufn("deploy", app)
-    other = bytes(3 << 20 | 1)
+    other = b"x" * (3 << 20)
     origins.files["model.bin"], served = other, origins.served["model.bin"]
     try:
         failed = weighed.try_gpufn("deploy", app)

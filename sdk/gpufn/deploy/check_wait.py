@@ -33,10 +33,12 @@ def wait_until_checked(
     startup_timeout_s: float,
     timeout_s: float | None = None,
     *,
+    on_poll: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check | None:
-    """Return the check of the active revision once it has ended; None for a revision without a check.
+    """Return the check of the active revision once it has ended; None for a revision without a check. `on_poll` is
+    called at each poll.
 
     Raises FunctionStartFailed if the worker does not start, Conflict if another revision replaces this one, and
     TimeoutError.
@@ -58,6 +60,7 @@ def wait_until_checked(
             raise Conflict(f"{name}@{number} was replaced before it was checked")
         if waited_s >= limit_s:
             raise TimeoutError(f"no worker of {name}@{number} is ready after {limit_s:g} s; see `gpufn why {name}`")
+        on_poll()
         sleep(poll_s)
         poll_s = min(poll_s * 1.2, _LONGEST_POLL_S)
 

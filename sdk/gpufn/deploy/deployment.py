@@ -24,7 +24,7 @@ from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.revision import CheckState, RevisionState, Source
-from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, InvalidSpec
+from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, GpufnError, InvalidSpec
 from gpufn_core.ids import Digest
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 
@@ -243,12 +243,23 @@ def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> 
 
 
 def finish_check(
-    api: Api, view: FunctionView, startup_timeout_s: float, timeout_s: float | None = None
+    api: Api,
+    view: FunctionView,
+    startup_timeout_s: float,
+    timeout_s: float | None = None,
+    *,
+    on_reason: Callable[[str], None] | None = None,
 ) -> FunctionView:
-    """Run step 5 and return the function's view afterwards."""
+    """Run step 5 and return the function's view afterwards. `on_reason` receives the progress of weights."""
     if not is_pending(view):
         return view
-    check = wait_until_checked(api, view, startup_timeout_s, timeout_s)
+
+    def report_reason() -> None:
+        if on_reason is not None and view.spec.get("weights"):
+            with contextlib.suppress(GpufnError):  # the wait itself reports a failure
+                on_reason(api.function(view.name).reason)
+
+    check = wait_until_checked(api, view, startup_timeout_s, timeout_s, on_poll=report_reason)
     return msgspec.structs.replace(api.function(view.name), check=check)
 
 

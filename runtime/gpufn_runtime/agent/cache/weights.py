@@ -20,6 +20,7 @@ import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, GpufnError
 from gpufn_core.protocol.reports import WeightsFetch, WeightsReport
+from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.tasks import Tasks
@@ -184,20 +185,21 @@ class WeightsCache:
             for each in await asyncio.to_thread(self._disk.stored)
         ]
         kept = in_use()
-        chosen = None if kept is None else evicted(stored, short, kept | self._active.keys())
-        if kept is not None:
-            self._disk.touch(kept)
-        if chosen is None:
+        for digest in () if kept is None else evicted(stored, short, kept | self._active.keys()) or ():
+            if (used := in_use()) is None or digest in used:  # a worker started meanwhile
+                continue
+            log.info("removing weights %s: others need the space", digest[:12])
+            self._complete.discard(digest)
+            hidden = self._disk.hide(digest)  # at once: a start that follows fetches them again
+            await asyncio.to_thread(remove_tree, hidden)
+        self._disk.touch(kept or ())
+        self._evicted_bytes += await asyncio.to_thread(self._remove_unused, wanted)
+        if await asyncio.to_thread(self._short_bytes, wanted) > 0:
             limit, (_, free) = format_bytes(self._limit_bytes), self._disk.disk()
             raise ArtifactUnavailable(
                 f"There is no room for the weights {spec.source} ({format_bytes(spec.size)}): the limit is {limit} "
                 f"(GPUFN_WEIGHTS_DISK), the disk has {format_bytes(free)} free, and weights of running workers stay."
             )
-        for digest in chosen:
-            log.info("removing weights %s: others need the space", digest[:12])
-            self._complete.discard(digest)
-            await asyncio.to_thread(self._disk.remove, digest)
-        self._evicted_bytes += await asyncio.to_thread(self._remove_unused, wanted)
 
     def _wanted(self) -> dict[str, int]:
         """Return the sizes of all files of the weights that are being fetched, by key."""

@@ -51,7 +51,7 @@ class WeightsDisk:
         folder = self._folders / spec.digest
         if not all(_is_complete(folder / file.path, file.size) for file in spec.files):
             return None
-        os.utime(folder)
+        self.touch([spec.digest])
         return folder / spec.files[0].path if spec.is_file else folder
 
     def has_file(self, key: str, size: int) -> bool:
@@ -109,16 +109,18 @@ class WeightsDisk:
     def touch(self, digests: Iterable[str]) -> None:
         """Set the time of the last use."""
         for digest in digests:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # the order of removal is not worth a failure
                 os.utime(self._folders / digest)
 
-    def remove(self, digest: str) -> None:
-        """Remove weights. Their files stay until `remove_unused`."""
+    def hide(self, digest: str) -> Path:
+        """Rename weights, so that `find` does not find them. Return the folder to remove. The files stay until
+        `remove_unused`."""
         path = self._folders / digest
-        trash = path.with_name(f".old.{digest}")
+        hidden = path.with_name(f".old.{digest}")
+        remove_tree(hidden)
         with contextlib.suppress(FileNotFoundError):
-            path.rename(trash)
-        remove_tree(trash)
+            path.rename(hidden)
+        return hidden
 
     def remove_unused(self, kept: Container[str]) -> int:
         """Remove the files that no weights contain, except those with a key in `kept`. Return their bytes."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -37,6 +38,35 @@ _ADVICE: Final = {
 
 class _Stopped(Exception):
     """The fetch was cancelled."""
+
+
+class _Stop:
+    """The request of the event loop to end a transfer. A read that waits for the origin ends as well."""
+
+    def __init__(self) -> None:
+        self._is_requested = threading.Event()
+        self._socket: socket.socket | None = None
+
+    def request(self) -> None:
+        self._is_requested.set()
+        if (connection := self._socket) is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # also of TLS, whose own method is not for threads
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raise _Stopped if the end is requested within `wait_s`."""
+        if self._is_requested.wait(wait_s):
+            raise _Stopped
+
+    @contextlib.contextmanager
+    def ends(self, answer: httpx.Response) -> Iterator[None]:
+        """Let a request end the connection of `answer`."""
+        self._socket = answer.extensions["network_stream"].get_extra_info("socket")
+        try:
+            self.check()  # a request that came before there was a socket
+            yield
+        finally:
+            self._socket = None
 
 
 class _Retryable(Exception):
@@ -68,27 +98,26 @@ class WeightsFetch:
                 async for chunk in chunks:
                     await asyncio.to_thread(part.add, chunk)
             return
-        stopped = threading.Event()
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._download, spec, file, part, stopped)
+        stop = _Stop()
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self._download, spec, file, part, stop)
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
-            stopped.set()
+            stop.request()
             with contextlib.suppress(Exception):
                 await work  # the caller closes `part`
             raise
 
-    def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stopped: threading.Event) -> None:
+    def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stop: _Stop) -> None:
         """Transfer a file, with retries. Runs in a thread."""
-        if stopped.is_set():  # before a thread was free
-            raise _Stopped
+        stop.check()  # before a thread was free
         part.resume()
         failures = 0
         with httpx.Client(timeout=_STALLED_S, follow_redirects=True) as client:
             while part.done < file.size or not file.size:
                 before = part.done
                 try:
-                    self._transfer(client, spec, file, part, stopped)
+                    self._transfer(client, spec, file, part, stop)
                     return
                 except (_Retryable, httpx.HTTPError, httpx.InvalidURL) as error:
                     failures = failures + 1 if part.done == before else 1
@@ -97,21 +126,19 @@ class WeightsFetch:
                             f"{spec.source}: {file.path} cannot be fetched: {error or type(error).__name__}. "
                             "The next start tries again."
                         ) from error
-                if stopped.wait(self._retry_delays_s[failures - 1]):
-                    raise _Stopped
+                stop.check(self._retry_delays_s[failures - 1])
 
     def _transfer(
-        self, client: httpx.Client, spec: WeightsSpec, file: WeightsFile, part: PartFile, stopped: threading.Event
+        self, client: httpx.Client, spec: WeightsSpec, file: WeightsFile, part: PartFile, stop: _Stop
     ) -> None:
         url, headers = self._request(spec, file, part.done)
-        with client.stream("GET", url, headers=headers) as answer:
+        with client.stream("GET", url, headers=headers) as answer, stop.ends(answer):
             _check_status(answer, spec, file)
             if part.done and not _continues(answer, part.done):
                 part.restart()
             for chunk in answer.iter_raw():
                 part.add(chunk)
-                if stopped.is_set():
-                    raise _Stopped
+                stop.check()
         if part.done < file.size:
             raise _Retryable(f"the response ended after {part.done:,} of {file.size:,} bytes")
 

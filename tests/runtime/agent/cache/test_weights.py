@@ -347,6 +347,18 @@ def test_weights_of_a_worker_stay(on_cache: Run) -> None:
     on_cache(test, limit_bytes=100)
 
 
+def test_weights_stay_if_a_worker_starts_while_room_is_made(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        a, b = (node.put(name, name.encode() * 60) for name in "ab")
+        await node.get(a)
+        answers: list[set[str]] = [set(), {a.digest}]
+        with pytest.raises(ArtifactUnavailable):
+            await node.cache.get(b, lambda: answers.pop(0))
+        assert node.names() == [a.digest]
+
+    on_cache(test, limit_bytes=100)
+
+
 def test_weights_above_the_limit_are_refused_before_a_transfer(on_cache: Run) -> None:
     async def test(node: CacheNode) -> None:
         with pytest.raises(ArtifactUnavailable, match="GPUFN_WEIGHTS_DISK"):
@@ -382,7 +394,7 @@ def test_files_of_no_weights_make_room_first(on_cache: Run) -> None:
         await node.get(a)
         b = node.put("b", b"b" * 40)
         await node.get(b)
-        WeightsDisk(node.root).remove(b.digest)  # its files stay, as after a fetch that failed
+        WeightsDisk(node.root).hide(b.digest)  # its files stay, as after a fetch that failed
         await node.get(node.put("c", b"c" * 40))
         assert a.digest in node.names()
         assert len(node.files()) == 2
