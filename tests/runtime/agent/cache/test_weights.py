@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import ArtifactUnavailable
+from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.cache import weights as module
@@ -394,7 +395,7 @@ def test_files_of_no_weights_make_room_first(on_cache: Run) -> None:
         await node.get(a)
         b = node.put("b", b"b" * 40)
         await node.get(b)
-        WeightsDisk(node.root).hide(b.digest)  # its files stay, as after a fetch that failed
+        remove_tree(WeightsDisk(node.root).hide(b.digest))  # its files stay, as after a fetch that failed
         await node.get(node.put("c", b"c" * 40))
         assert a.digest in node.names()
         assert len(node.files()) == 2
