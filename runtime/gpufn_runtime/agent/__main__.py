@@ -138,7 +138,7 @@ async def _run_agent(
     shares = _shares(settings, clock)
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
-    containers = _containers(settings, image_log(bus, clock))
+    containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
     agent = Agent(
         node=settings.node,
         home=home,
@@ -171,7 +171,7 @@ async def _run_agent(
             task.cancel()
 
 
-def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLauncher | None:
+def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:
     """Return None if the docker package is not installed."""
     try:
         from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415
@@ -190,6 +190,7 @@ def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLau
         limit=settings.templates,
         packages=worker_packages(),
         log_line=log_line,
+        has_gpus=has_gpus,
     )
 
 

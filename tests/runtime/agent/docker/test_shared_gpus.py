@@ -18,7 +18,7 @@ from gpufn_runtime.agent.launchers.containers.docker_client import Docker
 from gpufn_runtime.agent.launchers.containers.sandbox import Sandbox
 from gpufn_runtime.agent.workers import processes
 from tests.conftest import Platform
-from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with
+from tests.runtime.agent.docker.conftest import APPS, BASE, PROGRAMS, Daemon, platform_with
 from tests.runtime.agent.mps.machine import Machine
 from tests.waiting import until
 
@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platform]:
-    environ = {"PATH": f"{machine.folder}:{os.environ['PATH']}", "GPUFN_DEVICES": json.dumps([GPU])}
+    environ = {"PATH": f"{machine.folder}:{PROGRAMS}:{os.environ['PATH']}", "GPUFN_DEVICES": json.dumps([GPU])}
     with platform_with(daemon, tmp_path / "home", **environ) as platform:
         platform.gpufn("deploy", APPS / "shared.py", "--no-check")
         yield platform
