@@ -48,6 +48,7 @@ from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
+from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.environment import worker_packages
@@ -139,6 +140,9 @@ async def _run_agent(
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
     containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
+    if containers is not None:
+        mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
+        await asyncio.to_thread(label_for_containers, *mounted)
     agent = Agent(
         node=settings.node,
         home=home,
