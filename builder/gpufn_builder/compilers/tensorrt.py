@@ -258,7 +258,7 @@ def _describe_plan(log: _Log, plan: Path) -> Compiled:
     information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(information)["Layers"])
-    settings: dict[str, int | str] = {"device_memory_bytes": engine.device_memory_size_v2}  # of each context
+    settings: dict[str, int | str] = {"device_memory_bytes": engine.device_memory_size_v2}
     return Compiled(files=(_ENGINE,), settings=settings, gpu_nodes=engine.num_layers, nodes=dict(counted))
 
 
