@@ -31,7 +31,7 @@ STEPS: Final = (
     Step("programs", "Output of the driver's programs", 60, inventory.programs),
     Step("cuda", "CUDA and torch without a platform", 130, cuda.cuda),
     Step("forks", "CUDA in processes that fork after imports", 90, forks.forks),
-    Step("poisoned-import", "Two starts from a template beside a module whose import poisons CUDA", 120, forks.poisoned),
+    Step("poisoned-import", "Two starts from a template beside an import that poisons CUDA", 120, forks.poisoned),
     Step("driver-answers", "Raw answers: recovery action and fabric state", 30, driver_answers.driver_answers),
     Step("inventory", "Devices, drivers and packages", 45, inventory.inventory),
     Step("mps-words", "Verbatim output of MPS", 90, mps_output.mps_output),

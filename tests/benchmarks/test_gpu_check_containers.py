@@ -20,9 +20,7 @@ ANSWER = {"multiprocessors": 132, "free_bytes": 3 << 30, "total_bytes": 80 << 30
 ANSWER |= {"allocates": True, "in_container": True}
 
 
-def _check(
-    monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], node: dict[str, str] | None = None
-) -> Finding:
+def _check(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], node: dict[str, str] | None = None) -> Finding:
     def invoke(name: str) -> Any:
         answer = answers.get(name, ANSWER)
         if isinstance(answer, Exception):

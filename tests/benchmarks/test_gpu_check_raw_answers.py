@@ -77,9 +77,7 @@ def test_the_memory_of_a_parked_process_is_read_before_and_after(monkeypatch: py
     )
     monkeypatch.setattr(parking, "up", lambda machine: contextlib.nullcontext(platform))
     monkeypatch.setattr(Machine, "need_module", lambda self, name: None)
-    nvml = _nvml(
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=7, usedGpuMemory=next(held))]
-    )
+    nvml = _nvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=7, usedGpuMemory=next(held))])
     monkeypatch.setattr(importlib, "import_module", lambda name: nvml)
     finding = parking.kept(Machine(gpus=(GPU,)))
     assert [list(row[1:3]) for row in finding.tables[0].rows] == [[900 << 20, 300 << 20], [2000 << 20, 1100 << 20]]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+from typing import Any, Final
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import CannotRun, Machine
 from gpu_check.platform import CallFailed, Platform, up
 
 _VRAM_GIB: Final = 4
+_FIELDS: Final = ("multiprocessors", "free_bytes", "total_bytes", "is_client", "allocates", "in_container")
 _SOURCE: Final = """\
 from gpufn import Image, gpu_function
 
@@ -55,7 +56,8 @@ def gpu_container(machine: Machine) -> Finding:
     machine.need_program("docker")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     base = os.environ.get("GPU_CHECK_BASE_IMAGE")
-    rows, wrong = [], []
+    rows: list[tuple[Any, ...]] = []
+    wrong: list[str] = []
     with up(machine, **({"GPUFN_BASE_IMAGE": base} if base else {})) as platform:
         node = platform.get("/v1/nodes")["nodes"][0]
         if trouble := node.get("container_trouble") or node.get("gpu_container_trouble"):
@@ -75,9 +77,6 @@ def gpu_container(machine: Machine) -> Finding:
         tables=[Table(("function", *_FIELDS), rows)],
         wrong=wrong,
     )
-
-
-_FIELDS: Final = ("multiprocessors", "free_bytes", "total_bytes", "is_client", "allocates", "in_container")
 
 
 def _answer(platform: Platform, name: str) -> dict[str, int]:

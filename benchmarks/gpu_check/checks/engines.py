@@ -106,7 +106,8 @@ def _built_and_served(machine: Machine, backend: str, precision: str = "fp32") -
     if precision != "int8" and error > _ALLOWED_REL_L2:
         wrong.append(f"the result differs from the CPU's by {error:.2g}")
     return Finding(
-        summary=f"{precision}, {backend} built in {build_s:.0f} s, run p50 {_ms(candidate)}; {best} serves, rel. L2 {error:.1e}",
+        summary=f"{precision}, {backend} built in {build_s:.0f} s, run p50 {_ms(candidate)}; {best} serves, "
+        f"rel. L2 {error:.1e}",
         figures=figures,
         tables=[Table(("engine", "run p50", "rel. L2", "note"), [_row(row) for row in rows.values()])],
         wrong=wrong,

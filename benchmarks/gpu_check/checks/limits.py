@@ -72,8 +72,13 @@ def mps_limits(machine: Machine) -> Finding:
         tables=[
             Table(
                 (
-                    "sm, %", "multiprocessors", "of all", f"{_VRAM_GIB // 2} GiB", f"{_VRAM_GIB * 2} GiB",
-                    "mem_get_info: free, MiB", "total",
+                    "sm, %",
+                    "multiprocessors",
+                    "of all",
+                    f"{_VRAM_GIB // 2} GiB",
+                    f"{_VRAM_GIB * 2} GiB",
+                    "mem_get_info: free, MiB",
+                    "total",
                 ),
                 rows,
             )

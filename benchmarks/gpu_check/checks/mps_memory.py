@@ -62,9 +62,7 @@ def _measure(session: ControlSession, gpu: Gpu, folder: Path) -> Finding:
         session.send("quit")
     return Finding(
         summary=f"{len(rows)} clients within {_LIMIT_BYTES >> 30} GiB each; NVML's answers are recorded",
-        tables=[
-            Table(("pid", "holds, MiB", "free before, MiB", "total before", "free after", "total after"), rows)
-        ],
+        tables=[Table(("pid", "holds, MiB", "free before, MiB", "total before", "free after", "total after"), rows)],
         said={**said, **session.said},
         wrong=wrong,
     )

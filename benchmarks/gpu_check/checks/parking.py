@@ -76,9 +76,8 @@ def kept(machine: Machine) -> Finding:
             running = _held_by(pid, gpu.uuid)
             platform.wait_for(_NAME, "parked")
             parked = _held_by(pid, gpu.uuid)
-            report = next(
-                (each for each in platform.get("/v1/nodes")["nodes"][0]["processes"] if each["pid"] == pid), {}
-            )
+            processes: list[dict[str, Any]] = platform.get("/v1/nodes")["nodes"][0]["processes"]
+            report = next((each for each in processes if each["pid"] == pid), {})
         rows.append((f"{size_gb:g} GB", running, parked, str(report.get("parked")), str(report.get("gpu_bytes"))))
         print(*rows[-1], sep="; ")  # intermediate results, in case the step times out
         if isinstance(parked, int) and parked > _GIB:

@@ -51,9 +51,7 @@ def after_builds(
         if now - revision.created_at < RECORDED_WITHIN_S:
             return None
         return as_failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
-    if not all(build.state.ended for build in known):
-        return None
-    if any(now - (build.ended_at or 0.0) < RECORDED_WITHIN_S and _lacks(build, manifests) for build in known):
+    if not all(build.state.ended and not _awaits_manifest(build, manifests, now) for build in known):
         return None
     if problem := memory_problem(revision, known, manifests):
         return as_failed(revision, BuildFailed(problem).info())
@@ -63,9 +61,9 @@ def after_builds(
     return msgspec.structs.replace(revision, state=RevisionState.READY, engines=engines)
 
 
-def _lacks(build: Build, manifests: Mapping[str, EngineManifest]) -> bool:
+def _awaits_manifest(build: Build, manifests: Mapping[str, EngineManifest], now: float) -> bool:
     """Return whether the manifest of the engine that workers load first is not known here yet."""
-    return bool(build.engines) and build.engines[0] not in manifests
+    return now - (build.ended_at or 0.0) < RECORDED_WITHIN_S and not manifests.keys() >= {*build.engines[:1]}
 
 
 def as_failed(revision: Revision, error: ErrorInfo) -> Revision:

@@ -31,7 +31,8 @@ _MAX_UNSENT_EVENTS = 256
 
 
 class Readiness(Protocol):
-    """This node's ability to start workers: its templates and standbys, and why containers cannot start or have GPUs, if so."""
+    """This node's ability to start workers: its templates and standbys, and why containers cannot start or cannot have
+    GPUs, if so."""
 
     @property
     def templates(self) -> tuple[str, ...]: ...

@@ -29,7 +29,12 @@ def label_for_containers(*folders: Path) -> None:
         return
     try:
         result = subprocess.run(  # noqa: S603
-            [*_CHCON, *present], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            [*_CHCON, *present],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
         problem = result.stderr.strip() if result.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:

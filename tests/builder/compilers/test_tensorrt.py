@@ -357,4 +357,3 @@ def test_an_output_whose_shape_depends_on_the_data_is_allocated_during_the_run(
     script.accepts_allocators = False
     with pytest.raises(BuildFailed), closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
         engine.run(inputs)
-

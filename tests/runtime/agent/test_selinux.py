@@ -16,7 +16,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     calls = tmp_path / "calls"
     chcon = tmp_path / "bin" / "chcon"
     chcon.parent.mkdir()
-    chcon.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *refused*) echo "invalid type" >&2; exit 1;; esac\n')
+    refusal = 'case "$*" in *refused*) echo "invalid type" >&2; exit 1;; esac'
+    chcon.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{refusal}\n')
     chcon.chmod(0o755)
     monkeypatch.setenv("PATH", f"{chcon.parent}:/bin")
     return calls

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import DeviceFailed
+from gpufn_runtime.agent.mps import daemon as daemon_module
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps import daemon as daemon_module
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon, read_daemon_file
 from tests.runtime.agent.mps.machine import Machine
 

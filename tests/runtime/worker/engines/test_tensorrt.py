@@ -147,7 +147,6 @@ class FakeContext:
         self._trt.cuda.put(lambda: np.negative(source, out=np.ctypeslib.as_array(to)))
         return True
 
-
     def _execute_data_dependent(self) -> bool:
         """Write the rows whose first element is positive. TensorRT waits for the data, then requests the memory."""
         assert self._trt.cuda.captured is None, "a run that waits for the data cannot be captured"

@@ -16,9 +16,7 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, co
 from gpufn_runtime.agent.mps.base import Mounts
 
 
-def made(
-    limits: Limits, modules: tuple[str, ...] = (), *, gpu_driver: GpuDriver = GpuDriver.HOOK
-) -> Sandbox:
+def made(limits: Limits, modules: tuple[str, ...] = (), *, gpu_driver: GpuDriver = GpuDriver.HOOK) -> Sandbox:
     return sandbox(
         limits,
         uid=1_900_000_001,
