@@ -64,7 +64,7 @@ _KEPT_GB: Final = (0.0, 1.0)  # a context alone, and beside weights
 
 
 def kept(machine: Machine) -> Finding:
-    """What a torch process holds of its GPU while it is parked, as NVML reports it by pid. The process without weights
+    """Read from NVML, by pid, the GPU memory that a parked torch process holds. The process without weights
     shows the part of the context; the rest is memory that torch keeps."""
     gpu = machine.real_gpu()
     machine.need_module("torch")

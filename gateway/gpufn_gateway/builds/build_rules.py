@@ -40,7 +40,7 @@ def after_builds(
 ) -> Revision | None:
     """Return a BUILDING revision as READY or FAILED; None while one of its builds is running.
 
-    `builds` are the known builds, by id, and `manifests` those of engines, by key; `now` is in unix seconds.
+    `builds` are the known builds, by id. `manifests` are the known manifests, by EngineKey; `now` is in unix seconds.
     """
     own = [builds.get(build) for build in revision.builds]
     for build in own:
