@@ -50,6 +50,7 @@ STEPS: Final = (
     Step("tensorrt", "A TensorRT engine, built, served and compared", 150, engines.tensorrt_engine),
     Step("engine-fp16", "An engine in fp16, built, served and compared", 180, engines.fp16_engine),
     Step("engine-int8", "An engine in int8, built, served and compared", 240, engines.int8_engine),
+    Step("engine-shapes", "An engine whose output shape depends on the data", 90, engines.data_dependent),
     Step("parking-10gb", "Park and resume 10 GB", 90, parking.large),
     Step("copies", "The copies behind parking: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
     Step("copies-10gb", "The copies behind parking: 10 GB to pinned memory and back", 60, copies.park_large),

@@ -119,6 +119,7 @@ CLAIMS: Final = (
           lacks="tf32 and bf16"),
     Claim(_MODELS, "On a GPU, an engine of ONNX Runtime serves such a model.", ("onnxruntime",),
           lacks="a model with operators of ONNX Runtime"),
+    Claim(_MODELS, "An output of NonZero or NonMaxSuppression is as large as each run makes it.", ("engine-shapes",)),
     Claim(_MODELS, "the build fails if an engine of TensorRT needs more than `vram`", lacks="a step with a small vram"),
     Claim(_MODELS, "It compiles and measures beside the workers that run there.", lacks="a build beside a worker"),
     Claim(_MODELS, "each with its own context and stream", lacks="a step with concurrent runs"),

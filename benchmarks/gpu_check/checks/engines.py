@@ -53,6 +53,35 @@ def int8_engine(machine: Machine) -> Finding:
     return _reduced(machine, "int8")
 
 
+def data_dependent(machine: Machine) -> Finding:
+    """A model whose output has as many columns as its input has positive elements: NonZero after Relu."""
+    import numpy as np
+
+    for module in ("numpy", "onnx", "onnxruntime"):
+        machine.need_module(module)
+    on_gpu = bool(machine.gpus) and not machine.pretended
+    where = ("--gpu", "any") if on_gpu else ()
+    rows, wrong = [], []
+    with tempfile.TemporaryDirectory() as name, up(machine, GPUFN_BUILD_MEMORY=_BUILD_MEMORY) as platform:
+        model = Path(name) / "net.onnx"
+        model.write_bytes(_positions())
+        platform.gpufn("deploy", model, "--name", _NAME, "--idle-timeout", "60", *where)
+        for count in (0, 1, _SIDE, 3):
+            x = np.where(np.arange(_SIDE) < count, 1, -1).astype(np.float32)[None]
+            answer = _call(platform, "x", x)[1]["outputs"][0]
+            rows.append((count, str(answer["shape"])))
+            if np.array(answer["data"]).reshape(answer["shape"]).tolist() != [list(each) for each in np.nonzero(x > 0)]:
+                wrong.append(f"{count} positive elements: {answer}")
+        served = next(iter(platform.get(f"/v1/models/{_NAME}")["engines"].values()))[0]["backend"]
+    if "tensorrt" in machine.packages and on_gpu and served != _TENSORRT:
+        wrong.append(f"{served} serves the model, and not TensorRT")
+    return Finding(
+        summary=f"{served} serves shapes {', '.join(shape for _, shape in rows)}",
+        tables=[Table(("positive elements", "shape of the output"), rows)],
+        wrong=wrong,
+    )
+
+
 def _reduced(machine: Machine, precision: str) -> Finding:
     """Use TensorRT if it is installed, else ONNX Runtime with CUDA; the CPU without a GPU."""
     for module in ("numpy", "onnx", "onnxruntime"):
@@ -122,22 +151,27 @@ def _built(platform: Platform, model: Path, report: Path, *options: str | Path) 
 def _infer(platform: Platform, images: Any) -> tuple[float, Any]:
     import numpy as np
 
+    seconds, answer = _call(platform, "image", images)
+    output = answer["outputs"][0]
+    return seconds, np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def _call(platform: Platform, name: str, array: Any) -> tuple[float, Any]:
+    """Return the seconds of a call with one input, and its response."""
     head = {
-        "name": "image",
-        "shape": images.shape,
+        "name": name,
+        "shape": array.shape,
         "datatype": "FP32",
-        "parameters": {"binary_data_size": images.nbytes},
+        "parameters": {"binary_data_size": array.nbytes},
     }
     header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": False}}).encode()
     started = time.perf_counter()
     answer = platform.post(
         f"/v2/models/{_NAME}/infer",
-        header + images.tobytes(),
+        header + array.tobytes(),
         {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
     )
-    seconds = time.perf_counter() - started
-    output = answer["outputs"][0]
-    return seconds, np.array(output["data"], np.float32).reshape(output["shape"])
+    return time.perf_counter() - started, answer
 
 
 def _on_cpu(model: bytes, images: Any) -> Any:
@@ -145,6 +179,21 @@ def _on_cpu(model: bytes, images: Any) -> Any:
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return session.run(None, {"image": images})[0]
+
+
+def _positions() -> bytes:
+    """Return a model: x FP32 [1, 32] → positions INT64 [2, n] of its positive elements."""
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["positive"]), helper.make_node("NonZero", ["positive"], ["positions"])],
+        "positions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, _SIDE])],
+        [helper.make_tensor_value_info("positions", TensorProto.INT64, [2, "n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    serialised: bytes = model.SerializeToString()
+    return serialised
 
 
 def _network() -> bytes:

@@ -98,3 +98,12 @@ def test_a_runtime_for_gpus_that_docker_lacks_is_named(daemon: Daemon) -> None:
 
     with pytest.raises(PlatformError, match="no GPU runtime"):
         asyncio.run(start())
+
+
+def test_a_node_whose_containers_cannot_have_gpus_gets_no_gpu_worker(daemon: Daemon, tmp_path: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "GPUFN_DEVICES": json.dumps([GPU])}
+    with platform_with(daemon, tmp_path / "home", **environ) as platform:
+        platform.gpufn("deploy", APPS / "shared.py", "--no-check")
+        until(lambda: platform.client.get("/v1/nodes").json()["nodes"][0]["gpu_container_trouble"])
+        platform.gpufn("submit", "part")
+        until(lambda: "its containers cannot have GPUs" in platform.gpufn("why", "part"))
