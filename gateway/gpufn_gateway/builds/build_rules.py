@@ -51,7 +51,8 @@ def after_builds(
         if now - revision.created_at < RECORDED_WITHIN_S:
             return None
         return as_failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
-    if not all(build.state.ended and not _awaits_manifest(build, manifests, now) for build in known):
+    has_limit = revision.spec.resources.vram_bytes is not None
+    if not all(build.state.ended and not (has_limit and _awaits_manifest(build, manifests, now)) for build in known):
         return None
     if problem := memory_problem(revision, known, manifests):
         return as_failed(revision, BuildFailed(problem).info())

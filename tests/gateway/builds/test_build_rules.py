@@ -149,10 +149,11 @@ def test_engines_and_their_contexts_fit_in_the_declared_vram(
         assert all(figure in after.error.message for figure in ("7 GiB", "6.9 GiB", "2 GiB", "512 MiB", "vram"))
 
 
-def test_a_manifest_that_is_not_known_yet_is_waited_for() -> None:
+def test_a_manifest_that_a_limit_is_compared_with_is_waited_for() -> None:
     builds = {id_: msgspec.structs.replace(build, ended_at=100.0) for id_, build in _BUILT.items()}
     revision = _revision("1GiB")
     assert after_builds(revision, builds, {}, 100.0 + RECORDED_WITHIN_S - 1) is None
+    assert after_builds(_revision(None), builds, {}, 100.0) is not None
     after = after_builds(revision, builds, {}, 100.0 + RECORDED_WITHIN_S)
     assert after is not None
     assert after.state is RevisionState.READY
