@@ -32,7 +32,13 @@ async def serve(settings: BuilderSettings) -> None:
         await claim_node(bus, "builder", settings.node, settings.home)
         await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
         executor = BuildExecutor(
-            Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),
+            Store(
+                bus,
+                KeyValue(bus, subjects.ENGINES),
+                KeyValue(bus, subjects.LEASES),
+                clock,
+                retry_for_s=settings.retry_for_s,
+            ),
             folder=settings.home.builds,
             caches=settings.home.tuning,
             environ=os.environ,

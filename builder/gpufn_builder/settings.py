@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
+from gpufn_builder.store import RETRY_FOR_S
 from gpufn_core.home import Home
-from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, process_memory
+from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, number, process_memory
 
 _MEMORY_SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
@@ -18,13 +19,15 @@ _LONGEST_MEASURE_S = 600
 class BuilderSettings:
     """GPUFN_NATS_URL: NATS, with credentials. GPUFN_NODE: name of this node (default: the host name). GPUFN_HOME: the
     state folder. GPUFN_BUILD_MEMORY: memory limit of each compiler process, such as "16Gi" (default: three quarters of
-    the machine's memory). GPUFN_BUILD_MEASURE: minimum seconds of the measurement of an engine (default: 3)."""
+    the machine's memory). GPUFN_BUILD_MEASURE: minimum seconds of the measurement of an engine (default: 3).
+    GPUFN_BUILD_RETRY: seconds that a build retries while NATS is unavailable or its disk is full (default: 20)."""
 
     nats_url: str
     node: str
     home: Home
     memory_limit_bytes: int
     measuring: MeasurePlan
+    retry_for_s: float
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> BuilderSettings:
@@ -35,6 +38,7 @@ class BuilderSettings:
             Home.from_env(environ),
             _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")),
             _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),
+            number("GPUFN_BUILD_RETRY", environ.get("GPUFN_BUILD_RETRY") or str(RETRY_FOR_S)),
         )
 
 

@@ -330,6 +330,22 @@ async def test_a_build_waits_while_the_bus_is_away(
     assert set(away.values()) == {0}
 
 
+async def test_a_build_gives_up_on_a_bus_that_stays_away(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(bus, tmp_path, retry_for_s=0.0)
+    spec = await bench.upload(bus, bench.scaled(61))
+
+    async def away(*given: Any, **more: Any) -> Any:
+        raise BusUnavailable
+
+    monkeypatch.setattr(object_store, "put_file", away)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.error.stage, ended.engines) == ("publish", ())
+
+
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)

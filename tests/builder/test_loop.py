@@ -413,6 +413,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
     assert BuilderSettings.from_env(given).measuring == THOROUGH
     quick = BuilderSettings.from_env(given | {"GPUFN_BUILD_MEASURE": "1.5"}).measuring
     assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.125)
+    assert BuilderSettings.from_env(given | {"GPUFN_BUILD_RETRY": "0.5"}).retry_for_s == 0.5
     for change in (
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},
@@ -421,6 +422,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_BUILD_MEASURE": "long"},
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},
+        {"GPUFN_BUILD_RETRY": "soon"},
     ):
         with pytest.raises(InvalidSetting, match=next(iter(change))):
             BuilderSettings.from_env(given | change)

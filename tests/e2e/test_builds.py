@@ -307,7 +307,7 @@ def test_an_engine_that_the_disk_has_no_room_for_is_not_published(tmp_path: Path
     model = written(proto, tmp_path / "wide.onnx")
     with (
         small_disk(tmp_path, mebibytes=24) as disk,
-        running_platform(disk / "home", environ={"GPUFN_BUILD_MEASURE": str(MEASURE_S)}) as platform,
+        running_platform(disk / "home", environ={"GPUFN_BUILD_MEASURE": "2", "GPUFN_BUILD_RETRY": "0"}) as platform,
     ):
         build = begun(platform, model)
         measuring(platform, build)
