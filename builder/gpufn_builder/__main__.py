@@ -44,6 +44,7 @@ async def serve(settings: BuilderSettings) -> None:
             environ=os.environ,
             clock=clock,
             memory_limit_bytes=settings.memory_limit_bytes,
+            timeout_s=settings.timeout_s,
             measuring=settings.measuring,
         )
         builder = Builder(

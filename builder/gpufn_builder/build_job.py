@@ -38,7 +38,8 @@ from gpufn_core.errors import BuildFailed, ErrorInfo
 from gpufn_platform.process.clock import Clock
 
 PROCESS: Final = "gpufn_builder.processes.build_process"
-_GRACE_S: Final = 5.0  # the build process also knows `max_build_s`, and has a better message for a slow candidate
+_GRACE_S: Final = 5.0  # the build process also knows the timeout, and continues after a candidate without progress
+TIMEOUT_S: Final = 600.0
 
 OnProgress = Callable[[ProgressUpdate], None]
 
@@ -67,6 +68,7 @@ class BuildExecutor:
         environ: Mapping[str, str],
         clock: Clock,
         memory_limit_bytes: int,
+        timeout_s: float = TIMEOUT_S,
         measuring: MeasurePlan = THOROUGH,
         process: str = PROCESS,
     ) -> None:
@@ -76,6 +78,7 @@ class BuildExecutor:
         self._environ = environ
         self._clock = clock
         self._memory_limit_bytes = memory_limit_bytes
+        self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
 
@@ -157,6 +160,7 @@ class BuildExecutor:
             candidates=tuple(run.missing),
             folder=str(folder),
             caches=str(self._caches),
+            timeout_s=spec.build_timeout_s or self._timeout_s,
             memory_limit_bytes=min(spec.memory_limit_bytes or self._memory_limit_bytes, self._memory_limit_bytes),
             measuring=self._measuring,
         )
@@ -170,7 +174,7 @@ class BuildExecutor:
             loop.call_soon_threadsafe(on_progress, progress)
 
         waiting = asyncio.create_task(
-            asyncio.to_thread(work.wait, report_progress, BuildResult, request.spec.max_build_s, grace_s=_GRACE_S)
+            asyncio.to_thread(work.wait, report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S)
         )
         try:
             return await asyncio.shield(waiting)

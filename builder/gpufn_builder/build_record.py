@@ -74,8 +74,9 @@ class BuildRecord:
 
     def set_progress(self, progress: ProgressUpdate) -> None:
         """Set the progress, which is written soon while `sync` runs."""
-        self._progress = progress
-        self._has_progress.set()
+        if progress != self._progress:
+            self._progress = progress
+            self._has_progress.set()
 
     @contextlib.asynccontextmanager
     async def sync(self, on_stop: Callable[[], object]) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from gpufn_builder import identity
+from gpufn_builder import build_job, identity
 from gpufn_builder.build_job import BuildOutcome
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process_messages import ProgressUpdate
@@ -453,6 +453,34 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     assert list((tmp_path / "builds").iterdir()) == []
     assert await store.find(_key(spec)) is None
     assert await KeyValue(bus, subjects.LEASES).get(f"build.{_key(spec)}") is None
+
+
+async def test_a_build_without_progress_ends_with_its_process_and_a_remedy(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_job, "_GRACE_S", 0.0)
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(
+        await connect(nats, "builder"), tmp_path, process="tests.builder.hanging", timeout_s=3.0
+    )
+    ended = await executor.run(bench.build_of(await bench.upload(bus, bench.scaled(62))), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.state, ended.error.stage, ended.engines) == (BuildState.FAILED, "ingest", ())
+    assert "--build-timeout" in ended.error.message
+    assert not any(b"tests.builder.hanging" in _command(pid) for pid in _children())
+    assert list((tmp_path / "builds").iterdir()) == []
+
+
+async def test_a_model_sets_the_timeout_of_its_build(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_job, "_GRACE_S", 0.0)
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    spec = await bench.upload(bus, bench.scaled(63), build_timeout_s=1.0)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert "no progress for 1 s" in ended.error.message
 
 
 def _children() -> list[str]:

@@ -414,6 +414,8 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
     quick = BuilderSettings.from_env(given | {"GPUFN_BUILD_MEASURE": "1.5"}).measuring
     assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.125)
     assert BuilderSettings.from_env(given | {"GPUFN_BUILD_RETRY": "0.5"}).retry_for_s == 0.5
+    timeouts = [BuilderSettings.from_env(given | more).timeout_s for more in ({}, {"GPUFN_BUILD_TIMEOUT": "60"})]
+    assert timeouts == [600.0, 60.0]
     for change in (
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},
@@ -423,6 +425,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},
         {"GPUFN_BUILD_RETRY": "soon"},
+        {"GPUFN_BUILD_TIMEOUT": "0.5"},
     ):
         with pytest.raises(InvalidSetting, match=next(iter(change))):
             BuilderSettings.from_env(given | change)

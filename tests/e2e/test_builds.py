@@ -203,7 +203,7 @@ def _growing() -> ModelProto:
             ("ingest: ", "needs more memory than its limit of 40 MiB"),
         ),
         (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; the limit is 1 GiB")),
-        (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build did not end within 1 s")),
+        (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build made no progress for 1 s")),
     ],
 )
 def test_a_build_beyond_its_limits_is_ended_and_told_which(

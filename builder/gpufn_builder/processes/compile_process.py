@@ -57,8 +57,10 @@ def make(
     done(BuildStage.COMPILE)
     with contextlib.closing(compiler.load(job, compiled)) as engine:
         count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
-        report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], count)
-        outputs = [engine.run(inputs) for inputs, _ in cases.values()]
+        outputs = []
+        for name, (case, _) in cases.items():
+            report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{count}: {name}")
+            outputs.append(engine.run(case))
         comparison = verify.compare(list(cases), [expected for _, expected in cases.values()], outputs)
         verify.check(comparison, request.tolerance)
         why_alone = row_independence.NO_ROWS

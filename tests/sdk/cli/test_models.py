@@ -111,7 +111,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
 def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     arguments = (
         "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --allow-cpu "
-        "--shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5"
+        "--shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5 "
+        "--build-timeout 1200"
     )
     result = _gpufn(*arguments.split())
     assert (result.exit_code, result.stdout.startswith("resnet@1  building: `gpufn builds`")) == (0, True)
@@ -132,6 +133,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     assert model["profiles"][0]["inputs"]["x"] == {"min": [1, 3], "opt": [8, 3], "max": [32, 3]}
     assert model["profiles"][0]["inputs"]["y"]["opt"] == [4]
     assert model["tolerance"]["rel_l2"] == 0.01
+    assert model["build_timeout_s"] == 1200
 
 
 def test_a_function_with_a_model_sends_the_file_beside_it(platform: StubGateway, project: Project) -> None:
