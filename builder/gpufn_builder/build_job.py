@@ -2,7 +2,7 @@
 
 1. Compute the EngineKey of each candidate and look up its engine.
 2. For the missing ones fetch the model's files and run the build process (`pipeline`), under a lease per engine.
-3. Publish the engines that passed, and write a report.
+3. Publish the engines that passed, order them (`backend_choice`), and write a report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_builder import identity
+from gpufn_builder import backend_choice, identity
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process import ChildProcess, disk_error, environment
 from gpufn_builder.processes.process_messages import (
@@ -221,7 +221,17 @@ class _ActiveBuild:
         """Return the EngineKeys, the best first."""
         if self.error is not None:
             return ()
-        return tuple(self._manifests[backend].key for backend in self._chain if backend in self._manifests)
+        return tuple(self._manifests[backend].key for backend in self._ranked())
+
+    def _ranked(self) -> tuple[Backend, ...]:
+        passed = [backend for backend in self._chain if backend in self._manifests]
+        return backend_choice.ranked({backend: self._manifests[backend].latency for backend in passed})
+
+    def _ranked_rows(self) -> tuple[CandidateRow, ...]:
+        """Return the rows in the order of the chain, and those with an engine among themselves the best first."""
+        best = iter(self._ranked())
+        order = (next(best) if backend in self._manifests else backend for backend in self._chain)
+        return tuple(self.rows[backend] for backend in order if backend in self.rows)
 
     def check(self) -> None:
         """Raise BuildFailed if no engine exists and there is no other error. If all candidates were refused, the error
@@ -241,7 +251,8 @@ class _ActiveBuild:
         return text
 
     def report(self, started_at: float, seconds: float) -> BuildReport:
-        spec, first = self.build.model, next(iter(self._manifests.values()), None)
+        spec, order = self.build.model, self._ranked()
+        first = self._manifests[order[0]] if order else None
         return BuildReport(
             build=self.build.id,
             model=spec.files[0].name,
@@ -261,7 +272,7 @@ class _ActiveBuild:
             why_alone=first.why_alone if first else "",
             max_batch=spec.max_batch,
             stages=self.stages,
-            candidates=tuple(self.rows[backend] for backend in self._chain if backend in self.rows),
+            candidates=self._ranked_rows(),
             error=self.error,
         )
 

@@ -20,7 +20,7 @@ from gpufn_builder.build_job import BuildOutcome
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process_messages import ProgressUpdate
 from gpufn_builder.store import Store
-from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest
+from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest, Latency
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
@@ -258,6 +258,35 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     assert "existing engine" in ended.error.message
     assert ": rel_l2 is " in ended.error.message
     assert ended.error.message.endswith(", and at most 1e-09 is allowed")
+
+
+@pytest.mark.parametrize(
+    ("cuda_s", "order"),
+    [(0.0005, (Backend.ORT_CUDA, Backend.TENSORRT)), (0.00095, (Backend.TENSORRT, Backend.ORT_CUDA))],
+)
+async def test_the_faster_engine_of_a_gpu_is_the_first(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_s: float, order: tuple[Backend, ...]
+) -> None:
+    versions = identity.installed()[Backend.ORT_CPU]
+    monkeypatch.setattr(identity, "installed", lambda: dict.fromkeys(Backend, versions))
+    bus, target = await connect(nats), Target("NVIDIA L4", "8.9", "GPU-1")
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    spec = await bench.upload(bus, bench.scaled(64 + cuda_s))
+    [cpu] = (await executor.run(bench.build_of(spec), CPU, _ignore)).engines
+    manifest = await store.find(cpu)
+    assert manifest is not None
+    keys = {}
+    for backend, median_s in ((Backend.TENSORRT, 0.001), (Backend.ORT_CUDA, cuda_s)):
+        made = identity.identity(spec, target, backend, versions)
+        keys[backend] = made.key
+        latency = Latency(median_s, median_s, median_s, 1 / median_s, settled=True)
+        engine = msgspec.structs.replace(manifest, identity=made, key=made.key, latency=latency)
+        await KeyValue(bus, subjects.ENGINES).create(made.key, encode(engine))
+    ended = await executor.run(bench.build_of(spec, target.kind), target, _ignore)
+    assert (ended.error, ended.cached, ended.engines) == (None, True, tuple(keys[backend] for backend in order))
+    assert [row["backend"] for row in (await _report(bus, ended))["candidates"]] == list(order)
+    page = (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
+    assert "10%" in page
 
 
 async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:

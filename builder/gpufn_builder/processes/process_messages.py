@@ -77,8 +77,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildRequest(Request, frozen=True, kw_only=True):
-    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in order, the best
-    first."""
+    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in the order of the
+    chain."""
 
     build: str
     spec: ModelSpec
@@ -100,7 +100,7 @@ class BuiltEngine(msgspec.Struct, frozen=True):
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """With an `error` there are no engines; the rows show how far the build got."""
 
-    engines: tuple[BuiltEngine, ...] = ()  # the best first
+    engines: tuple[BuiltEngine, ...] = ()
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()
     error: ErrorInfo | None = None
