@@ -260,13 +260,14 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     assert ended.error.message.endswith(", and at most 1e-09 is allowed")
 
 
-@pytest.mark.parametrize(
-    ("cuda_s", "order"),
-    [(0.0005, (Backend.ORT_CUDA, Backend.TENSORRT)), (0.00095, (Backend.TENSORRT, Backend.ORT_CUDA))],
-)
+_ORDERS = {0.0005: (Backend.ORT_CUDA, Backend.TENSORRT), 0.00095: (Backend.TENSORRT, Backend.ORT_CUDA)}
+
+
+@pytest.mark.parametrize("cuda_s", _ORDERS)
 async def test_the_faster_engine_of_a_gpu_is_the_first(
-    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_s: float, order: tuple[Backend, ...]
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_s: float
 ) -> None:
+    order = _ORDERS[cuda_s]
     versions = identity.installed()[Backend.ORT_CPU]
     monkeypatch.setattr(identity, "installed", lambda: dict.fromkeys(Backend, versions))
     bus, target = await connect(nats), Target("NVIDIA L4", "8.9", "GPU-1")
