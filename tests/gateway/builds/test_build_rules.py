@@ -13,7 +13,7 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, device_kinds
+from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, build_ahead, device_kinds
 
 MODELS = tuple(ModelSpec(parameter=name, files=(ModelFile(f"{name}.onnx", "0" * 64, 1),)) for name in ("a", "b"))
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), models=MODELS)
@@ -105,3 +105,34 @@ def test_a_build_that_is_not_heard_of_is_waited_for_and_then_missed() -> None:
     assert after.error is not None
     assert (after.state, after.error.code) == (RevisionState.FAILED, "build_failed")
     assert "deploy again" in after.error.message
+
+
+def waiting(id_: str, device: str = "cpu", state: BuildState = BuildState.PENDING, **fields: Any) -> Build:
+    return Build(id=id_, model=MODELS[0], device=device, created_at=1.0, state=state, **fields)
+
+
+RUNNING = waiting("1", state=BuildState.BUILDING, started_at=20.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "ahead"),
+    [
+        ([], None),
+        ([RUNNING], "1"),
+        ([waiting("1", "NVIDIA L4", BuildState.BUILDING, started_at=1.0)], None),  # of another device
+        ([waiting("1", state=BuildState.SUCCEEDED, started_at=1.0)], None),
+        ([RUNNING, waiting("2", state=BuildState.BUILDING, started_at=10.0)], "2"),  # runs for longer
+        ([waiting("2")], None),  # waits too
+        ([waiting("8"), RUNNING], "1"),
+    ],
+)
+def test_a_build_waits_behind_the_build_of_its_device_that_runs_for_the_longest_time(
+    others: list[Build], ahead: str | None
+) -> None:
+    found = build_ahead(waiting("9"), [*others, waiting("9")])
+    assert (found and found.id) == ahead
+
+
+@pytest.mark.parametrize("state", [state for state in BuildState if state is not BuildState.PENDING])
+def test_a_build_that_does_not_wait_has_no_build_ahead(state: BuildState) -> None:
+    assert build_ahead(waiting("9", state=state), [RUNNING]) is None

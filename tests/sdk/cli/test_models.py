@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress
-from gpufn.client.views import BuildView
+from gpufn.client.views import BuildAhead, BuildView
 from gpufn.deploy.torch_export import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
@@ -81,6 +81,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     queued = _BUILD | {"state": "pending", "stage": None, "detail": ""}
     for build in (
         queued,
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 30.0}},
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 31.0}},
         queued | {"detail": "no builder runs for cpu"},
         begun,
         _BUILD,
@@ -94,6 +96,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: waiting for a builder",
+        "net.onnx on cpu: waiting for a builder: slow.onnx of slow is being built for 30 s",
         "net.onnx on cpu: waiting: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
@@ -403,6 +406,14 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         ({"state": BuildState.PENDING}, "waiting for a builder"),
         ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waiting: no builder runs for cpu"),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", building_s=720.0)},
+            "waiting for a builder: m.onnx is being built for 12 min",
+        ),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", function="f", building_s=3.0)},
+            "waiting for a builder: m.onnx of f is being built for 3 s",
+        ),
         ({"state": BuildState.BUILDING}, "starting"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY, "detail": "2 of 3"}, "verify: 2 of 3"),
