@@ -7,7 +7,9 @@ import os
 import sys
 
 from gpufn_builder.build_job import BuildExecutor
+from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.loop import Builder
+from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.settings import BuilderSettings
 from gpufn_builder.store import Store
 from gpufn_core.protocol import subjects
@@ -48,7 +50,16 @@ async def serve(settings: BuilderSettings) -> None:
             measuring=settings.measuring,
         )
         builder = Builder(
-            bus, builds=KeyValue(bus, subjects.BUILDS), executor=executor, node=settings.node, clock=clock
+            bus,
+            builds=KeyValue(bus, subjects.BUILDS),
+            executor=executor,
+            slots=BuildSlots(
+                most=settings.builds,
+                limit_bytes=settings.memory_limit_bytes,
+                history=MemoryHistory(settings.home.tuning / "build-memory.json"),
+            ),
+            node=settings.node,
+            clock=clock,
         )
         log.info("builds for node %s", settings.node)
         await run_until_signaled(builder.run(), "builder")

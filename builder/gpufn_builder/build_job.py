@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +41,10 @@ from gpufn_platform.process.clock import Clock
 PROCESS: Final = "gpufn_builder.processes.build_process"
 _GRACE_S: Final = 5.0  # the build process also knows the timeout, and continues after a candidate without progress
 TIMEOUT_S: Final = 600.0
+_THREADS: Final = 1024
 
 OnProgress = Callable[[ProgressUpdate], None]
+OnHeld = Callable[[int], None]  # bytes
 
 
 class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +84,19 @@ class BuildExecutor:
         self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
+        # Each build has a thread that waits for its process. The default pool has few threads, and others need them.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="build")
 
     def sweep(self) -> None:
         """Remove the folders of builds that an earlier process left."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, build: Build, target: Target, on_progress: OnProgress) -> BuildOutcome:
+    async def run(
+        self, build: Build, target: Target, on_progress: OnProgress, on_held: OnHeld | None = None
+    ) -> BuildOutcome:
         """Run a build. If the model cannot be built, the outcome has the error. Raises BusUnavailable. Cancelling stops
-        the build process."""
-        run = _ActiveBuild(build, target)
+        the build process. `on_held` receives the memory that its processes hold, from another thread."""
+        run = _ActiveBuild(build, target, on_held)
         began, started_at = self._clock.monotonic(), self._clock.time()
         try:
             await self._find_or_build(run, on_progress)
@@ -131,7 +138,7 @@ class BuildExecutor:
             await self._store.fetch(spec.files, folder / MODEL)
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
-            result = await self._in_process(request, folder, on_progress)
+            result = await self._in_process(request, folder, on_progress, run.on_held)
             for engine in result.engines:
                 await asyncio.to_thread(check, engine, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
@@ -165,7 +172,9 @@ class BuildExecutor:
             measuring=self._measuring,
         )
 
-    async def _in_process(self, request: BuildRequest, folder: Path, on_progress: OnProgress) -> BuildResult:
+    async def _in_process(
+        self, request: BuildRequest, folder: Path, on_progress: OnProgress, on_held: OnHeld | None
+    ) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
         work = ChildProcess(self._process, request, folder, environ, name="the build")
@@ -173,9 +182,10 @@ class BuildExecutor:
         def report_progress(progress: ProgressUpdate) -> None:
             loop.call_soon_threadsafe(on_progress, progress)
 
-        waiting = asyncio.create_task(
-            asyncio.to_thread(work.wait, report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S)
-        )
+        def wait() -> BuildResult:
+            return work.wait(report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S, on_held=on_held)
+
+        waiting = loop.run_in_executor(self._threads, wait)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -188,9 +198,10 @@ class BuildExecutor:
 class _ActiveBuild:
     """The state of a build in progress: its candidates, their engines, and a report row for each."""
 
-    def __init__(self, build: Build, target: Target) -> None:
+    def __init__(self, build: Build, target: Target, on_held: OnHeld | None) -> None:
         self.build = build
         self.target = target
+        self.on_held = on_held
         self.compiled = False
         self.error: ErrorInfo | None = None
         self.stages: tuple[StageRow, ...] = ()

@@ -39,6 +39,11 @@ class AlreadyEnded(Conflict):
     """The build has ended and no longer changes."""
 
 
+async def read(builds: KeyValue, build_id: str) -> Build:
+    """Raises BuildNotFound."""
+    return _build.decode((await _entry(builds, build_id)).value)
+
+
 class BuildRecord:
     def __init__(self, builds: KeyValue, entry: Entry, builder: str) -> None:
         self._builds = builds

@@ -34,6 +34,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpufn_builder.processes.memory import held_bytes
 from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
 from gpufn_core.domain.device import NO_MPS
@@ -129,14 +130,16 @@ class ChildProcess:
         timeout_s: float,
         *,
         grace_s: float = 0.0,
+        on_held: Callable[[int], None] | None = None,
     ) -> _Result:
         """Wait for the process and return its result. Raises BuildFailed if it fails, or makes no progress for
-        `timeout_s`. It gets `grace_s` more, because a child that knows the timeout reports what made no progress."""
+        `timeout_s`. It gets `grace_s` more, because a child that knows the timeout reports what made no progress.
+        `on_held` receives the memory that it and its descendants hold, with each line and each second."""
         last: ProgressUpdate | None = None
         error: ErrorInfo | None = None
         problem = ""
         try:
-            for line in self._lines_while_active(timeout_s + grace_s):
+            for line in self._lines_while_active(timeout_s + grace_s, on_held):
                 if isinstance(line, Failed):
                     error = line.error
                 elif (last := line or last) is not None:
@@ -175,7 +178,7 @@ class ChildProcess:
                 else:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _lines_while_active(self, timeout_s: float) -> Iterator[Line | None]:
+    def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line | None]:
         """Yield the lines of the pipe until the process has ended, and None for output. Raises _Stalled without a line
         or output for `timeout_s`, TimeoutError, DecodeError."""
         decode = msgspec.json.Decoder(Line).decode
@@ -188,6 +191,8 @@ class ChildProcess:
             if now >= active_at + timeout_s:
                 raise _Stalled
             ready = dict(poll.poll(min(active_at + timeout_s - now, _POLL_S) * 1000))
+            if on_held is not None:
+                on_held(held_bytes(self._process.pid))
             if self._lines in ready:
                 active_at = time.monotonic()
                 if not (data := os.read(self._lines, _PIPE_BYTES)):

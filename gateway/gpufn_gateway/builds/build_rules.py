@@ -56,8 +56,10 @@ def after_builds(revision: Revision, builds: Mapping[str, Build], now: float) ->
 
 
 def build_ahead(build: Build, builds: Iterable[Build]) -> Build | None:
-    """Return the build that a PENDING build waits for: the one of its DeviceKind that runs for the longest time. Returns
-    None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead."""
+    """Return the build that a PENDING build waits for: the one of its DeviceKind that runs for the longest time.
+
+    None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead.
+    """
     running = [each for each in builds if each.state is BuildState.BUILDING and each.device == build.device]
     if build.state is not BuildState.PENDING or not running:
         return None
