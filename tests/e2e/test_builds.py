@@ -221,6 +221,15 @@ def test_a_build_beyond_its_limits_is_ended_and_told_which(
     assert platform.client.get("/v1/functions/limited").status_code == 404, "nothing of it is served"
 
 
+def test_an_endless_model_does_not_block_the_next(platform: Platform, tmp_path: Path) -> None:
+    endless = begun(platform, written(_looping((1 << 60) + 1), tmp_path / "endless.onnx"))
+    until(lambda: build_of(platform, endless)["stage"] == "reference", "in the endless run")
+    platform.gpufn("build", written(scaled(23), tmp_path / "beside.onnx"))
+    assert build_of(platform, endless)["state"] == "building"
+    platform.client.delete(f"/v1/builds/{endless}").raise_for_status()
+    until(lambda: build_of(platform, endless)["state"] == "cancelled", "cancelled")
+
+
 def test_nan_all_over_is_refused(platform: Platform, tmp_path: Path) -> None:
     model = written(
         models.model([models.node("Sqrt", "x", "y")], [models.value("x", [2])], [models.value("y", [2])]),
