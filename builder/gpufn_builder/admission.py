@@ -4,8 +4,8 @@
    model that never ends does not block the other kinds.
 2. Otherwise the number of builds is below its limit, and the memory suffices: of the host, and for a GPU of the device.
 
-The host memory that a running build needs in addition to what it holds already is reserved for it. Of a GPU, its whole
-need is reserved, although the free memory already lacks what it holds: this errs on the side of fewer builds.
+The host memory that a running build needs in addition to what it holds already is reserved for it. GPU memory is
+reserved in full, although the free memory already lacks what the build holds: the result is fewer builds, not failures.
 """
 
 from __future__ import annotations
