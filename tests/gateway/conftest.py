@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import Usage
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled
 from gpufn_core.ids import Digest, new_invocation_id
 from gpufn_core.protocol.codec import encode

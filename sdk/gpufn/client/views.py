@@ -8,8 +8,8 @@ import msgspec
 
 from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.domain.metering import Usage
 from gpufn_core.domain.revision import Check, RevisionState, Source
+from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import AttemptRecord, KeyLimits

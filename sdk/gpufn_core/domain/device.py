@@ -105,3 +105,8 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
     trust_domain: str = ""
     contained: bool = False
     gpu_part: float = 1.0
+
+    @property
+    def gpus_charged(self) -> float:
+        """The GPU seconds that each second of the worker costs."""
+        return len(self.gpus) * self.gpu_part

@@ -90,7 +90,9 @@ class Launches:
                 self._cleanup.clean_up(record, folder, None)
                 return
             is_process = self._configs.image(revision.spec) is None
-            async with self._shares.joining(record.key, assignment.share, contained=not is_process) as joining:
+            async with self._shares.joining(
+                record.key, assignment.share, priority=revision.spec.priority, contained=not is_process
+            ) as joining:
                 if is_process:
                     group = self._groups.create(record.worker, self._configs.memory_bytes(revision.spec))
                 config = self._configs.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
