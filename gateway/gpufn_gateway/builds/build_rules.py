@@ -1,4 +1,5 @@
-"""Build rules: what to build for a revision with models, and the revision's state once its builds have ended. Pure."""
+"""Build rules: what to build for a revision with models, the build that another waits for, and the revision's state
+once its builds have ended. Pure."""
 
 from __future__ import annotations
 
@@ -65,6 +66,17 @@ def after_builds(
 def _awaits_manifest(build: Build, manifests: Mapping[str, EngineManifest], now: float) -> bool:
     """Return whether the manifest of the engine that workers load first is not known here yet."""
     return now - (build.ended_at or 0.0) < RECORDED_WITHIN_S and not manifests.keys() >= {*build.engines[:1]}
+
+
+def build_ahead(build: Build, builds: Iterable[Build]) -> Build | None:
+    """Return the build that a PENDING build waits for: the one of its DeviceKind that runs for the longest time.
+
+    None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead.
+    """
+    running = [each for each in builds if each.state is BuildState.BUILDING and each.device == build.device]
+    if build.state is not BuildState.PENDING or not running:
+        return None
+    return min(running, key=lambda each: (each.started_at or 0.0, each.id))
 
 
 def as_failed(revision: Revision, error: ErrorInfo) -> Revision:

@@ -183,6 +183,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     device: str  # DeviceKind
     created_at: float
+    function: str = ""  # that is deployed; empty for a build without one
     state: BuildState = BuildState.PENDING
     cancel: bool = False  # a user requested its end
     stage: BuildStage | None = None

@@ -15,7 +15,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import parse_bytes
-from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, device_kinds
+from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, build_ahead, device_kinds
 from tests.gateway.garbage_collection.test_rules import manifest
 
 MODELS = tuple(ModelSpec(parameter=name, files=(ModelFile(f"{name}.onnx", "0" * 64, 1),)) for name in ("a", "b"))
@@ -157,3 +157,34 @@ def test_a_manifest_that_a_limit_is_compared_with_is_waited_for() -> None:
     after = after_builds(revision, builds, {}, 100.0 + RECORDED_WITHIN_S)
     assert after is not None
     assert after.state is RevisionState.READY
+
+
+def waiting(id_: str, device: str = "cpu", state: BuildState = BuildState.PENDING, **fields: Any) -> Build:
+    return Build(id=id_, model=MODELS[0], device=device, created_at=1.0, state=state, **fields)
+
+
+RUNNING = waiting("1", state=BuildState.BUILDING, started_at=20.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "ahead"),
+    [
+        ([], None),
+        ([RUNNING], "1"),
+        ([waiting("1", "NVIDIA L4", BuildState.BUILDING, started_at=1.0)], None),  # of another device
+        ([waiting("1", state=BuildState.SUCCEEDED, started_at=1.0)], None),
+        ([RUNNING, waiting("2", state=BuildState.BUILDING, started_at=10.0)], "2"),  # runs for longer
+        ([waiting("2")], None),  # waits too
+        ([waiting("8"), RUNNING], "1"),
+    ],
+)
+def test_a_build_waits_behind_the_build_of_its_device_that_runs_for_the_longest_time(
+    others: list[Build], ahead: str | None
+) -> None:
+    found = build_ahead(waiting("9"), [*others, waiting("9")])
+    assert (found and found.id) == ahead
+
+
+@pytest.mark.parametrize("state", [state for state in BuildState if state is not BuildState.PENDING])
+def test_a_build_that_does_not_wait_has_no_build_ahead(state: BuildState) -> None:
+    assert build_ahead(waiting("9", state=state), [RUNNING]) is None
