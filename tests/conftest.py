@@ -56,6 +56,8 @@ _LONG = (
     "test_rollout.py",
     "test_maps.py",
 )
+# Engines are measured for milliseconds. A test that fails leaves calls that sleep, and clients leave streams open.
+QUICK: Mapping[str, str] = {"GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2", "GPUFN_SHUTDOWN_TIMEOUT_S": "2"}
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -167,16 +169,13 @@ class Platform:
 
 @contextlib.contextmanager
 def running_platform(home: Path, *options: str, environ: Mapping[str, str] = {}) -> Iterator[Platform]:
-    """`gpufn up` on a free port, stopped at the end. Its engines are measured for milliseconds."""
+    """`gpufn up` on a free port with QUICK settings, stopped at the end."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
-            env=os.environ
-            # A test that fails leaves calls that sleep.
-            | {"GPUFN_HOME": str(home), "GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2"}
-            | dict(environ),
+            env=os.environ | {"GPUFN_HOME": str(home), **QUICK, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
