@@ -155,7 +155,7 @@ def survives(
         none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
         numbers_are_right(platform.client, accepted, ledger.read(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")
-        eventually(stock.grown, "left over")
+        eventually(stock.grown, "left over", every_s=0.5)  # consumers of killed clients go after 30 s
         call_each(clients, runs_at, -1)
 
 

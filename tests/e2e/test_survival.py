@@ -84,7 +84,7 @@ class Load:
                 if answer is not None and answer.status_code == 202:
                     with self._lock:
                         self.accepted[answer.json()["id"]] = number
-                time.sleep(0.005)
+                time.sleep(0.02)
 
     def _call(self, caller: int) -> None:
         number = caller * 1_000_000
