@@ -52,7 +52,7 @@ class Again:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self._platform.url}/readyz", timeout=5).status_code == 200
+            return self._platform.client.get("/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
