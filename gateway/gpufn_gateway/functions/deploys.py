@@ -135,7 +135,7 @@ class Deploys:
         try:
             for model in spec.models:
                 for kind in kinds:
-                    builds.append((await self.builds.begin(model, kind)).id)
+                    builds.append((await self.builds.begin(model, kind, spec.name)).id)
             return await self._create_revision(spec, Digest(bundle), options, tuple(builds))
         except BaseException:
             await self._cancel(builds)

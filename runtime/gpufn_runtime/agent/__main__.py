@@ -52,6 +52,7 @@ from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
+from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.environment import worker_packages
@@ -145,7 +146,10 @@ async def _run_agent(
     shares = _shares(settings, clock)
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
-    containers = _containers(settings, image_log(bus, clock))
+    containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
+    if containers is not None:
+        mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
+        await asyncio.to_thread(label_for_containers, *mounted)
     agent = Agent(
         node=settings.node,
         home=home,
@@ -179,7 +183,7 @@ async def _run_agent(
             task.cancel()
 
 
-def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLauncher | None:
+def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:
     """Return None if the docker package is not installed."""
     try:
         from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415
@@ -198,6 +202,7 @@ def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLau
         limit=settings.templates,
         packages=worker_packages(),
         log_line=log_line,
+        has_gpus=has_gpus,
     )
 
 

@@ -38,13 +38,17 @@ _MAX_UNSENT_EVENTS = 256
 
 
 class Readiness(Protocol):
-    """This node's ability to start workers: its templates and standbys, and why containers cannot start, if so."""
+    """This node's ability to start workers: its templates and standbys, and why containers cannot start or cannot have
+    GPUs, if so."""
 
     @property
     def templates(self) -> tuple[str, ...]: ...
 
     @property
     def container_trouble(self) -> str: ...
+
+    @property
+    def gpu_container_trouble(self) -> str: ...
 
 
 class Reports:
@@ -87,6 +91,7 @@ class Reports:
             processes=tuple(self._process(worker) for worker in self._running_workers.values()),
             templates=self._readiness.templates,
             container_trouble=self._readiness.container_trouble,
+            gpu_container_trouble=self._readiness.gpu_container_trouble,
             park_bytes=self._park_bytes,
             weights=self._weights(),
             contains_all=self._contains_all,

@@ -80,8 +80,18 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
     ended: int = 0
 
 
+class BuildAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """The build that another one waits for. `function` is empty for a build without a function."""
+
+    id: str
+    model: str  # name of the ONNX file
+    function: str = ""
+    building_s: float = 0.0
+
+
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change."""
+    """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change.
+    `ahead` is the build that this one waits for."""
 
     id: str
     device: str
@@ -96,6 +106,8 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     change: int = 0
+    function: str = ""
+    ahead: BuildAhead | None = None
     model: dict[str, Any] = {}
 
     @property

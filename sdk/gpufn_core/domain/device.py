@@ -98,7 +98,6 @@ class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
     has_own_pids: bool = False  # its agent is in a pid namespace of its own: the driver's pids mean nothing there
-    container_runtime: str = ""  # for GPUs in containers: "nvidia" if Docker has it
 
 
 class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):

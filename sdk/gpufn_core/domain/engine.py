@@ -111,7 +111,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     to be independent, so that calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot.
 
     `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
-    remains to be done at load: `none`, `basic`, `extended` or `all` (default).
+    remains to be done at load: `none`, `basic`, `extended` or `all` (default). Of tensorrt: `device_memory_bytes`, the
+    GPU memory of each execution context.
     """
 
     key: str
@@ -136,6 +137,11 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def backend(self) -> Backend:
         return self.identity.backend
+
+    @property
+    def context_bytes(self) -> int:
+        """GPU memory of each execution context, or 0 if the backend reports none."""
+        return int(self.settings.get("device_memory_bytes", 0))
 
     @property
     def size(self) -> int:
@@ -177,6 +183,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     device: str  # DeviceKind
     created_at: float
+    function: str = ""  # that is deployed; empty for a build without one
     state: BuildState = BuildState.PENDING
     cancel: bool = False  # a user requested its end
     stage: BuildStage | None = None

@@ -121,6 +121,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     python: str = ""
     platform: str = ""
     container_trouble: str = ""  # why the node cannot start containers
+    gpu_container_trouble: str = ""  # why its containers cannot have GPUs
     contains_all: bool = False  # functions without an image run in containers too
     weights: WeightsReport = WeightsReport()
     clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown

@@ -148,6 +148,23 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
     assert all(fact in told for fact in ("a: ", "containers", "unix:///x"))
 
 
+def test_a_gpu_worker_in_a_container_goes_where_containers_have_gpus() -> None:
+    nodes = [
+        NodeReport("a", 0.0, (cpu(), gpu("g1")), gpu_container_trouble="neither hook nor CDI"),
+        NodeReport("b", 0.0, (cpu(8, 64 * GIB), gpu("g2"))),
+    ]
+    wants = Resources(gpu=("L4",))
+    placed = [
+        place(resources, nodes, LeaseBook(), in_container=in_container)
+        for resources, in_container in ((wants, True), (wants, False), (Resources(), True))
+    ]
+    assert [each.share.gpus for each in placed if isinstance(each, Placement)] == [("g2",), ("g1",), ()]
+    why = why_no_room(wants, nodes[:1], LeaseBook(), in_container=True)
+    assert all(fact in why for fact in ("a: ", "containers", "neither hook nor CDI"))
+    contains_all = msgspec.structs.replace(nodes[0], contains_all=True)
+    assert place(wants, [contains_all], LeaseBook()) == NoRoom(at_any_size=True)
+
+
 def test_a_worker_goes_to_no_node_that_starts_none() -> None:
     ill = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason="too many open files")
     nodes = [node("a", ill, gpu("g1")), node("b", cpu(8, 64 * GIB), gpu("g2"))]

@@ -27,6 +27,7 @@ from gpufn_runtime.agent.decide.template_choice import READY_TIMEOUT_S, ModuleSe
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers import container_folder
 from gpufn_runtime.agent.launchers.containers.freezer import Freezer
+from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
 from gpufn_runtime.agent.launchers.containers.sandbox import (
     WORKER,
     Limits,
@@ -93,7 +94,7 @@ class Container:
     def set_on_gone(self, call: Callable[[], None]) -> None:
         self._control.on_gone = call
 
-    async def start(self, owner: Mapping[str, str], packages: Sequence[str]) -> None:
+    async def start(self, owner: Mapping[str, str], packages: Sequence[str], gpu_driver: GpuDriver) -> None:
         """Start the container and wait until its process is ready for a request. `owner` are the container's labels.
         Raises PlatformError, or ContainerGone if the image does not exist. The caller must then `remove` it."""
         try:
@@ -109,6 +110,7 @@ class Container:
             shared_bodies=self._shared_bodies,
             packages=packages,
             modules=self.modules,
+            gpu_driver=gpu_driver,
         )
         await self._create(box, owner)
         self.pid = await self._daemon.start(self.id)

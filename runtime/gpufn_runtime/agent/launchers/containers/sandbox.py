@@ -21,6 +21,7 @@ import msgspec
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
 from gpufn_core.spec.weights_spec import WeightsSpec
+from gpufn_runtime.agent.launchers.containers.gpu_access import CDI_KIND, GpuDriver
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
@@ -64,7 +65,14 @@ class Sandbox:
 
 
 def sandbox(
-    limits: Limits, *, uid: int, folder: Path, shared_bodies: Path, packages: Iterable[str], modules: Iterable[str]
+    limits: Limits,
+    *,
+    uid: int,
+    folder: Path,
+    shared_bodies: Path,
+    packages: Iterable[str],
+    modules: Iterable[str],
+    gpu_driver: GpuDriver,
 ) -> Sandbox:
     """Return a container's settings. `packages` are our package folders on this host; `modules` are imported early."""
     mounts = [
@@ -115,7 +123,7 @@ def sandbox(
             "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             "ipc_mode": "private",
             "log_config": _LOG_CONFIG,
-            "device_requests": _gpu_requests(limits.gpus),
+            "device_requests": _gpu_requests(limits.gpus, gpu_driver),
         },
     )
 
@@ -159,10 +167,12 @@ def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[s
     return {"Type": "bind", "Source": os.fspath(source), "Target": target, "ReadOnly": not writable}
 
 
-# Requests to NVIDIA's container runtime. The tests replace its hook by a fake, because the real hook needs a GPU.
+# Requests to Docker's device drivers. The tests replace NVIDIA's hook by a fake, because the real hook needs a GPU.
 
 
-def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
+def _gpu_requests(gpus: tuple[str, ...], driver: GpuDriver) -> list[dict[str, Any]] | None:
     if not gpus:
         return None
+    if driver is GpuDriver.CDI:
+        return [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}={uuid}" for uuid in gpus]}]
     return [{"Driver": "nvidia", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]

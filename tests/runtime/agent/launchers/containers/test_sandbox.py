@@ -12,6 +12,7 @@ from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
+from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, config_in_container, sandbox
 from gpufn_runtime.agent.mps.base import Mounts
 
@@ -19,10 +20,15 @@ FOLDER = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "a" * 64),))
 FILE = WeightsSpec(source="./w", is_file=True, files=(WeightsFile("w", 1, "b" * 64),))
 
 
-def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
-    folder, shared_bodies = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
+def made(limits: Limits, modules: tuple[str, ...] = (), *, gpu_driver: GpuDriver = GpuDriver.HOOK) -> Sandbox:
     return sandbox(
-        limits, uid=1_900_000_001, folder=folder, shared_bodies=shared_bodies, packages=["/src/gpufn"], modules=modules
+        limits,
+        uid=1_900_000_001,
+        folder=Path("/node/run/c/c-1"),
+        shared_bodies=Path("/dev/shm/home/c-1"),
+        packages=["/src/gpufn"],
+        modules=modules,
+        gpu_driver=gpu_driver,
     )
 
 
@@ -96,6 +102,13 @@ def test_who_shares_a_gpu_has_what_makes_it_a_client(mps: Mounts, mounted: set[t
 )
 def test_what_was_asked_for_is_given(limits: Limits, what: str, value: Any) -> None:
     assert made(limits).host_config[what] == value
+
+
+def test_gpus_are_requested_by_their_cdi_names_without_the_hook() -> None:
+    limits = Limits(1 << 30, 1.0, gpus=("GPU-1", "GPU-2"))
+    requests = made(limits, gpu_driver=GpuDriver.CDI).host_config["device_requests"]
+    assert requests == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"]}]
+    assert made(Limits(1 << 30, 1.0), gpu_driver=GpuDriver.CDI).host_config["device_requests"] is None
 
 
 def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
