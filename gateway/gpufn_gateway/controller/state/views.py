@@ -196,13 +196,16 @@ class RevisionView:
         """Seconds that a resume saves compared with a cold start."""
         return max(_MIN_SAVED_S, (_median(self.cold_starts) or 1.0) - (_median(self.resumes) or 0.0))
 
-    def record_start(self, start: ColdStart, node: str, known_s: float, now: float) -> None:
-        """Record a cold start or a resume. `known_s` is the age of the Assignment here. Placing the worker took no
-        longer, whatever the difference between the clocks of two hosts suggests."""
+    def record_start(self, start: ColdStart, node: str, known_s: float, at: float) -> None:
+        """Record a cold start or a resume that ended `at`, in unix seconds.
+
+        `known_s` is the age of the Assignment here. Placing the worker took no longer, whatever the difference between
+        the clocks of two hosts suggests.
+        """
         start = msgspec.structs.replace(start, place_s=min(start.place_s, known_s))
         if not is_duration(start.total_s):
             return
-        self.last_start = LastStart(node, now, start.phases)
+        self.last_start = LastStart(node, at, start.phases)
         if start.resume_s is None:
             self.cold_starts.append(start.total_s)
             self.start_s_by_node[node] = start.total_s - start.place_s - start.fetch_s
