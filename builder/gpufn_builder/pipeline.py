@@ -94,7 +94,6 @@ class Pipeline:
         self._clock = clock
         self._now = now
         self._run_candidate = run_candidate
-        self._must_end_at = clock() + request.spec.max_build_s
         self._stages: list[StageRow] = []
         self._candidates: list[CandidateRow] = []
 
@@ -121,7 +120,7 @@ class Pipeline:
             profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
             cases = user_samples or generated
-            reference = run_reference(model, cases, verify=self._spec.verify)
+            reference = run_reference(model, cases, self._report_case, verify=self._spec.verify)
             model = observe(model, reference)
             notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
             notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
@@ -167,6 +166,9 @@ class Pipeline:
             seeds = "with a seed" if self._spec.verify else "without a seed"
             remarks.append(f"draws random numbers {seeds}: {listed(model.random_nodes)}")
         return tuple(map(one_line, remarks))  # the model chooses the names of its nodes
+
+    def _report_case(self, case: Case) -> None:
+        self._report_progress(BuildStage.REFERENCE, BEGIN[BuildStage.REFERENCE], case.name)
 
     def _folder_for(self, name: str) -> Path:
         folder = self._folder / name
@@ -265,7 +267,7 @@ class Pipeline:
             self._report_progress(progress.stage, begin + progress.progress * span, detail)
 
         result = self._run_candidate(
-            request, folder, self._environ, timeout_s=max(1.0, self._must_end_at - self._clock()), on_progress=pass_on
+            request, folder, self._environ, timeout_s=self._request.timeout_s, on_progress=pass_on
         )
         return result, BuiltEngine(self._manifest(identity, prepared, result, engine), str(engine))
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from gpufn_core.domain.engine import Build, EngineManifest
-from gpufn_core.domain.metering import USAGE_RETENTION_S
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import ApiKey

@@ -24,7 +24,8 @@ from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
 from gpufn.declare.hooks import hooks
 from gpufn.declare.type_hints import resolve_hint, signature_of
-from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
+from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
+from gpufn_core.domain.retry_policy import Settlement, settlement_for
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.raised_types import classes_of
 from gpufn_core.encoding.record_classes import RecordClasses

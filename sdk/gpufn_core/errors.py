@@ -22,6 +22,9 @@
        └─ BusUnavailable
           └─ StoreFull
 
+The text of an error is the first line of its class's docstring, unless the code that raises it passes a better one. The
+exception of a user's function gets its text in `gpufn_runtime.worker.execute.error_report`.
+
 A class never shares its name with a builtin. `code` is sent on the wire and never changes. HTTP statuses are in
 `gpufn_gateway.problems`.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import struct
 import time
 from typing import NewType
 
@@ -40,14 +41,18 @@ class _UlidSource:
         if now > self._millisecond:  # later ids still sort later after the clock is set back
             self._millisecond = now
             self._prefix = _base32(now, 10)
-        tail = int.from_bytes(os.urandom(10), "big")
         pairs = _PAIRS
-        return self._prefix + "".join([pairs[(tail >> shift) & 1023] for shift in range(70, -1, -10)])
+        a, b, c, d, e, f, g, h = _RANDOM.unpack(os.urandom(16))
+        return (
+            f"{self._prefix}{pairs[a & 1023]}{pairs[b & 1023]}{pairs[c & 1023]}{pairs[d & 1023]}"
+            f"{pairs[e & 1023]}{pairs[f & 1023]}{pairs[g & 1023]}{pairs[h & 1023]}"
+        )
 
 
 _STEM_LENGTH = 18  # of 26
 _PYTHON_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 
+_RANDOM = struct.Struct("8H")
 _PAIRS = [_base32(value, 2) for value in range(1024)]
 _source = _UlidSource()
 

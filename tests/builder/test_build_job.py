@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from gpufn_builder import identity
+from gpufn_builder import build_job, identity
 from gpufn_builder.build_job import BuildOutcome
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process_messages import ProgressUpdate
 from gpufn_builder.store import Store
-from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest
+from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest, Latency
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
@@ -342,6 +342,36 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_not_reused(
     assert "at most 1e-09 is allowed" in ended.error.message
 
 
+_ORDERS = {0.0005: (Backend.ORT_CUDA, Backend.TENSORRT), 0.00095: (Backend.TENSORRT, Backend.ORT_CUDA)}
+
+
+@pytest.mark.parametrize("cuda_s", _ORDERS)
+async def test_the_faster_engine_of_a_gpu_is_the_first(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_s: float
+) -> None:
+    order = _ORDERS[cuda_s]
+    versions = identity.installed()[Backend.ORT_CPU]
+    monkeypatch.setattr(identity, "installed", lambda: dict.fromkeys(Backend, versions))
+    bus, target = await connect(nats), Target("NVIDIA L4", "8.9", "GPU-1")
+    executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
+    spec = await bench.upload(bus, bench.scaled(64 + cuda_s))
+    [cpu] = (await executor.run(bench.build_of(spec), CPU, _ignore)).engines
+    manifest = await store.find(cpu)
+    assert manifest is not None
+    keys = {}
+    for backend, median_s in ((Backend.TENSORRT, 0.001), (Backend.ORT_CUDA, cuda_s)):
+        made = identity.identity(spec, target, backend, versions)
+        keys[backend] = made.key
+        latency = Latency(median_s, median_s, median_s, 1 / median_s, settled=True)
+        engine = msgspec.structs.replace(manifest, identity=made, key=made.key, latency=latency)
+        await KeyValue(bus, subjects.ENGINES).create(made.key, encode(engine))
+    ended = await executor.run(bench.build_of(spec, target.kind), target, _ignore)
+    assert (ended.error, ended.cached, ended.engines) == (None, True, tuple(keys[backend] for backend in order))
+    assert [row["backend"] for row in (await _report(bus, ended))["candidates"]] == list(order)
+    page = (await object_store.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
+    assert "10%" in page
+
+
 async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:
     spec = await bench.upload(await connect(nats), bench.scaled(3))
     updates: list[ProgressUpdate] = []
@@ -410,6 +440,22 @@ async def test_a_build_waits_while_the_bus_is_away(
     ended = await executor.run(bench.build_of(spec), CPU, _ignore)
     assert (ended.error, ended.engines, bool(ended.report)) == (None, (_key(spec),), True)
     assert set(away.values()) == {0}
+
+
+async def test_a_build_gives_up_on_a_bus_that_stays_away(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(bus, tmp_path, retry_for_s=0.0)
+    spec = await bench.upload(bus, bench.scaled(61))
+
+    async def away(*given: Any, **more: Any) -> Any:
+        raise BusUnavailable
+
+    monkeypatch.setattr(object_store, "put_file", away)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.error.stage, ended.engines) == ("publish", ())
 
 
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
@@ -519,6 +565,34 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     assert list((tmp_path / "builds").iterdir()) == []
     assert await store.find(_key(spec)) is None
     assert await KeyValue(bus, subjects.LEASES).get(f"build.{_key(spec)}") is None
+
+
+async def test_a_build_without_progress_ends_with_its_process_and_a_remedy(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_job, "_GRACE_S", 0.0)
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(
+        await connect(nats, "builder"), tmp_path, process="tests.builder.hanging", timeout_s=3.0
+    )
+    ended = await executor.run(bench.build_of(await bench.upload(bus, bench.scaled(62))), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.state, ended.error.stage, ended.engines) == (BuildState.FAILED, "ingest", ())
+    assert "--build-timeout" in ended.error.message
+    assert not any(b"tests.builder.hanging" in _command(pid) for pid in _children())
+    assert list((tmp_path / "builds").iterdir()) == []
+
+
+async def test_a_model_sets_the_timeout_of_its_build(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_job, "_GRACE_S", 0.0)
+    bus = await connect(nats)
+    executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    spec = await bench.upload(bus, bench.scaled(63), build_timeout_s=1.0)
+    ended = await executor.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert "no progress for 1 s" in ended.error.message
 
 
 def _children() -> list[str]:

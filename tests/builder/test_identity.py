@@ -91,7 +91,7 @@ def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) 
         {"files": (msgspec.structs.replace(MODEL, name="renamed.onnx"), WEIGHTS)},
         {"parameter": "other"},
         {"allow_cpu": True},
-        {"max_build_s": 60.0},
+        {"build_timeout_s": 60.0},
         {"memory_limit_bytes": 1 << 30},
     ],
     ids=str,
@@ -102,7 +102,7 @@ def test_what_is_not_of_the_engine_makes_no_other_one(changes: dict[str, Any]) -
 
 def test_every_field_of_a_spec_is_in_one_of_these_tables() -> None:
     makes_another = {"files", "precision", "max_batch", "profiles", "samples", "tolerance", "verify"}
-    makes_none = {"parameter", "allow_cpu", "max_build_s", "memory_limit_bytes"}
+    makes_none = {"parameter", "allow_cpu", "build_timeout_s", "memory_limit_bytes"}
     assert makes_another | makes_none == set(ModelSpec.__struct_fields__)
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import Usage
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled
 from gpufn_core.ids import Digest, new_invocation_id
 from gpufn_core.protocol.codec import encode
@@ -160,7 +160,7 @@ class Gateway:
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
-        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
+        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
         self.registry.on_runner_report = self.telemetry.attempts.add_report
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.mps.client import client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.daemon import Daemon
@@ -102,7 +103,7 @@ def test_a_client_is_known_to_it_and_has_no_more_than_its_limits(gpu: str, folde
         daemon = Daemon(gpu, folder, uid=os.getuid())
         await daemon.start()
         try:
-            return whole, await seen_by_a_client(client_environment(share, daemon.pipe), daemon)
+            return whole, await seen_by_a_client(client_environment(share, daemon.pipe, Priority.NORMAL), daemon)
         finally:
             await daemon.stop()
 

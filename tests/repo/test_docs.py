@@ -14,7 +14,8 @@ import click
 import pytest
 
 from gpufn_core.domain.device import DeviceType, Health, Share
-from gpufn_core.domain.invocation import InvocationState, OutcomeKind, Settlement
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.domain.worker import Desired, WorkerState
 from gpufn_core.errors import BY_CODE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,14 +21,24 @@ _STAGE: Final = BuildStage.REFERENCE
 _failed = partial(BuildFailed, stage=_STAGE)
 
 
-def run_reference(model: NormalModel, cases: Sequence[Case], *, verify: bool = True) -> list[Arrays]:
+def run_reference(
+    model: NormalModel,
+    cases: Sequence[Case],
+    on_case: Callable[[Case], object] = lambda case: None,
+    *,
+    verify: bool = True,
+) -> list[Arrays]:
     """Return the outputs of each case, in fp32 where the model uses fp32. Raises BuildFailed(stage="reference").
+    `on_case` receives each case before its run.
 
     A model cannot be verified if its outputs differ between two sessions, or if an output is entirely NaN for a user's
     sample or for all generated cases. Other NaNs are kept, and counted where outputs are compared.
     """
     session = _session(model)
-    outputs = [_run(session, case) for case in cases]
+    outputs = []
+    for case in cases:
+        on_case(case)
+        outputs.append(_run(session, case))
     _check_types(model.outputs, outputs)
     if verify:
         _check_nans(cases, outputs)

@@ -1,7 +1,8 @@
 """Messages between the service, its build process, and the processes of the build's candidates.
 
 To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
-success a result in a file beside the request, in msgpack, because JSON has no infinities.
+success a result in a file beside the request, in msgpack, because JSON has no infinities. A line and output of the
+process are its progress: without either for the timeout of the build, the process is killed.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildRequest(Request, frozen=True, kw_only=True):
-    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in order, the best
-    first."""
+    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in the order of the
+    chain."""
 
     build: str
     spec: ModelSpec
@@ -86,6 +87,7 @@ class BuildRequest(Request, frozen=True, kw_only=True):
     candidates: tuple[EngineIdentity, ...]
     folder: str
     caches: str
+    timeout_s: float  # without progress
     measuring: MeasurePlan = THOROUGH
 
 
@@ -99,7 +101,7 @@ class BuiltEngine(msgspec.Struct, frozen=True):
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """With an `error` there are no engines; the rows show how far the build got."""
 
-    engines: tuple[BuiltEngine, ...] = ()  # the best first
+    engines: tuple[BuiltEngine, ...] = ()
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()
     error: ErrorInfo | None = None

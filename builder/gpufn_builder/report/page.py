@@ -11,6 +11,7 @@ from typing import Final
 
 import jinja2
 
+from gpufn_builder.backend_choice import MARGIN
 from gpufn_builder.report.numbers import duration, number, small
 from gpufn_builder.report.plot import Plot
 from gpufn_builder.report.report import BuildReport, CandidateRow
@@ -31,11 +32,13 @@ def render(report: BuildReport) -> str:
         report=report,
         began=datetime.datetime.fromtimestamp(report.started_at, datetime.UTC),
         passed=passed,
+        measured_on_gpu=sum(row.backend.on_gpu for row in measured),
         plot=Plot(measured) if measured else None,
         outputs=outputs,
         max_outputs=_MAX_OUTPUTS,
         tolerance=_tolerance(report.tolerance),
         details=_details,
+        margin=MARGIN,
     )
 
 

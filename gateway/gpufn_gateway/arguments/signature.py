@@ -20,7 +20,7 @@ import msgspec
 from gpufn_core.encoding.msgspec_errors import describe_json_error, number_field, parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import MethodSpec
-from gpufn_gateway.arguments.enum_messages import allowed_values
+from gpufn_gateway.arguments.allowed_values import allowed_values
 
 MAX_CHECKED_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64

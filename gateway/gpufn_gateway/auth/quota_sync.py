@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage, UsageKey, day_of
+from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

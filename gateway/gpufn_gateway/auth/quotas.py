@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from gpufn_core.domain.metering import Usage
+from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.protocol.reports import KeyUse

@@ -126,7 +126,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "parameter": _text(model_spec.PARAMETER),
         "files": {"minItems": 1, "maxItems": model_spec.MAX_MODEL_FILES},
         "max_batch": {"minimum": 1, "maximum": model_spec.MAX_BATCH},
-        "max_build_s": {"minimum": model_spec.MIN_BUILD_S, "maximum": model_spec.MAX_BUILD_S},
+        "build_timeout_s": {
+            "minimum": model_spec.MIN_BUILD_TIMEOUT_S,
+            "maximum": model_spec.MAX_BUILD_TIMEOUT_S,
+        },
         "memory_limit_bytes": _PROCESS_MEMORY,
     },
     "ModelFile": {

@@ -40,7 +40,7 @@ _JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # a bytes resu
 def describe(serving: Iterable[Revision]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the paths and the schemas for calls of each serving revision."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
-    paths: dict[str, Any] = dict(_CALLS)
+    paths: dict[str, Any] = dict(_SUBMITTED_CALLS)
     for revision in sorted(serving, key=lambda each: each.function):
         for method in revision.spec.methods:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
@@ -60,7 +60,7 @@ def _header(name: str, description: str, kind: str = "string", **schema: Any) ->
 
 _ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": _STRING}
 _CLIENT_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
-_KEY = _header(
+_IDEMPOTENCY_KEY = _header(
     "Idempotency-Key", "Requests with the same key are one call", minLength=1, maxLength=MAX_IDEMPOTENCY_KEY_LENGTH
 )
 _LAST_EVENT = _header(
@@ -98,11 +98,11 @@ _WAIT: dict[str, Any] = {
 
 
 def _call_operation(
-    verb: str, summary: str, responses_by_status: Mapping[str, str], *parameters: dict[str, Any]
+    operation_id: str, summary: str, responses_by_status: Mapping[str, str], *parameters: dict[str, Any]
 ) -> dict[str, Any]:
     responses: dict[str, Any] = {code: {"description": text} for code, text in responses_by_status.items()}
     return {
-        "operationId": verb,
+        "operationId": operation_id,
         "summary": summary,
         "tags": ["calls"],
         "parameters": [_ID, *parameters],
@@ -115,7 +115,7 @@ PROBLEM_RESPONSE: dict[str, Any] = {
     "content": {media.PROBLEM: {"schema": {"$ref": _PROBLEM}}},
 }
 _STATUS: Final = {"200": "Its status"}
-_CALLS: dict[str, Any] = {
+_SUBMITTED_CALLS: dict[str, Any] = {
     "/v1/invocations/{id}": {
         "get": _call_operation("status", "Show the status of a submitted call, and why it waits", _STATUS),
         "delete": _call_operation("cancel", "Cancel a submitted call, queued or running", _STATUS),
@@ -172,7 +172,7 @@ def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str
     content: dict[str, Any] = {media.JSON: {"schema": returns}}
     if returns == _JSON_OF_BYTES:
         content = {media.BYTES: {"schema": {}}}
-    parameters = [*_CALL_HEADERS, _KEY, *_query(name, method, schemas)]
+    parameters = [*_CALL_HEADERS, _IDEMPOTENCY_KEY, *_query(name, method, schemas)]
     if method.kind.streams:
         content[media.EVENTS] = {"schema": _STRING}
         parameters.append(_LAST_EVENT)
@@ -192,7 +192,7 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
         "operationId": f"submit {name}",
         "summary": f"Queue a call of {name} and fetch its result later",
         "tags": [name.partition(".")[0]],
-        "parameters": [*_CALL_HEADERS, _WEBHOOK, _KEY, *_query(name, method, schemas)],
+        "parameters": [*_CALL_HEADERS, _WEBHOOK, _IDEMPOTENCY_KEY, *_query(name, method, schemas)],
         "requestBody": _body(name, method, schemas),
         "responses": _responses("202", "Queued", "Submitted"),
     }
@@ -202,6 +202,7 @@ def _put(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, An
     return _submit(name, method, schemas) | {
         "operationId": f"put {name}",
         "summary": f"Queue a call of {name} under your own id; a repeat is the same call",
+        # No Idempotency-Key: the id takes its place.
         "parameters": [_CLIENT_ID, *_CALL_HEADERS, _WEBHOOK, *_query(name, method, schemas)],
     }
 
@@ -266,7 +267,7 @@ def _infer(name: str) -> dict[str, Any]:
 
 
 def _query(name: str, method: MethodSpec, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the query parameters beside a raw body. None is required: a JSON body has all arguments."""
+    """Return the query parameters beside a raw body. They are optional, because a JSON body has all arguments."""
     if method.raw_parameter is None:
         return []
     parameters = _hoist(method.parameters, f"{name}.arguments", schemas)

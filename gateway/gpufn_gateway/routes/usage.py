@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.metering import Usage, UsageKey, day_of, days
+from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.functions.registry import Registry

@@ -138,6 +138,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.ENGINES),
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
+            *_read_store(subjects.MODEL_FILES),  # weights
         ],
         subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
     ),

@@ -18,6 +18,7 @@ from gpufn_platform.process.settings import (
     node_name,
     number,
     process_memory,
+    size,
     whole_number,
     yes_or_no,
 )
@@ -36,6 +37,7 @@ class AgentSettings:
                           which is too little on a virtual machine with dynamic memory
     GPUFN_TEMPLATES       maximum number of templates kept in memory; 0 for none. Default: 4
     GPUFN_PARK_MEMORY     memory of this host for parked workers, such as 16Gi; 0 for none. Default: a quarter
+    GPUFN_WEIGHTS_DISK    disk space of this host for weights, such as 500Gi. Default: half of the disk
     GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
     GPUFN_MPS_EXCLUSIVE   yes: only MPS clients may use a GPU that is shared by MPS (compute mode EXCLUSIVE_PROCESS,
                           which needs root). Default: no
@@ -54,6 +56,7 @@ class AgentSettings:
     memory_bytes: int | None = None
     templates: int = 4
     park_bytes: int | None = None
+    weights_bytes: int | None = None
     grace_s: float = GRACE_S
     mps_exclusive: bool = False
     default_image: ImageSpec | None = None
@@ -75,6 +78,7 @@ class AgentSettings:
                 "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MAX_TEMPLATES
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
+            weights_bytes=size("GPUFN_WEIGHTS_DISK", text) if (text := environ.get("GPUFN_WEIGHTS_DISK")) else None,
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),

@@ -241,7 +241,7 @@ class Runner:
                 relay=self._relay.handle,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
-                gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
+                gpus_charged=assignment.share.gpus_charged,
                 is_inherited=assignment.worker in self._initial_workers,
             )
             await queue.workers.add(link)

@@ -71,7 +71,7 @@ class MapOptions(NamedTuple):
             raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
         if self.after and self.id is None:
             raise InvalidInput("after is a cursor of an existing map: set its id, too")
-        Cursor.read(self.after or "")
+        Cursor.parse(self.after or "")
         return self
 
 
@@ -85,7 +85,7 @@ class PlatformMap:
         options: MapOptions,
         reader: ResultReader = PLAIN,
     ) -> None:
-        after = Cursor.read(options.after or "")
+        after = Cursor.parse(options.after or "")
         if options.ordered and options.after and after.item is None:
             raise InvalidInput("this cursor is of a map with ordered=False: set ordered=False", field="after")
         self.id = id
@@ -97,7 +97,7 @@ class PlatformMap:
         self._options = options
         self._reader = OutcomeReader(lambda cursor: transport.outcomes(id, cursor), after)
         self._sender: ItemSender | None = None
-        self._taken = after.item if after.item is not None else after.ended
+        self._taken = after.item if after.item is not None else after.ended_count
         self._unreported = 0
         weakref.finalize(self, self._reader.stop)
 

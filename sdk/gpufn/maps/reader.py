@@ -22,7 +22,7 @@ from gpufn_core.errors import BusUnavailable, GatewayUnavailable, InvalidInput
 
 T = TypeVar("T")
 
-_MAX_BYTES: Final = 32 << 20  # for outcomes not yet taken, and again for outcomes that wait for an earlier item
+_MAX_BYTES: Final = 32 << 20  # of outcomes in the reader; and as many of outcomes that wait for an earlier item
 _MAX_OUTCOMES: Final = 4096
 _RETRY_S: Final = 60.0  # longer than the restart of a gateway takes
 _MIN_BACKOFF_S: Final = 0.05
@@ -31,12 +31,12 @@ _CURSOR = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){1,2}")
 
 
 class ItemOutcome(NamedTuple):
-    """The outcome of an item: its result, or a problem as JSON. `seq` and `ended` are its position in the stream."""
+    """The outcome of an item: its result, or a problem as JSON. `seq` and `ended_count` are its `Cursor`."""
 
     kind: media.MapOutcomeKind
     item: int
     seq: int
-    ended: int
+    ended_count: int
     content_type: str
     body: bytes
 
@@ -44,28 +44,28 @@ class ItemOutcome(NamedTuple):
 class Cursor(NamedTuple):
     """The position of a reader in a map.
 
-    All outcomes up to `seq` have been taken; their number is `ended`. An ordered reader has taken all items below
+    All outcomes up to `seq` have been taken; their number is `ended_count`. An ordered reader has taken all items below
     `item`.
 
-    >>> str(Cursor(17, 3)), Cursor.read("17.3.5")
-    ('17.3', Cursor(seq=17, ended=3, item=5))
+    >>> str(Cursor(17, 3)), Cursor.parse("17.3.5")
+    ('17.3', Cursor(seq=17, ended_count=3, item=5))
     """
 
     seq: int = 0
-    ended: int = 0
+    ended_count: int = 0
     item: int | None = None
 
     def __str__(self) -> str:
-        return self.wire if self.item is None else f"{self.wire}.{self.item}"
+        return self.for_gateway if self.item is None else f"{self.for_gateway}.{self.item}"
 
     @property
-    def wire(self) -> str:
-        """The cursor that the gateway accepts."""
-        return f"{self.seq}.{self.ended}"
+    def for_gateway(self) -> str:
+        """The part that the gateway accepts: it does not order items."""
+        return f"{self.seq}.{self.ended_count}"
 
     @classmethod
-    def read(cls, text: str) -> Cursor:
-        """Parse a cursor. Raises InvalidInput."""
+    def parse(cls, text: str) -> Cursor:
+        """Return the cursor in `text`. Raises InvalidInput."""
         if not isinstance(text, str) or _CURSOR.fullmatch(text or "0.0") is None:
             raise InvalidInput(f"{text!r:.42} is not a map's cursor", field="after")
         return cls(*map(int, (text or "0.0").split(".")))
@@ -78,17 +78,16 @@ def parse_outcomes(chunks: Iterable[bytes]) -> Iterator[list[ItemOutcome]]:
         buffer += chunk
         outcomes, at = [], 0
         while len(buffer) - at >= media.OUTCOME.size:
-            kind, name_length, body_length, index, seq, ended = media.OUTCOME.unpack_from(buffer, at)
-            name_at = at + media.OUTCOME.size
-            start = name_at + name_length
-            if len(buffer) < start + body_length:
+            kind, type_length, body_length, item, seq, ended_count = media.OUTCOME.unpack_from(buffer, at)
+            type_at = at + media.OUTCOME.size
+            body_at = type_at + type_length
+            if len(buffer) < body_at + body_length:
                 break
-            at = start + body_length
+            at = body_at + body_length
             if kind != media.MapOutcomeKind.EMPTY:
-                name = buffer[name_at:start].decode("ascii")
-                outcomes.append(
-                    ItemOutcome(media.MapOutcomeKind(kind), index, seq, ended, name, bytes(buffer[start:at]))
-                )
+                content_type = buffer[type_at:body_at].decode("ascii")
+                body = bytes(buffer[body_at:at])
+                outcomes.append(ItemOutcome(media.MapOutcomeKind(kind), item, seq, ended_count, content_type, body))
         del buffer[:at]
         yield outcomes
     if buffer:
@@ -117,11 +116,12 @@ class ItemOrder:
 
     def __init__(self, after: Cursor, max_bytes: int = _MAX_BYTES) -> None:
         self._next = after.item or 0
-        self._read = after
+        self._position = after
         self._early: dict[int, ItemOutcome] = {}
         self._early_bytes = 0
         self._max_bytes = max_bytes
-        self._arrived: deque[ItemOutcome] = deque()  # outcomes after the `seq` of the cursor, without bodies
+        # In the order of arrival, without bodies. The cursor is before the first, whose item has not been taken.
+        self._arrived: deque[ItemOutcome] = deque()
 
     def add(self, outcome: ItemOutcome) -> None:
         if outcome.item < self._next:
@@ -140,7 +140,7 @@ class ItemOrder:
             self._next += 1
             while self._arrived and self._arrived[0].item < self._next:
                 arrived = self._arrived.popleft()
-                self._read = Cursor(arrived.seq, arrived.ended)
+                self._position = Cursor(arrived.seq, arrived.ended_count)
         return outcome
 
     def skip(self) -> int | None:
@@ -155,7 +155,7 @@ class ItemOrder:
 
     @property
     def cursor(self) -> Cursor:
-        return self._read._replace(item=self._next)
+        return self._position._replace(item=self._next)
 
 
 class ArrivalOrder:
@@ -164,7 +164,7 @@ class ArrivalOrder:
     def __init__(self, after: Cursor) -> None:
         self._waiting: deque[ItemOutcome] = deque()
         self._first_item = after.item or 0
-        self.cursor = Cursor(after.seq, after.ended)
+        self.cursor = Cursor(after.seq, after.ended_count)
 
     def add(self, outcome: ItemOutcome) -> None:
         if outcome.item >= self._first_item:
@@ -174,7 +174,7 @@ class ArrivalOrder:
         if not self._waiting:
             return None
         outcome = self._waiting.popleft()
-        self.cursor = Cursor(outcome.seq, outcome.ended)
+        self.cursor = Cursor(outcome.seq, outcome.ended_count)
         return outcome
 
     def skip(self) -> int | None:
@@ -182,10 +182,10 @@ class ArrivalOrder:
 
 
 class OutcomeReader:
-    """Reads outcomes in a thread. `read(cursor)` yields the outcomes after a cursor, and returns after the last one."""
+    """Reads outcomes in a thread. `open_stream(cursor)` yields the outcomes after a cursor, to the last one."""
 
-    def __init__(self, read: Callable[[str], Iterator[list[ItemOutcome]]], after: Cursor) -> None:
-        self._read = read
+    def __init__(self, open_stream: Callable[[str], Iterator[list[ItemOutcome]]], after: Cursor) -> None:
+        self._open_stream = open_stream
         self._cursor = after
         self._lock = threading.Condition()
         self._outcomes: list[ItemOutcome] = []
@@ -225,7 +225,7 @@ class OutcomeReader:
         deadline, backoff_s = math.inf, _MIN_BACKOFF_S
         while not self._stopped:
             try:
-                with contextlib.closing(self._read(self._cursor.wire)) as stream:  # type: ignore[type-var]
+                with contextlib.closing(self._open_stream(self._cursor.for_gateway)) as stream:  # type: ignore[type-var]
                     for outcomes in stream:
                         deadline, backoff_s = math.inf, _MIN_BACKOFF_S
                         if not self._put(outcomes):
@@ -253,6 +253,6 @@ class OutcomeReader:
             if outcomes and not self._stopped:
                 self._outcomes += outcomes
                 self._bytes += sum(len(outcome.body) for outcome in outcomes)
-                self._cursor = Cursor(outcomes[-1].seq, outcomes[-1].ended)
+                self._cursor = Cursor(outcomes[-1].seq, outcomes[-1].ended_count)
                 self._lock.notify_all()
             return not self._stopped

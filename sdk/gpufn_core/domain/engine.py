@@ -102,7 +102,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     as layers kept in fp32.
 
     `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
-    remains to be done at load: `none`, `basic`, `extended` or `all` (default).
+    remains to be done at load: `none`, `basic`, `extended` or `all` (default). Of tensorrt: `device_memory_bytes`, the
+    GPU memory of each execution context.
     """
 
     key: str
@@ -128,6 +129,11 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def backend(self) -> Backend:
         return self.identity.backend
+
+    @property
+    def context_bytes(self) -> int:
+        """GPU memory of each execution context, or 0 if the backend reports none."""
+        return int(self.settings.get("device_memory_bytes", 0))
 
     @property
     def size(self) -> int:
@@ -169,6 +175,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     device: str  # DeviceKind
     created_at: float
+    function: str = ""  # that is deployed; empty for a build without one
     state: BuildState = BuildState.PENDING
     cancel: bool = False  # a user requested its end
     stage: BuildStage | None = None

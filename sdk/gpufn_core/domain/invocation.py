@@ -1,4 +1,4 @@
-"""The life of an invocation: its states, the outcomes of an attempt, and what an outcome means for the delivery.
+"""The life of an invocation: its states, and the outcomes of an attempt.
 
 QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED | TIMED_OUT
 RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
@@ -7,13 +7,11 @@ RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
 from __future__ import annotations
 
 import enum
-import math
 from typing import Final
 
 import msgspec
 
 from gpufn_core.errors import ErrorInfo, InvocationCancelled, InvocationExpired
-from gpufn_core.spec.function_spec import Retry
 
 STOPS_WITHIN_S: Final = 1.0  # an attempt that is out of time may take this long to end by itself
 # A runner ends a call at its deadline and reports that; a waiting caller allows this much longer for the report.
@@ -65,13 +63,6 @@ class StartReason(enum.StrEnum):
     RUNNER_LOST = "runner_lost"  # the runner or node of the previous delivery died or was silent for too long
 
 
-class Settlement(enum.StrEnum):
-    """How a runner settles a delivery. A retry is a new message, so that its attempt is counted."""
-
-    ACK = "ack"
-    RETRY = "retry"
-
-
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     kind: OutcomeKind
     error: ErrorInfo | None = None
@@ -87,29 +78,10 @@ _STATES: dict[OutcomeKind, InvocationState] = {
     OutcomeKind.LOST: InvocationState.FAILED,
     OutcomeKind.NOT_STARTED: InvocationState.FAILED,
 }
-_RETRYABLE = frozenset({OutcomeKind.RAISED, OutcomeKind.TIMED_OUT, OutcomeKind.LOST})
 
 
 def state_after(kind: OutcomeKind) -> InvocationState:
     return _STATES[kind]
-
-
-def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, left_s: float = math.inf) -> Settlement:
-    """Apply the retry policy to an outcome.
-
-    `retried` retries of the policy were used; starts repeated after a fault of the platform do not count. `left_s` is
-    the time until the deadline. A retry must start before it: otherwise it would expire in the queue and hide this
-    outcome.
-    """
-    if outcome.kind not in _RETRYABLE or retries is None or retried >= retries.attempts:
-        return Settlement.ACK
-    if retries.delay_before(retried + 2) >= left_s:
-        return Settlement.ACK
-    if outcome.kind is OutcomeKind.RAISED and retries.on:
-        raised = outcome.error.error_bases if outcome.error else ()
-        if not set(raised) & set(retries.on):
-            return Settlement.ACK
-    return Settlement.RETRY
 
 
 def queue_timeout_error(waited_s: float) -> InvocationExpired:

@@ -196,7 +196,7 @@ class StartNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of an API key; None means no limit. `rate` is in calls per second. `burst` is how many calls may
     arrive at once (default: the calls of one second). `concurrency` limits calls whose callers wait, `queued` submitted
-    calls that have not ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.metering` counts them.
+    calls that have not ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them.
     """
 
     rate: float | None = None

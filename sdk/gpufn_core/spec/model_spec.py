@@ -21,8 +21,8 @@ MAX_DIMENSIONS = 64  # numpy's limit for a tensor
 LARGEST_SIZE = (1 << 31) - 1  # limit of one dimension
 LONGEST_NAME = 1000  # characters of an input's or output's name
 MAX_BATCH = 65_536
-MIN_BUILD_S = 1
-MAX_BUILD_S = 86_400
+MIN_BUILD_TIMEOUT_S = 1
+MAX_BUILD_TIMEOUT_S = 86_400
 PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
@@ -129,11 +129,11 @@ def coarser(one: Precision, other: Precision) -> Precision:
     return max(one, other, key=tuple(Precision).index)
 
 
-def wrong_build_time(seconds: float) -> str | None:
-    """Describe the valid build times if `seconds` is not one of them."""
-    if MIN_BUILD_S <= seconds <= MAX_BUILD_S:
+def wrong_build_timeout(seconds: float) -> str | None:
+    """Describe the valid build timeouts if `seconds` is not one of them."""
+    if MIN_BUILD_TIMEOUT_S <= seconds <= MAX_BUILD_TIMEOUT_S:
         return None
-    return f"a number of seconds from {MIN_BUILD_S} to {MAX_BUILD_S}, not {seconds:g}"
+    return f"a number of seconds from {MIN_BUILD_TIMEOUT_S} to {MAX_BUILD_TIMEOUT_S}, not {seconds:g}"
 
 
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +157,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     `files` lists the ONNX file first, then its external data. `samples` is an .npz or .safetensors file with one array
     per input, stacked along a new first axis of samples. If `profiles` is empty, the builder derives them from
-    `max_batch` and the samples.
+    `max_batch` and the samples. A build without progress for `build_timeout_s` ends; None means the builder's default.
     """
 
     parameter: str
@@ -169,7 +169,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tolerance: Tolerance | None = None
     verify: bool = True  # compare engines with the reference
     allow_cpu: bool = False  # on a GPU, use an engine for the CPU if none for the GPU passes
-    max_build_s: float = 3600.0
+    build_timeout_s: float | None = None
     memory_limit_bytes: int | None = None  # of each compiler process
 
     def __post_init__(self) -> None:
@@ -184,8 +184,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: two files have the same name")
         if not 1 <= self.max_batch <= MAX_BATCH:
             raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to {MAX_BATCH}, not {self.max_batch!r}")
-        if (wrong := wrong_build_time(self.max_build_s)) is not None:
-            raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
+        if self.build_timeout_s is not None and (wrong := wrong_build_timeout(self.build_timeout_s)) is not None:
+            raise InvalidSpec(f"{self.parameter}: build_timeout_s is {wrong}")
         if self.memory_limit_bytes is not None:
             if not 0 < self.memory_limit_bytes <= LARGEST_INTEGER:
                 raise InvalidSpec(

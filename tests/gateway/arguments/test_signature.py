@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.arguments.enum_messages import allowed_values
+from gpufn_gateway.arguments.allowed_values import allowed_values
 from gpufn_gateway.arguments.signature import MAX_CHECKED_BYTES, Signature, depth_of
 
 

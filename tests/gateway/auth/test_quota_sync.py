@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn_core.domain.metering import Usage, UsageKey, day_of
+from gpufn_core.domain.usage import Usage, UsageKey, day_of
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.ids import new_invocation_id, new_map_id
 from gpufn_core.protocol import subjects

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn_core.domain.metering import Usage
+from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.protocol.reports import KeyUse

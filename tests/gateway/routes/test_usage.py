@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.metering import Usage, UsageKey, days
+from gpufn_core.domain.usage import Usage, UsageKey, days
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport
 from tests.gateway.whole import DIGEST, gateway_on

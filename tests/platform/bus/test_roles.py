@@ -65,6 +65,7 @@ EXPECTED = {
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
+        "OBJ_gpufn_models": "igd",  # weights
         "OBJ_gpufn_engine_files": "igd",
     },
     "runner": {

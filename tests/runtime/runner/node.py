@@ -12,8 +12,8 @@ import msgspec
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import USAGE_RETENTION_S
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment, Desired, Exit, WorkerState
 from gpufn_core.home import Home
 from gpufn_core.ids import digest_of, new_invocation_id

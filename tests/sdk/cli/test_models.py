@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress
-from gpufn.client.views import BuildView
+from gpufn.client.views import BuildAhead, BuildView
 from gpufn.deploy.torch_export import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
@@ -81,6 +81,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     queued = _BUILD | {"state": "pending", "stage": None, "detail": ""}
     for build in (
         queued,
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 30.0}},
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 31.0}},
         queued | {"detail": "no builder runs for cpu"},
         begun,
         _BUILD,
@@ -94,6 +96,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: waiting for a builder",
+        "net.onnx on cpu: waiting for a builder: slow.onnx of slow is being built for 30 s",
         "net.onnx on cpu: waiting: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
@@ -112,7 +115,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     arguments = (
         "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --allow-cpu "
         "--no-verify --shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 "
-        "--memory 2Gi --idle-timeout 5"
+        "--memory 2Gi --idle-timeout 5 --build-timeout 1200"
     )
     result = _gpufn(*arguments.split())
     assert (result.exit_code, result.stdout.startswith("resnet@1  building: `gpufn builds`")) == (0, True)
@@ -134,6 +137,7 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     assert model["profiles"][0]["inputs"]["y"]["opt"] == [4]
     assert model["tolerance"]["rel_l2"] == 0.01
     assert model["verify"] is False
+    assert model["build_timeout_s"] == 1200
 
 
 def test_a_function_with_a_model_sends_the_file_beside_it(platform: StubGateway, project: Project) -> None:
@@ -420,6 +424,14 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         ({"state": BuildState.PENDING}, "waiting for a builder"),
         ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waiting: no builder runs for cpu"),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", building_s=720.0)},
+            "waiting for a builder: m.onnx is being built for 12 min",
+        ),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", function="f", building_s=3.0)},
+            "waiting for a builder: m.onnx of f is being built for 3 s",
+        ),
         ({"state": BuildState.BUILDING}, "starting"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY, "detail": "2 of 3"}, "verify: 2 of 3"),

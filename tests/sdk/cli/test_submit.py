@@ -34,10 +34,12 @@ def _gpufn(*arguments: str) -> Any:
 
 
 def test_calls_of_all_functions_name_theirs(gateway: StubGateway) -> None:
-    call = {"id": ID, "state": "running", "function": "f.run", "submitted_at": 1.0}
+    timings = {"queue_s": 3.0, "launch_s": 0.5, "load_s": 2.0, "run_s": 0.1}
+    call = {"id": ID, "state": "running", "function": "f.run", "submitted_at": 1.0, "timings": timings}
     gateway.on("GET /v1/calls", {"calls": [call]})
     result = _gpufn("calls", "--state", "running", "--function", "f", "--since", "2h", "-n", "5")
     assert "f.run" in result.stdout
+    assert "2.5 s" in result.stdout  # the cold start
     query = gateway.requests[-1].path.partition("?")[2]
     assert ("function=f" in query, "state=running" in query, "since=" in query, "limit=5" in query) == (True,) * 4
 

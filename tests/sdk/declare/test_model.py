@@ -82,7 +82,7 @@ def test_options_become_the_spec(tmp_path: Path) -> None:
     assert (spec.parameter, spec.precision, spec.max_batch, spec.allow_cpu) == ("net", Precision.INT8, 8, True)
     assert not spec.verify
     assert spec.profiles == (ShapeProfile({"x": _ONE, "y": ShapeRange((1, 3), (2, 3), (8, 3))}),)
-    assert (spec.tolerance, spec.max_build_s, spec.memory_limit_bytes) == (Tolerance(cosine=0.9), 60.0, 2 << 30)
+    assert (spec.tolerance, spec.build_timeout_s, spec.memory_limit_bytes) == (Tolerance(cosine=0.9), 60.0, 2 << 30)
     assert spec.samples == file_of(tmp_path / "s.npz")
     assert {path.name for path in paths.values()} == {"net.onnx", "s.npz"}
 

@@ -59,7 +59,7 @@ def outcomes(order: Sequence[int], body: bytes = b"") -> list[ItemOutcome]:
 
 def record(end: ItemOutcome) -> bytes:
     name = end.content_type.encode()
-    return media.OUTCOME.pack(end.kind, len(name), len(end.body), end.item, end.seq, end.ended) + name + end.body
+    return media.OUTCOME.pack(end.kind, len(name), len(end.body), end.item, end.seq, end.ended_count) + name + end.body
 
 
 def taken(order: ItemOrder | ArrivalOrder) -> list[int]:
@@ -95,7 +95,7 @@ def test_outcomes_are_sorted_and_a_cursor_resumes_the_reader(arrival: Sequence[i
         while len(seen) < stop and (next_end := first.take()) is not None:
             seen.append(next_end.item)
     assert seen == list(range(len(seen)))
-    cursor = Cursor.read(str(first.cursor))
+    cursor = Cursor.parse(str(first.cursor))
     again = ItemOrder(cursor)
     for end in arrived:
         if end.seq > cursor.seq:  # as the gateway sends them
@@ -123,7 +123,7 @@ def test_unordered_outcomes_come_in_arrival_order() -> None:
 @pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2", "1.٢"])
 def test_a_wrong_cursor_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
-        Cursor.read(text)
+        Cursor.parse(text)
 
 
 # --- items ------------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class FakeTransport:
 
     def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
         self.cursors.append(after)
-        for at in itertools.count(Cursor.read(after).ended):
+        for at in itertools.count(Cursor.parse(after).ended_count):
             with self.changed:
                 while not (self.is_closed or at < len(self.arguments)):
                     self.changed.wait()

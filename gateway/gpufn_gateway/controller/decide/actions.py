@@ -12,6 +12,7 @@ from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.placement.request import Requirements
+from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.views import RevisionView
 
 
@@ -101,6 +102,7 @@ class Need(msgspec.Struct):
     key: RevisionKey
     revision: Revision
     requirements: Requirements
+    starts: StartTimes | None
     view: RevisionView
     missing: int
     calls: int

@@ -40,7 +40,8 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
 from gpufn_gateway.controller.placement.request import Requirements
-from gpufn_gateway.controller.state.views import WorkerView, window_for
+from gpufn_gateway.controller.placement.start_time import StartTimes
+from gpufn_gateway.controller.state.views import RevisionView, WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
 BUSY_EVICTION_AFTER_S = 2.0
@@ -201,6 +202,7 @@ class _Step:
             key=decided.key,
             revision=record,
             requirements=Requirements.from_revision(record),
+            starts=_start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
             calls=calls,
@@ -387,3 +389,11 @@ class _Step:
             return False
         # The next revision takes another place when its present worker is READY: it may fail, or one may be enough.
         return need.waits_for_first or (need.is_next and not need.view.in_state(WorkerState.STARTING))
+
+
+def _start_times(record: Revision, view: RevisionView) -> StartTimes | None:
+    """Return None if no node is known to start it sooner than others."""
+    weights = {spec.digest: spec.size for spec in record.spec.weights}
+    if not weights and not view.start_s_by_node:
+        return None
+    return StartTimes(weights, view.start_s_by_node, view.typical_start_s)

@@ -224,7 +224,7 @@ class Allocator:
         return result
 
     def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Resumption | Placement | NoRoom:
-        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits)
+        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits, starts=need.starts)
 
     def _parked_of(self, need: Need, book: LeaseBook) -> Resumption | None:
         return next(

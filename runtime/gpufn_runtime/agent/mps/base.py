@@ -16,6 +16,7 @@ from typing import Protocol
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.revision import RevisionKey
+from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.devices.base import HealthCondition
 
 
@@ -52,11 +53,11 @@ class GpuShares(Protocol):
         """Pids of long-running children."""
 
     def joining(
-        self, key: RevisionKey, share: DeviceShare, *, contained: bool
+        self, key: RevisionKey, share: DeviceShare, *, priority: Priority, contained: bool
     ) -> AbstractAsyncContextManager[Joining, bool | None]:
-        """Prepare the GPU for one more worker, in a container or not. The context must last until the worker has
-        joined or its launch has failed.
+        """Prepare the GPU for one more worker, in a container or not. `priority` is the class of its function.
 
+        The context must last until the worker has joined or its launch has failed.
         Raises DeviceFailed, or FunctionStartFailed for a function that has made GPUs fail too often.
         """
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from gpufn_core.domain.device import DeviceShare, Health, Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
+from gpufn_core.spec.priority import Priority
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import EndWorker, Joining
@@ -98,7 +99,7 @@ class MpsDaemons:
 
     @contextlib.asynccontextmanager
     async def joining(
-        self, key: RevisionKey, share: DeviceShare, *, contained: bool = False
+        self, key: RevisionKey, share: DeviceShare, *, priority: Priority, contained: bool
     ) -> AsyncGenerator[Joining, None]:
         if share.mode is not Share.MPS:
             for uuid in share.gpus:
@@ -121,7 +122,8 @@ class MpsDaemons:
                 if gpu.trouble is not None:
                     raise DeviceFailed(f"{uuid}: {gpu.trouble.reason}")
             mounts = gpu.daemon.mounts
-            yield Joining(client_environment(share, gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER), mounts)
+            pipe = gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER
+            yield Joining(client_environment(share, pipe, priority), mounts)
         finally:
             gpu.joining -= 1
             gpu.empty_since = self._clock.monotonic()

@@ -1,1 +1,1 @@
-"""Attempts: state, end, settlement and cost."""
+"""Ends of attempts: the reply or the record, retries, notes of starts, and usage. Their states are in `core`."""

@@ -1,4 +1,6 @@
-"""Usage metering: sums up the usage of this node's calls, and stores it every few seconds.
+"""Usage metering: sums up the run time and GPU seconds of this node's calls, and stores them every few seconds.
+
+`core/busy_time.py` divides a worker's time among its calls, and `Attempt.gpu_s` multiplies it by the worker's GPUs.
 
 Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed
 runner loses what it has not stored: up to ten seconds' usage.
@@ -11,7 +13,7 @@ import logging
 
 import msgspec
 
-from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage, UsageKey, day_of
+from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, state_after
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, state_after
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
@@ -35,8 +36,8 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts.replies import Replies
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
@@ -64,7 +65,7 @@ class Settler:
         self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
-        self.replies = Replies(bus)
+        self.replies = UnacknowledgedReplies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
         self.dropped_outcomes = 0  # number of ends that lost against an earlier end of the same call
@@ -342,7 +343,7 @@ def _reply_of(end: Settle) -> ResultReply:
         cold_start=attempt.worker.cold_start if run.is_cold else None,
         items=run.items,
         shared_body=end.shared_body,
-        gpu_s=attempt.gpu_s,
+        gpu_s=end.gpu_s,
         gather_s=end.gather_s,
     )
 
@@ -359,7 +360,7 @@ def _record_of(end: Settle, now: float, node: str) -> CallRecord:
         queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=end.run_s,
         gather_s=end.gather_s,
-        gpu_s=ended.gpu_s + attempt.gpu_s,
+        gpu_s=ended.gpu_s + end.gpu_s,
         worker=attempt.worker.id,
         cold_start=attempt.worker.cold_start if run.is_cold else None,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.domain.invocation import Outcome, Settlement, StartReason
+from gpufn_core.domain.invocation import Outcome, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage
@@ -135,27 +136,23 @@ class HandBack(AttemptAction):
 
 
 class Settle(AttemptAction):
-    """Reply to the caller or store the record; or publish the retry. Then acknowledge.
+    """Reply to the caller or store the record; or publish the retry. Then acknowledge, and count the usage.
 
-    A large result is named by `shared_body` in the caller's folder, or by `runner_file` in the runner's folder (of a
-    submitted call, or for a caller on another host).
+    `charged_s` is the attempt's share of its worker's time, `gpu_s` of its GPUs' time, both in seconds. A large result
+    is named by `shared_body` in the caller's folder, or by `runner_file` in the runner's folder (of a submitted call,
+    or for a caller on another host).
     """
 
     outcome: Outcome
     settlement: Settlement
+    charged_s: float
+    gpu_s: float
     content_type: str = ""
     body: bytes = b""
     shared_body: str = ""
     runner_file: str = ""
     run_s: float = 0.0
     gather_s: float = 0.0
-
-
-class Charge(AttemptAction):
-    """Add the attempt to the usage records."""
-
-    is_failed: bool
-    run_s: float
 
 
 class LogFailure(WorkerAction):
@@ -182,7 +179,7 @@ class RevokeTurns(WorkerAction):
 
 
 class SlotChanged(WorkerAction):
-    """A slot is free or poisoned: the worker may be empty now."""
+    """A slot is free or poisoned: request deliveries. An empty worker may have to drain, park or end."""
 
 
 class OfferCredits(Action):

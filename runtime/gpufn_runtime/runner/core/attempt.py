@@ -67,6 +67,7 @@ class Execution(msgspec.Struct, kw_only=True, eq=False):
     is_cold: bool  # it waited for a worker to start
     busy_from: float | None  # value of the worker's BusyTime, while that counts the attempt
     elapsed_s: float = 0.0  # from its start to its result
+    run_s: float = 0.0  # of them, the seconds in user code
     busy_s: float = 0.0  # the worker's time, set when BusyTime stops counting
     items: int = 0  # sent to the reader of its stream
     granted: int = 0  # number of items that it may send in total

@@ -1,4 +1,6 @@
-"""Capacity for one Revision's calls on this node: the slots of its workers, and the local backlog. Pure."""
+"""Capacity for one Revision's calls on this node: the slots of its workers, and the local backlog. Pure.
+
+`least_busy` chooses the worker for a call."""
 
 from __future__ import annotations
 

@@ -6,14 +6,8 @@ import enum
 import math
 from typing import Final
 
-from gpufn_core.domain.invocation import (
-    DELIVERIES_ON_FAILED_GPUS,
-    Outcome,
-    OutcomeKind,
-    Settlement,
-    StartReason,
-    settlement_for,
-)
+from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement, settlement_for
 from gpufn_core.domain.worker import Exit
 from gpufn_core.errors import (
     DeviceFailed,

@@ -97,7 +97,6 @@ class ResultCollected(Event):
     outcome: Outcome
     shared_body: str = ""
     runner_file: str = ""
-    body: bytes = b""  # instead, for a small result
 
 
 class SlotFreed(Event):

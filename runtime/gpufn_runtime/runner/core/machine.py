@@ -413,8 +413,8 @@ class RevisionMachine(Generic[W]):
         attempt.worker.slots.release()
         self._leave_worker(attempt)
         run.elapsed_s = self._now.monotonic - run.began
-        run_s = _within(result.run_s, run.elapsed_s, run.elapsed_s)
-        run.busy_s = min(run.busy_s, run_s)
+        run.run_s = _within(result.run_s, run.elapsed_s, run.elapsed_s)
+        run.busy_s = min(run.busy_s, run.run_s)
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
             outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
@@ -423,17 +423,28 @@ class RevisionMachine(Generic[W]):
         else:
             if result.shared_body:
                 self._emit(actions.DropBody(attempt.worker, result.shared_body))
-            self._on_result_collected(events.ResultCollected(attempt, result, outcome, body=event.body))
-        self.capacity.ended(run_s, len(event.body))
+            self._end_with_result(attempt, result, outcome, body=event.body)
+        self.capacity.ended(run.run_s, len(event.body))
         self._after_end(attempt.worker)
 
     def _on_result_collected(self, event: events.ResultCollected) -> None:
-        attempt, result, outcome, body = event.attempt, event.result, event.outcome, event.body
-        elapsed_s = attempt.run.elapsed_s
-        run_s = _within(result.run_s, elapsed_s, elapsed_s)
-        charged_s = run_s if result.charged_s is None else _within(result.charged_s, elapsed_s, run_s)
+        self._end_with_result(
+            event.attempt, event.result, event.outcome, shared_body=event.shared_body, runner_file=event.runner_file
+        )
+
+    def _end_with_result(
+        self,
+        attempt: Attempt,
+        result: frames.Result,
+        outcome: Outcome,
+        *,
+        body: bytes = b"",
+        shared_body: str = "",
+        runner_file: str = "",
+    ) -> None:
+        run = attempt.run
         self.ended += 1
-        self.run_seconds += run_s
+        self.run_seconds += run.run_s
         if outcome.kind is not _SUCCEEDED:
             self.failed += 1
             body = b""
@@ -442,18 +453,22 @@ class RevisionMachine(Generic[W]):
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
-        self._charge(attempt, outcome, charged_s)
+        charged_s = run.run_s if result.charged_s is None else _within(result.charged_s, run.elapsed_s, run.run_s)
+        gpu_s = attempt.gpu_s
+        self.gpu_seconds += gpu_s
         self._emit(
             actions.Settle(
                 attempt,
                 outcome,
                 SETTLEMENTS[ending],
+                charged_s,
+                gpu_s,
                 content_type=result.content_type,
                 body=body,
-                shared_body=event.shared_body,
-                runner_file=event.runner_file,
-                run_s=run_s,
-                gather_s=elapsed_s - run_s if self._spec.batch is not None else 0.0,
+                shared_body=shared_body,
+                runner_file=runner_file,
+                run_s=run.run_s,
+                gather_s=run.elapsed_s - run.run_s if self._spec.batch is not None else 0.0,
             )
         )
 
@@ -474,18 +489,16 @@ class RevisionMachine(Generic[W]):
         self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
         run_s = min(self._now.monotonic, run.lost_at) - run.began
         # For a batch, only the worker knew which calls ran together.
-        self._charge(attempt, outcome, min(run_s, run.busy_s) if self._spec.batch is not None else run_s)
-        self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], run_s=run_s))
+        charged_s = min(run_s, run.busy_s) if self._spec.batch is not None else run_s
+        gpu_s = attempt.gpu_s
+        self.gpu_seconds += gpu_s
+        self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], charged_s, gpu_s, run_s=run_s))
 
     def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
         reason = hand_back_reason(outcome)
         assert reason is not None
         assert outcome.error is not None
         self._emit(actions.HandBack(attempt, reason, outcome.error.summary))
-
-    def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
-        self.gpu_seconds += attempt.gpu_s
-        self._emit(actions.Charge(attempt, outcome.kind is not _SUCCEEDED, run_s))
 
     def _leave_worker(self, attempt: Attempt) -> None:
         attempt.move(_ENDED)
@@ -504,7 +517,6 @@ class RevisionMachine(Generic[W]):
         """A slot is free again, or poisoned."""
         self._emit(actions.SlotChanged(worker))
         self._serve_backlog()
-        self._emit(actions.OfferCredits())
 
     def _on_slot_freed(self, event: events.SlotFreed) -> None:
         if event.shared_body:

@@ -52,7 +52,9 @@ class WorkerView(Protocol):
     @property
     def state(self) -> WorkerState: ...
     @property
-    def gpus_charged(self) -> float: ...
+    def gpus_charged(self) -> float:
+        """The GPU seconds that each second of the worker costs (`DeviceShare.gpus_charged`)."""
+
     @property
     def free(self) -> int: ...
     @property

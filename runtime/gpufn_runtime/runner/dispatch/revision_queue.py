@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from gpufn_core.domain.invocation import Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -94,6 +94,7 @@ class RevisionQueue:
             poll_queues=self.credits.poll_all, log_failure=self._log_failure, agent_events=self.agent_events,
             nested=self.nested, output=self.output, clock=self.clock, on_change=self.on_change,
         )  # fmt: skip
+        self._execute = self._handlers()
         self._events: deque[events.Event] = deque()
         self._is_dispatching = False
         self._timer: asyncio.TimerHandle | None = None
@@ -133,26 +134,29 @@ class RevisionQueue:
 
     def dispatch(self, event: events.Event) -> None:
         """Handle the event, and execute its actions. An event that an action causes is handled after them."""
-        self._events.append(event)
         if self._is_dispatching:
+            self._events.append(event)
             return
         self._is_dispatching = True
-        clock, handle, execute = self.clock, self._machine.handle, self._EXECUTE
         try:
+            self._handle(event)
             while self._events:
-                now = events.Now(clock.monotonic(), clock.time())
-                for action in handle(self._events.popleft(), now):
-                    try:
-                        execute[type(action)](self, action)
-                    except BusUnavailable as error:  # NATS redelivers the call after `ack_wait`
-                        log.debug("%s: %s", type(action).__name__, error)
-                    except Exception:  # the rest of the actions must be executed
-                        log.exception("cannot execute %s", type(action).__name__)
+                self._handle(self._events.popleft())
         finally:
             self._is_dispatching = False
             if self._timer is None and self._machine.is_busy:
-                self._ticked_at = clock.monotonic()
+                self._ticked_at = self.clock.monotonic()
                 self._timer = self._loop.call_later(_TICK_S, self._on_timer)
+
+    def _handle(self, event: events.Event) -> None:
+        clock, execute = self.clock, self._execute
+        for action in self._machine.handle(event, events.Now(clock.monotonic(), clock.time())):
+            try:
+                execute[type(action)](action)
+            except BusUnavailable as error:  # NATS redelivers the call after `ack_wait`
+                log.debug("%s: %s", type(action).__name__, error)
+            except Exception:  # the rest of the actions must be executed
+                log.exception("cannot execute %s", type(action).__name__)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -303,9 +307,14 @@ class RevisionQueue:
             outcome = Outcome(OutcomeKind.RAISED, error.info())
         self.dispatch(events.ResultCollected(attempt, result, outcome, shared_body, runner_file))
 
-    def _charge(self, action: actions.Charge) -> None:
-        attempt = action.attempt
-        self.meter.count(attempt.message, is_failed=action.is_failed, run_s=action.run_s, gpu_s=attempt.gpu_s)
+    def _settle(self, action: actions.Settle) -> None:
+        self.settler.settle(action)
+        is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
+        self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
+
+    def _slot_changed(self, action: actions.SlotChanged) -> None:
+        self.workers.slot_freed(cast("WorkerLink", action.worker))
+        self.credits.offer()
 
     def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
         """Write a failure to the function's log, as the caller receives it."""
@@ -324,36 +333,36 @@ class RevisionQueue:
     def _link(attempt: Attempt) -> WorkerLink:
         return cast("WorkerLink", attempt.worker)
 
-    _EXECUTE: ClassVar[Mapping[type[actions.Action], Callable[[Any, Any], None]]] = {
-        actions.GetArguments: _get_arguments,
-        actions.RequestTurn: _request_turn,
-        actions.RevokeTurns: _revoke_turns,
-        actions.CheckRecord: lambda self, action: self._look_up(action.attempt, self._look_up_record),
-        actions.CheckCaller: lambda self, action: self._look_up(action.attempt, self._look_up_caller),
-        actions.SendRun: _send_run,
-        actions.SendStop: _send_stop,
-        actions.Adopt: _adopt,
-        actions.StopUnfinished: lambda self, action: action.worker.send(frames.Cancel(action.number)),
-        actions.AnnounceStart: lambda self, action: self.on_start(action.attempt),
-        actions.NoteStart: lambda self, action: self.start_log.note(action.attempt),
-        actions.Release: _release,
-        actions.DropBody: lambda self, action: self.shared_bodies.drop(action.worker.id, action.shared_body),
-        actions.Touch: lambda self, action: action.delivery.touch(),
-        actions.Nak: lambda self, action: action.delivery.nak(action.delay_s),
-        actions.Term: lambda self, action: action.delivery.term(),
-        actions.CountReturned: lambda self, action: self.credits.handed_back(action.message),
-        actions.Refuse: _refuse,
-        actions.Confirm: lambda self, action: self.settler.confirm(action.delivery, action.record),
-        actions.AckSuperseded: lambda self, action: self.settler.drop(action.delivery),
-        actions.CollectResult: _collect_result,
-        actions.HandBack: lambda self, action: self.start_log.hand_back(action.attempt, action.reason, action.message),
-        actions.Settle: lambda self, action: self.settler.settle(action),
-        actions.Charge: _charge,
-        actions.LogFailure: lambda self, action: self._log_failure(action.worker, action.error, action.invocation),
-        actions.AwaitExit: _await_exit,
-        actions.StopAwaiting: lambda self, action: self.agent_events.forget(action.worker_id),
-        actions.SlotChanged: lambda self, action: self.workers.slot_freed(action.worker),
-        actions.OfferCredits: lambda self, action: self.credits.offer(),
-        actions.ShrinkCredits: lambda self, action: self.credits.shrink(),
-        actions.ReportLimit: lambda self, action: self._report_limit(),
-    }
+    def _handlers(self) -> Mapping[type[actions.Action], Callable[[Any], None]]:
+        return {
+            actions.GetArguments: self._get_arguments,
+            actions.RequestTurn: self._request_turn,
+            actions.RevokeTurns: self._revoke_turns,
+            actions.CheckRecord: lambda action: self._look_up(action.attempt, self._look_up_record),
+            actions.CheckCaller: lambda action: self._look_up(action.attempt, self._look_up_caller),
+            actions.SendRun: self._send_run,
+            actions.SendStop: self._send_stop,
+            actions.Adopt: self._adopt,
+            actions.StopUnfinished: lambda action: action.worker.send(frames.Cancel(action.number)),
+            actions.AnnounceStart: lambda action: self.on_start(action.attempt),
+            actions.NoteStart: lambda action: self.start_log.note(action.attempt),
+            actions.Release: self._release,
+            actions.DropBody: lambda action: self.shared_bodies.drop(action.worker.id, action.shared_body),
+            actions.Touch: lambda action: action.delivery.touch(),
+            actions.Nak: lambda action: action.delivery.nak(action.delay_s),
+            actions.Term: lambda action: action.delivery.term(),
+            actions.CountReturned: lambda action: self.credits.handed_back(action.message),
+            actions.Refuse: self._refuse,
+            actions.Confirm: lambda action: self.settler.confirm(action.delivery, action.record),
+            actions.AckSuperseded: lambda action: self.settler.drop(action.delivery),
+            actions.CollectResult: self._collect_result,
+            actions.HandBack: lambda action: self.start_log.hand_back(action.attempt, action.reason, action.message),
+            actions.Settle: self._settle,
+            actions.LogFailure: lambda action: self._log_failure(action.worker, action.error, action.invocation),
+            actions.AwaitExit: self._await_exit,
+            actions.StopAwaiting: lambda action: self.agent_events.forget(action.worker_id),
+            actions.SlotChanged: self._slot_changed,
+            actions.OfferCredits: lambda _: self.credits.offer(),
+            actions.ShrinkCredits: lambda _: self.credits.shrink(),
+            actions.ReportLimit: lambda _: self._report_limit(),
+        }

@@ -31,7 +31,7 @@ def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], js
     one. Concurrent calls of one worker share this charge. Time between calls and the time of parked workers are not
     charged. A call is counted within ten seconds of its end.
     """
-    from gpufn_core.domain.metering import STORE_INTERVAL_S, Usage  # noqa: PLC0415
+    from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     with connect() as client:

@@ -15,6 +15,7 @@ import click
 from gpufn.cli.terminal.command import PATH, FloatRange, IntRange, options_together
 from gpufn.cli.terminal.output import WrongUsage, step
 from gpufn_core.errors import InvalidSpec
+from gpufn_core.spec.model_spec import MAX_BUILD_TIMEOUT_S, MIN_BUILD_TIMEOUT_S
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model
@@ -44,6 +45,11 @@ model_options = options_together(
     ),
     click.option(
         "--allow-cpu", is_flag=True, help="Compute a model on the CPU of a GPU worker if no engine for its GPU passes."
+    ),
+    click.option(
+        "--build-timeout",
+        type=FloatRange(min=MIN_BUILD_TIMEOUT_S, max=MAX_BUILD_TIMEOUT_S),
+        help="Seconds without progress after which the build of a model ends. Default: the builder's, 600.",
     ),
 )
 worker_options = options_together(
@@ -86,6 +92,7 @@ class ModelOptions(NamedTuple):
     tolerance: Sequence[str]
     no_verify: bool
     allow_cpu: bool
+    build_timeout: float | None
 
     def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
@@ -101,6 +108,7 @@ class ModelOptions(NamedTuple):
             "samples": self.samples,
             "tolerance": tolerance_of(self.tolerance),
             "allow_cpu": self.allow_cpu,
+            "build_timeout": self.build_timeout,
         }
         return Model(onnx, verify=not self.no_verify, **{option: value for option, value in options.items() if value})
 

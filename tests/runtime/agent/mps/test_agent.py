@@ -15,6 +15,7 @@ from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import EndWorker, GpuShares, Joining
 from gpufn_runtime.agent.mps.condition import Condition
@@ -88,7 +89,9 @@ class _Namespaces:
         self.ill: HealthCondition | None = None
 
     @contextlib.asynccontextmanager
-    async def joining(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> AsyncGenerator[Joining, None]:
+    async def joining(
+        self, key: RevisionKey, share: DeviceShare, *, priority: Priority, contained: bool
+    ) -> AsyncGenerator[Joining, None]:
         self.asked.append(f"joining {share.sm_percent} %")
         yield Joining({"CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f"})
 

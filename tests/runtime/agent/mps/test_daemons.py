@@ -12,6 +12,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Health, Share
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
+from gpufn_core.spec.priority import Priority
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.mps.base import Joining
@@ -69,7 +70,7 @@ class Node:
             self.shares.worker_ended(worker)
 
     async def prepare(self, key: tuple[str, int], share: DeviceShare, *, contained: bool = False) -> Joining:
-        async with self.shares.joining(key, share, contained=contained) as joining:
+        async with self.shares.joining(key, share, priority=Priority.NORMAL, contained=contained) as joining:
             return joining
 
     async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
@@ -132,7 +133,7 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
     """Like a launch that waits for the build of an image."""
 
     async def work(node: Node) -> None:
-        async with node.shares.joining(F, PART):
+        async with node.shares.joining(F, PART, priority=Priority.NORMAL, contained=False):
             node.clock.now += 600
             await node.check()
             assert len(machine.running()) == 2
@@ -391,7 +392,7 @@ def test_a_container_that_is_made_while_its_daemon_is_started_anew_finds_that_on
     on_node: Any, machine: Machine
 ) -> None:
     async def work(node: Node) -> None:
-        async with node.shares.joining(F, PART, contained=True) as joining:
+        async with node.shares.joining(F, PART, priority=Priority.LOW, contained=True) as joining:
             mounts = joining.mounts
             assert mounts is not None
             mounted = [os.open(path, os.O_RDONLY) for path in (mounts.pipe, mounts.memory)]

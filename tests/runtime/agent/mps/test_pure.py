@@ -8,6 +8,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS
+from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.mps.client import client_environment
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.fault_attribution import FORGOTTEN_S, Suspects
@@ -41,7 +42,13 @@ def test_what_the_answers_mean(seen: Observation, condition: Condition) -> None:
 )  # fmt: skip
 def test_a_client_is_held_by_its_environment(sm_percent: int, vram_bytes: int, limits: dict[str, str]) -> None:
     share = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, vram_bytes, sm_percent)
-    assert client_environment(share, Path("/run/p")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/p", **limits}
+    assert client_environment(share, Path("/run/p"), Priority.NORMAL) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/p", **limits}
+
+
+@pytest.mark.parametrize(("priority", "level"), [(Priority.HI, None), (Priority.NORMAL, None), (Priority.LOW, "1")])
+def test_clients_of_low_functions_have_the_lower_of_two_priorities(priority: Priority, level: str | None) -> None:
+    share = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 1 << 30)
+    assert client_environment(share, Path("/run/p"), priority).get("CUDA_MPS_CLIENT_PRIORITY") == level
 
 
 def _after(*incidents: str, every_s: float = 1.0) -> set[str]:

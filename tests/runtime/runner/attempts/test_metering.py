@@ -11,7 +11,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.metering import USAGE_RETENTION_S, Usage
+from gpufn_core.domain.usage import USAGE_RETENTION_S, Usage
 from gpufn_core.errors import BusUnavailable, DeviceFailed
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.messages import InvocationMessage
@@ -175,6 +175,25 @@ def test_members_of_a_batch_are_charged_their_parts_of_it_and_the_time_that_they
         assert charged == [1e-9, 1e-9]
 
     on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.RAISED])
+def test_the_usage_counts_failures(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OutcomeKind
+) -> None:
+    counted: list[bool] = []
+    monkeypatch.setattr(Meter, "count", lambda *_, is_failed, **__: counted.append(is_failed))
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("counted")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        (run, _) = await worker.run()
+        worker.send(frames.Result(run.attempt, kind, None, "application/json", 0.0))
+        await call.future
+
+    on_node(url, tmp_path, test)
+    assert counted == [kind is OutcomeKind.RAISED]
 
 
 def test_members_of_a_batch_whose_worker_died_are_charged_their_parts_of_its_time(

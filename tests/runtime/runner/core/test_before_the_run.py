@@ -64,14 +64,14 @@ def test_a_call_whose_arguments_are_lost_ends(bench: Bench) -> None:
     attempt = preparing(bench)
     bench.handle(events.ArgumentsFailed(attempt, LATER, is_lost=True))
     assert bench.one(actions.Refuse).outcome == Outcome(OutcomeKind.LOST, LATER)
-    assert bench.kinds[-2:] == [actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds[-1] is actions.SlotChanged
     assert bench.capacity.free == 1
 
 
 def test_a_call_whose_arguments_cannot_be_fetched_now_returns_for_a_second(bench: Bench) -> None:
     attempt = preparing(bench)
     bench.handle(events.ArgumentsFailed(attempt, LATER, is_lost=False))
-    assert bench.kinds == [actions.Release, actions.Nak, actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds == [actions.Release, actions.Nak, actions.SlotChanged]
     assert bench.one(actions.Nak).delay_s == 1.0
 
 
@@ -207,7 +207,7 @@ def test_a_submitted_call_does_not_begin_if(
     attempt = checking_record(bench)
     bench.capacity.workers["w-1"].state = state
     bench.handle(events.RecordChecked(attempt, **checked))
-    assert bench.kinds == [actions.Release, action, actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds == [actions.Release, action, actions.SlotChanged]
     assert attempt.state is AttemptState.ENDED
 
 
@@ -226,7 +226,6 @@ def test_a_call_whose_caller_was_looked_up_does_not_begin_if(
     bench.handle(events.CallerChecked(attempt, **checked))
     kinds = [kind for kind in bench.kinds if kind is not actions.OfferCredits]
     assert kinds == [actions.Release, action, actions.SlotChanged]
-    assert actions.OfferCredits in bench.kinds
 
 
 def test_a_call_whose_caller_waits_begins_under_its_next_number(bench: Bench) -> None:

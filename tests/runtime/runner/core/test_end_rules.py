@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind, Settlement, StartReason
+from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.errors import DeviceFailed, ErrorInfo, InvocationTimedOut, PlatformStopping, WorkerLost
 from gpufn_core.spec.function_spec import Retry
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Execution

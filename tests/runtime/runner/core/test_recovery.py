@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.invocation import OutcomeKind, Settlement, StartReason
+from gpufn_core.domain.invocation import OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import Exit, WorkerState
 from gpufn_core.errors import DeviceFailed, PlatformStopping, WorkerLost
 from gpufn_core.protocol.frames import Unfinished
@@ -79,7 +80,7 @@ def test_a_lost_call_is_charged_until_its_worker_was_lost(bench: Bench) -> None:
     bench.lose(bench.capacity.workers["w-1"])
     bench.wait(5.0)
     bench.handle(events.WorkerExited("w-1", KILLED))
-    assert (bench.one(actions.Charge).run_s, bench.one(actions.Settle).run_s) == (2.0, 2.0)
+    assert (bench.one(actions.Settle).charged_s, bench.one(actions.Settle).run_s) == (2.0, 2.0)
 
 
 def test_a_worker_without_calls_needs_no_report(bench: Bench) -> None:
@@ -147,7 +148,7 @@ def test_a_batched_call_of_a_lost_worker_is_charged_its_share_of_the_worker() ->
     bench.wait(2.0)
     bench.lose(worker)
     bench.handle(events.WorkerExited("w-1", KILLED))
-    assert [action.run_s for action in bench.all(actions.Charge)] == [1.0, 1.0]
+    assert [action.charged_s for action in bench.all(actions.Settle)] == [1.0, 1.0]
 
 
 # --- adoption ---------------------------------------------------------------------------------------------------------
@@ -213,6 +214,6 @@ def test_a_worker_that_claims_an_impossible_run_time_is_limited(bench: Bench) ->
 def test_a_slot_that_an_earlier_runner_had_used_is_offered(bench: Bench) -> None:
     worker = bench.capacity.workers["w-1"]
     bench.handle(events.SlotFreed(worker, "r"))
-    assert bench.kinds == [actions.DropBody, actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds == [actions.DropBody, actions.SlotChanged]
     bench.handle(events.SlotFreed(worker))
-    assert bench.kinds == [actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds == [actions.SlotChanged]

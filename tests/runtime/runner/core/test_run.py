@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.invocation import Outcome, OutcomeKind, Settlement, StartReason
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, StartReason
+from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.errors import DeviceFailed, ResultNotEncodable
 from gpufn_core.protocol.frames import STREAM_WINDOW
@@ -98,7 +99,7 @@ def test_a_result_settles_the_call_and_frees_the_slot(bench: Bench) -> None:
     bench.wait(2.0)
     bench.result(attempt, body=b"42", run_s=1.5)
     assert bench.kinds == [
-        actions.Release, actions.Charge, actions.Settle, actions.SlotChanged, actions.OfferCredits,
+        actions.Release, actions.Settle, actions.SlotChanged,
     ]  # fmt: skip
     settled = bench.one(actions.Settle)
     assert (settled.outcome.kind, settled.settlement, settled.body) == (OutcomeKind.SUCCEEDED, Settlement.ACK, b"42")
@@ -114,7 +115,6 @@ def test_an_exception_is_logged_and_settled_by_the_policy(retries: Retry | None,
     settled = bench.one(actions.Settle)
     assert (settled.outcome.error, settled.settlement, settled.body) == (RAISED, settlement, b"")
     assert bench.one(actions.LogFailure).error == RAISED
-    assert bench.one(actions.Charge).is_failed
 
 
 def test_an_attempt_whose_gpu_failed_is_handed_back_and_not_charged(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_an_attempt_whose_gpu_failed_is_handed_back_and_not_charged(bench: Bench
     assert (handed_back.attempt, handed_back.reason, handed_back.message) == (
         attempt, StartReason.DEVICE_FAILED, "broken",
     )  # fmt: skip
-    assert not {actions.Settle, actions.Charge} & set(bench.kinds)
+    assert actions.Settle not in bench.kinds
 
 
 def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
@@ -132,7 +132,7 @@ def test_a_large_result_is_collected_before_it_is_settled(bench: Bench) -> None:
     bench.result(attempt, shared_body="r")
     assert actions.Settle not in bench.kinds
     collected = bench.one(actions.CollectResult)
-    assert bench.kinds[-1] is actions.OfferCredits
+    assert bench.kinds[-1] is actions.SlotChanged
     bench.handle(events.ResultCollected(attempt, collected.result, Outcome(OutcomeKind.SUCCEEDED), "p", "k"))
     settled = bench.one(actions.Settle)
     assert (settled.shared_body, settled.runner_file, settled.outcome.kind) == ("p", "k", OutcomeKind.SUCCEEDED)
@@ -156,7 +156,7 @@ def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) ->
     bench.result(attempt, shared_body="r")
     outcome = Outcome(OutcomeKind.RAISED, ResultNotEncodable("gone").info())
     bench.handle(events.ResultCollected(attempt, bench.one(actions.CollectResult).result, outcome))
-    assert bench.kinds == [actions.LogFailure, actions.Charge, actions.Settle]
+    assert bench.kinds == [actions.LogFailure, actions.Settle]
     assert bench.machine.failed == 1
 
 
@@ -172,7 +172,7 @@ def test_a_run_time_that_cannot_be_is_replaced_by_the_elapsed_time(bench: Bench,
     attempt = bench.start()
     bench.wait(2.0)
     bench.result(attempt, run_s=claimed_s)
-    assert (bench.one(actions.Settle).run_s, bench.one(actions.Charge).run_s) == (2.0, 2.0)
+    assert (bench.one(actions.Settle).run_s, bench.one(actions.Settle).charged_s) == (2.0, 2.0)
     assert attempt.run.busy_s == 2.0
 
 
@@ -183,7 +183,7 @@ def test_a_call_of_a_batch_is_charged_its_share() -> None:
     bench.wait(2.0)
     bench.result(attempt, run_s=1.5, charged_s=0.5)
     settled = bench.one(actions.Settle)
-    assert (settled.run_s, settled.gather_s, bench.one(actions.Charge).run_s) == (1.5, 0.5, 0.5)
+    assert (settled.run_s, settled.gather_s, bench.one(actions.Settle).charged_s) == (1.5, 0.5, 0.5)
 
 
 def test_two_concurrent_calls_share_the_gpu_seconds() -> None:

@@ -107,7 +107,7 @@ def test_a_call_that_waits_for_a_turn_is_cancelled_at_once() -> None:
     bench = shared_by_time()
     bench.cancel(waiting(bench))
     assert bench.kinds == [
-        actions.Release, actions.Refuse, actions.OfferCredits, actions.SlotChanged, actions.OfferCredits,
+        actions.Release, actions.Refuse, actions.OfferCredits, actions.SlotChanged,
     ]  # fmt: skip
     assert bench.one(actions.Refuse).outcome.kind is OutcomeKind.CANCELLED
 
@@ -186,7 +186,7 @@ def test_a_poisoned_slot_takes_no_call_and_its_worker_takes_none_either() -> Non
     second = bench.start()
     bench.tick(0.5)
     settled_at = bench.kinds.index(actions.Settle)
-    assert bench.kinds[settled_at + 1 :][:3] == [actions.ShrinkCredits, actions.SlotChanged, actions.OfferCredits]
+    assert bench.kinds[settled_at + 1 :][:2] == [actions.ShrinkCredits, actions.SlotChanged]
     assert (worker.slots.poisoned, worker.slots.in_use, bench.capacity.free) == (1, 1, 0)
     bench.arrive()
     assert actions.Nak in bench.kinds

@@ -12,15 +12,15 @@ from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.delivery import Delivery
-from gpufn_runtime.runner.attempts import replies
-from gpufn_runtime.runner.attempts.replies import Replies
+from gpufn_runtime.runner.attempts import unacknowledged_replies as replies
+from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from tests.runtime.runner.node import Node, on_node
 
 
 class Scene:
     def __init__(self, bus: Bus, caller: Bus) -> None:
         self.bus = bus
-        self.replies = Replies(bus)
+        self.replies = UnacknowledgedReplies(bus)
         self._heard: asyncio.Queue[Message] = asyncio.Queue()
         caller.subscribe("reply.*", self._heard.put_nowait)
 

@@ -36,7 +36,7 @@ class _Reply(NamedTuple):
     payload: bytes
 
 
-class Replies:
+class UnacknowledgedReplies:
     """Sends and keeps replies. The owner calls `tick` each second."""
 
     def __init__(self, bus: Bus) -> None:

@@ -1,7 +1,7 @@
 """The values that an enum inside a JSON Schema allows, for error messages. Pure.
 
-Schemas come from the deployer, so they are not trusted. All alternatives of a path step are walked together, each node
-once: references that fan out or form cycles cost no more than the size of the schema.
+Schemas come from the deployer, so they are not trusted. Each step of a path visits a node of the schema once at most.
+So references that fan out or form cycles cost no more than the size of the schema.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def allowed_values(root: Mapping[str, Any], path: str) -> str:
         values = [msgspec.json.encode(value).decode() for value in islice(_values_at(root, path), _MAX_VALUES + 1)]
     except (TypeError, ValueError, KeyError, AttributeError):  # not a valid schema
         return ""
-    message = ", ".join([*values[:_MAX_VALUES], *(["..."] if len(values) > _MAX_VALUES else [])])
-    return message if len(message) <= _MAX_LENGTH else ""
+    text = ", ".join([*values[:_MAX_VALUES], *(["..."] if len(values) > _MAX_VALUES else [])])
+    return text if len(text) <= _MAX_LENGTH else ""
 
 
 def _values_at(root: Mapping[str, Any], path: str) -> Iterator[Any]:
@@ -63,7 +63,7 @@ def _resolve_ref(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def _children(node: Mapping[str, Any], step: str) -> Iterator[Any]:
-    if step == "[...]":
+    if step == "[...]":  # msgspec's name for a value of a dict
         yield node.get("additionalProperties")
     elif step.startswith("["):
         prefix_items = node.get("prefixItems", ())
