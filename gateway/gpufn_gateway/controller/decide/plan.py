@@ -363,7 +363,13 @@ class _Step:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not allocator.evict_for(need, others) and not (include_busy and allocator.evict_for(need, surplus)):
+                if allocator.evict_for(need, others) or (include_busy and allocator.evict_for(need, surplus)):
+                    continue
+                moves = allocator.move_for(need, idle) if need.waits_for_first else ()
+                for move in moves:
+                    reason = f"moves from {move.worker.assignment.node} to make room for {need.key[0]}; {move.to.why}"
+                    self.actions.append(actions.Start(*move.worker.key, move.to.node, move.to.share, reason))
+                if not moves:
                     allocator.record_not_made(need, include_busy=include_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
