@@ -38,13 +38,20 @@ def main() -> None:
     result = {
         str(staying): [_round(staying, random.Random(seed)) for seed in range(options.rounds)] for staying in _STAYING
     }
-    rows = [
-        [f"{float(staying):.0%}", *(f"{statistics.median(each[name] for each in rounds):{form}}" for name, form in _SHOWN)]
-        for staying, rounds in result.items()
+    rows = []
+    for staying, rounds in result.items():
+        medians = [f"{statistics.median(each[name] for each in rounds):{form}}" for name, form in _SHOWN]
+        rows.append([f"{float(staying):.0%}", *medians])
+    heading = [
+        "workers that stay",
+        "free memory",
+        "whole GPUs placed",
+        "with moves",
+        "moved",
+        "GPUs in use",
+        "with moves",
     ]
-    table = measure.table(
-        ["workers that stay", "free memory", "whole GPUs placed", "with moves", "moved", "GPUs in use", "with moves"], rows
-    )
+    table = measure.table(heading, rows)
     measure.write("defragmentation", result, table, about)
 
 

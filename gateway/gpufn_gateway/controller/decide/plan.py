@@ -202,7 +202,7 @@ class _Step:
             key=decided.key,
             revision=record,
             requirements=Requirements.from_revision(record),
-            starts=_start_times(record, decided.view),
+            starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
             calls=calls,
@@ -214,6 +214,15 @@ class _Step:
             is_check=is_check,
         )
         self.needs.append(decided.need)
+
+    def _start_times(self, record: Revision, view: RevisionView) -> StartTimes | None:
+        """Return None if no node is known to start it sooner than others."""
+        weights = {spec.digest: spec.size for spec in record.spec.weights}
+        if not weights and not view.start_s_by_node:
+            return None
+        nodes = self.world.nodes if weights else {}
+        stored = {name: node.report.weights for name, node in nodes.items() if node.report is not None}
+        return StartTimes(weights, stored, view.start_s_by_node, view.typical_start_s)
 
     def _health(self, decided: RevisionDecision, function: Function) -> RevisionHealth:
         record = decided.revision
@@ -395,11 +404,3 @@ class _Step:
             return False
         # The next revision takes another place when its present worker is READY: it may fail, or one may be enough.
         return need.waits_for_first or (need.is_next and not need.view.in_state(WorkerState.STARTING))
-
-
-def _start_times(record: Revision, view: RevisionView) -> StartTimes | None:
-    """Return None if no node is known to start it sooner than others."""
-    weights = {spec.digest: spec.size for spec in record.spec.weights}
-    if not weights and not view.start_s_by_node:
-        return None
-    return StartTimes(weights, view.start_s_by_node, view.typical_start_s)

@@ -184,7 +184,7 @@ def _fit(request: Request, offer: _Offer, starts: StartTimes | None) -> _Fit | N
     fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources)
     if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
-    start_s = 0 if starts is None else starts.on(offer.report)
+    start_s = 0 if starts is None else starts.on(offer.report.node)
     is_oversubscribed = not has_cores(offer.idle_cores, resources.cpu)
     cost_s = start_s + _OVERSUBSCRIBED_S * is_oversubscribed
     score = (cost_s, *fit.score, available_memory, offer.available_cores - resources.cpu)

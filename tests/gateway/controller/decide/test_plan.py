@@ -584,3 +584,18 @@ def test_a_start_that_waits_for_weights_says_how_many_bytes_are_there() -> None:
         assert status.waiting is not None
         assert (status.waiting.reason, "1 MiB of 1 GiB" in status.waiting.detail) == (reason, reason == "weights")
         assert ("1 MiB of 1 GiB" in status.reason) == (reason == "weights"), "also without a call, during a deploy"
+
+
+def test_a_worker_goes_to_the_node_that_has_its_weights_as_last_reported() -> None:
+    weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 100 << 30, "a" * 64),))
+    some = World(100.0)
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, weights=(weights,))
+    some.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
+    some.on_function("f", function("f"))
+    small, large = node("small"), node("large", cpu(memory_bytes=64 << 30))  # the small one is the tighter fit
+    for report in (small, large, msgspec.structs.replace(large, weights=WeightsReport(complete=(weights.digest,)))):
+        some.on_node_report(report, 100.0)
+        some.on_runner_report(RunnerReport(report.node, "r", 100.0, (), ()), 100.0)
+    some.on_depths({("f", 1): 1}, 100.0, 100.0)
+    assert [action.node for action in plan(some, 100.0).actions if isinstance(action, Start)] == ["large"]
