@@ -1,4 +1,4 @@
-"""The skew of a node's clock in `gpufn nodes` and `gpufn doctor`."""
+"""The power of GPUs in `gpufn nodes`, and the skew of a node's clock there and in `gpufn doctor`."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def test_doctor_does_not_judge_the_clock_of_another_machine(gateway: StubGateway
     gateway.on("GET /v1/nodes", {"nodes": [node(9.0) | {"hostname": "elsewhere"}]})
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
     assert (checks["clock"]["state"], checks["clock"]["found"].partition(":")[0]) == ("note", "skew unknown")
+
+
+@pytest.mark.parametrize(("metrics", "power"), [({"power_w": 71.5}, "72 W"), ({}, "-")])
+def test_nodes_show_the_power_of_a_gpu(gateway: StubGateway, metrics: dict[str, Any], power: str) -> None:
+    gpu = {"uuid": "GPU-1", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
+    measured = [{"uuid": "GPU-1", "memory_used_bytes": 1 << 30, **metrics}]
+    gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | {"devices": [gpu], "metrics": measured}]})
+    head, row = command("nodes").stdout.splitlines()
+    assert row[head.index("POWER") :].startswith(power)
