@@ -51,8 +51,7 @@ class Sampler:
         self._round += 1
 
     def read(self, uuid: str, handle: Any, *, is_instance: bool = False) -> DeviceMetrics:
-        """Read the metrics of a device; `is_instance`: a MIG instance. Raises NVMLError if the device does not answer at
-        all."""
+        """Read a device's metrics. `is_instance`: it is a MIG instance. Raises NVMLError if it does not answer."""
         nvml = self._nvml
         slow = self._slow.get(uuid)
         # Spread the devices over the rounds: measuring PCIe traffic takes 40 ms.

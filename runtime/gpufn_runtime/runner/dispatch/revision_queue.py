@@ -311,6 +311,7 @@ class RevisionQueue:
         self.settler.settle(action)
         is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
         self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
+        self.meter.energy.end(action.attempt, self.clock.monotonic())
 
     def _slot_changed(self, action: actions.SlotChanged) -> None:
         self.workers.slot_freed(cast("WorkerLink", action.worker))
