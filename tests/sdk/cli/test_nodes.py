@@ -40,6 +40,12 @@ def test_nodes_and_doctor_show_the_skew(
     assert ("NTP" in checks["clock"]["do"]) is (state == "bad")
 
 
+def test_nodes_show_why_a_power_limit_is_not_the_setting(gateway: StubGateway) -> None:
+    facts = {"power_limit_notices": ["GPU-1: its power limit cannot be set"]}
+    gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | {"facts": facts}]})
+    assert "node n1: GPU-1: its power limit cannot be set" in command("nodes").stdout.splitlines()
+
+
 def test_doctor_does_not_judge_the_clock_of_another_machine(gateway: StubGateway) -> None:
     gateway.on("GET /v1/nodes", {"nodes": [node(9.0) | {"hostname": "elsewhere"}]})
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}

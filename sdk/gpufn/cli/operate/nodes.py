@@ -31,6 +31,8 @@ def nodes(json: bool) -> None:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
             say(f"the clock of node {node['node']} is {clock_skew.describe(skew_s)}: {clock_skew.REMEDY}")
+        for notice in (node.get("facts") or {}).get("power_limit_notices", ()):
+            say(f"node {node['node']}: {notice}")
 
 
 def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
