@@ -32,7 +32,7 @@ STEPS: Final = (
     Step("cuda", "CUDA and torch without a platform", 130, cuda.cuda),
     Step("forks", "CUDA in processes that fork after imports", 90, forks.forks),
     Step("poisoned-import", "Two starts from a template beside an import that poisons CUDA", 120, forks.poisoned),
-    Step("driver-answers", "Raw answers: recovery action and fabric state", 30, driver_answers.driver_answers),
+    Step("driver-answers", "Raw answers: recovery, fabric, energy and power", 30, driver_answers.driver_answers),
     Step("inventory", "Devices, drivers and packages", 45, inventory.inventory),
     Step("mps-words", "Verbatim output of MPS", 90, mps_output.mps_output),
     Step("mps-memory", "Raw answers: memory of MPS clients by pid, and within a limit", 90, mps_memory.mps_memory),

@@ -74,6 +74,10 @@ CLAIMS: Final = (
     # What a call is charged
     Claim(_GPU, "as the driver reports it per process; for MPS clients the driver reports none", ("mps-words",),
           records=True),
+    Claim(_GPU, "Energy is unknown, not zero, where the driver does not report it", ("driver-answers", "tests"),
+          records=True, lacks="a GPU before Volta, and a MIG instance"),
+    Claim(_GPU, "The energy between two samples is divided among the calls", ("driver-answers",), records=True,
+          lacks="a step that compares the energy of calls with the counter"),
     # How MPS runs
     Claim(_GPU, "For each shared GPU the agent runs a control daemon", ("mps-words", "sharing-mps")),
     Claim(_GPU, "Workers in containers have a daemon of their own", ("container",)),
@@ -108,6 +112,11 @@ CLAIMS: Final = (
           lacks="an HGX machine without its Fabric Manager"),
     Claim(_GPU, "A permanent Xid is kept in `failed-gpus.json` of GPUFN_HOME", lacks=_BROKEN),
     Claim(_GPU, "What happens to a GPU happens to its MIG instances.", lacks=_MIG),
+    # Power limits
+    Claim(_GPU, "A limit that the GPU does not allow becomes the nearest one that it allows.", ("driver-answers",),
+          records=True, lacks="consent to change the GPU: the check changes no setting"),
+    Claim(_GPU, "It restores the limit before it when it stops",
+          lacks="consent to change the GPU: the check changes no setting"),
     # Containers
     Claim(_CONTAINERS, "the GPUs of its lease, by NVIDIA's hook or by CDI", ("container",)),
     Claim(_CONTAINERS, "two more writable mounts: the pipes of its daemon, and as `/dev/shm` the memory",

@@ -9,6 +9,7 @@ cache/weights/   weights, shared read-only with workers; as many as fit
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
 failed-gpus.json GPUs that failed since the last boot
+power-limits.json GPUs whose power limit the agent has changed, with the limit to restore
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Home:
         self.tuning = self.cache / "tuning"
         self.builds = root / "builds"
         self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`
+        self.power_limits = root / "power-limits.json"  # `gpufn_runtime.agent.devices.power_limits`
         # A suffix of folders outside of `root`, unique per user and home.
         self._name = f"{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
         # Runtime files: outside of `root` if GPUFN_HOME is too long for the path of a unix socket.

@@ -41,16 +41,32 @@ def _unsupported(*_: Any) -> Any:
 
 
 def test_the_drivers_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = _nvml(nvmlDeviceGetFieldValues=_fields, nvmlDeviceGetGpuFabricInfoV=_fabric)
+    nvml = _nvml(
+        nvmlDeviceGetFieldValues=_fields,
+        nvmlDeviceGetGpuFabricInfoV=_fabric,
+        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 5_000_000,
+        nvmlDeviceGetPowerUsage=lambda handle: 71_500,
+        nvmlDeviceGetPowerManagementLimit=lambda handle: 300_000,
+        nvmlDeviceGetPowerManagementDefaultLimit=_unsupported,
+        nvmlDeviceGetPowerManagementLimitConstraints=lambda handle: [100_000, 400_000],
+    )
     monkeypatch.setattr(importlib, "import_module", lambda name: nvml)
     finding = driver_answers.driver_answers(Machine(gpus=(GPU,)))
     rows = {row[1]: row[2] for row in finding.tables[0].rows}
     assert f"value {pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P}" in rows["recovery action"]
     assert f"state {pynvml.NVML_GPU_FABRIC_STATE_COMPLETED}," in rows["fabric"]
+    assert (rows["energy in mJ"], rows["power in mW"], rows["power limit in mW"]) == ("5000000", "71500", "300000")
+    assert rows["default power limit in mW"] == "Not Supported"
+    assert rows["possible power limits in mW"] == "[100000, 400000]"
 
 
 def test_a_question_that_the_driver_does_not_support_has_its_error_as_the_answer() -> None:
-    nvml = _nvml(nvmlDeviceGetFieldValues=_unsupported, nvmlDeviceGetGpuFabricInfoV=_unsupported)
+    functions = (
+        "nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetPowerUsage", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit",
+        "nvmlDeviceGetPowerManagementLimitConstraints",
+    )  # fmt: skip
+    nvml = _nvml(**dict.fromkeys(functions, _unsupported))
     assert set(driver_answers.answers(nvml, "GPU-1").values()) == {"Not Supported"}
     old = SimpleNamespace(NVMLError=pynvml.NVMLError)
     assert all("does not know" in answer for answer in driver_answers.answers(old, "GPU-1").values())

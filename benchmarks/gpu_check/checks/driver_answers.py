@@ -1,6 +1,7 @@
-"""Raw answers of the driver that decide over the health of a GPU: its recovery action, and the state of its fabric.
+"""Raw answers of the driver: recovery action and state of the fabric, which decide over the health of a GPU; energy,
+power and power limits. The limits are read, never set.
 
-`nvidia-smi -q` prints both in words. NVML's numbers are read as the agent reads them. Sources: NVML's API reference
+`nvidia-smi -q` prints them in words. NVML's numbers are read as the agent reads them. Sources: NVML's API reference
 (nvmlDeviceGetFieldValues, nvmlDeviceGetGpuFabricInfoV) and nvidia-ml-py.
 """
 
@@ -17,9 +18,17 @@ from gpu_check.program_output import outputs_of
 _COMMANDS: Final = (
     "nvidia-smi -q | grep -A 12 -i 'fabric'",
     "nvidia-smi -q | grep -i 'recovery'",
+    "nvidia-smi -q -d POWER",
     "systemctl is-active nvidia-fabricmanager",
     "dmesg | grep -i -E 'xid|nvswitch|fabric' | tail -40",
 )
+_NUMBERS: Final = {
+    "energy in mJ": "nvmlDeviceGetTotalEnergyConsumption",
+    "power in mW": "nvmlDeviceGetPowerUsage",
+    "power limit in mW": "nvmlDeviceGetPowerManagementLimit",
+    "default power limit in mW": "nvmlDeviceGetPowerManagementDefaultLimit",
+    "possible power limits in mW": "nvmlDeviceGetPowerManagementLimitConstraints",
+}
 
 
 def driver_answers(machine: Machine) -> Finding:
@@ -45,7 +54,17 @@ def driver_answers(machine: Machine) -> Finding:
 
 def answers(nvml: Any, handle: Any) -> dict[str, str]:
     """Return the raw numbers. An unsupported question has the driver's error as its answer."""
-    return {"recovery action": _recovery_action(nvml, handle), "fabric": _fabric(nvml, handle)}
+    numbers = {question: _number(nvml, function, handle) for question, function in _NUMBERS.items()}
+    return {"recovery action": _recovery_action(nvml, handle), "fabric": _fabric(nvml, handle), **numbers}
+
+
+def _number(nvml: Any, function: str, handle: Any) -> str:
+    if not hasattr(nvml, function):
+        return "this nvidia-ml-py does not know the function"
+    try:
+        return str(getattr(nvml, function)(handle))
+    except nvml.NVMLError as error:
+        return str(error)
 
 
 def _recovery_action(nvml: Any, handle: Any) -> str:

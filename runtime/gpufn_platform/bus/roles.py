@@ -191,6 +191,7 @@ _PERMISSIONS = {
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             subjects.RESULTS_FILTER,
+            subjects.DEVICE_REPORTS,  # the energy of its node's GPUs
         ],
     ),
     "builder": _allow(

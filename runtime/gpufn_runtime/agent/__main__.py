@@ -42,6 +42,7 @@ from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.facts import has_own_pids, node_facts
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
@@ -146,6 +147,8 @@ async def _run_agent(
     shares = _shares(settings, clock)
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
+    power_limits = PowerLimits(home.power_limits, settings.gpu_power_limits)
+    devices.facts = power_limits.apply(devices.gpus, devices.facts)
     containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
     if containers is not None:
         mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
@@ -181,6 +184,7 @@ async def _run_agent(
         await agent.run(stop, force_stop)
         for task in background:
             task.cancel()
+    power_limits.restore()  # not after an error: workers live on, and the next agent restores the limits first
 
 
 def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:

@@ -92,12 +92,18 @@ class MpsLevel(enum.StrEnum):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The software of a node. Text is empty if unknown."""
+    """The software of a node. Text is empty if unknown.
+
+    `power_limits` are the limits in watts of the GPUs that the operator's setting is about, by uuid, as they were when
+    the agent started. `power_limit_notices` are the reasons why a limit is not that of the setting.
+    """
 
     driver: str = ""
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
     has_own_pids: bool = False  # its agent is in a pid namespace of its own: the driver's pids mean nothing there
+    power_limits: dict[str, float] = {}
+    power_limit_notices: tuple[str, ...] = ()
 
 
 class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):

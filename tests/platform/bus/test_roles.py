@@ -210,7 +210,7 @@ SUBSCRIPTIONS = {
     "gpufn.v1.evt.call.*": set(),
     "gpufn.v1.hb.controller": {"runner"},
     "gpufn.v1.hb.node.n": {"builder"},
-    "gpufn.v1.hb.device.*": set(),
+    "gpufn.v1.hb.device.*": {"runner"},
     "gpufn.v1.hb.runner.n": {"agent"},
     "gpufn.v1.hb.gateway.*": set(),
     "gpufn.v1.ctl.builder.cpu": {"builder"},

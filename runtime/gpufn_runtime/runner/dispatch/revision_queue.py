@@ -312,6 +312,7 @@ class RevisionQueue:
         finally:
             is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
             self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
+            self.meter.energy.end(action.attempt, self.clock.monotonic())
 
     def _slot_changed(self, action: actions.SlotChanged) -> None:
         try:
