@@ -1,0 +1,131 @@
+"""Redaction of secrets in output: values, and the forms in which programs print them. Pure.
+
+A run of bytes that belong to secrets becomes one MASK. The result does not depend on how the output is split: a byte is
+masked if any occurrence of a pattern covers it. Therefore a stream holds back the end of its output while that end may
+be the start of a pattern: at most the length of the longest pattern - 1.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.parse
+from collections.abc import Iterable, Iterator
+
+MASK = b"[redacted]"
+SHORTEST_VALUE = 4  # bytes: the values of shorter secrets, such as "1", are part of too much output
+_SHORTEST_ENCODED = 6  # bytes of a base64 text
+_PREFIX = 8  # bytes
+
+
+def patterns_of(values: Iterable[str]) -> tuple[bytes, ...]:
+    """Return the texts to mask: each value as it is, escaped, and in base64, also if it is encoded with text around."""
+    return tuple(dict.fromkeys(pattern for value in values for pattern in _forms(value)))
+
+
+def _forms(value: str) -> Iterator[bytes]:
+    data = value.encode()
+    if len(data) < SHORTEST_VALUE:
+        return
+    yield data
+    yield json.dumps(value)[1:-1].encode()
+    yield json.dumps(value, ensure_ascii=False)[1:-1].encode()
+    yield repr(value)[1:-1].encode(errors="backslashreplace")
+    yield urllib.parse.quote(value, safe="").encode()
+    for text in _base64_cores(data):
+        if len(text) >= _SHORTEST_ENCODED:
+            yield text
+            yield text.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+def _base64_cores(data: bytes) -> Iterator[bytes]:
+    """Return the part of the base64 text that depends on `data` only, for each of its positions in a group of three
+    bytes. The first characters and the last one also encode bits of the neighbours."""
+    for offset in range(3):
+        text = base64.b64encode(bytes(offset) + data)
+        first = (offset * 8 + 5) // 6  # the first character without bits of the bytes before `data`
+        yield text[first : (offset + len(data)) * 8 // 6]
+
+
+class Redactor:
+    """Redacts one stream. `feed` returns the output that is decided, `flush` the rest."""
+
+    def __init__(self, patterns: Iterable[bytes]) -> None:
+        self._patterns = tuple(patterns)
+        self._held = b""  # it may be the start of a pattern
+        self._covered = 0  # bytes of `_held` that an occurrence which began earlier covers
+        self._in_mask = False  # the last byte that was returned is masked
+
+    def feed(self, data: bytes) -> bytes:
+        buffer = self._held + data
+        covered = self._occurrences(buffer)
+        return self._emit(buffer, covered, min((_start_of(buffer, each) for each in self._patterns), default=len(buffer)))
+
+    def flush(self) -> bytes:
+        """Return what is held back. A secret that continues after it is not recognized."""
+        buffer = self._held
+        output = self._emit(buffer, self._occurrences(buffer), len(buffer))
+        self._in_mask = False
+        return output
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
+    def _occurrences(self, buffer: bytes) -> list[tuple[int, int]]:
+        """Return the covered ranges: merged, in order."""
+        found = [(0, self._covered)] if self._covered else []
+        for pattern in self._patterns:
+            at = buffer.find(pattern)
+            while at >= 0:
+                found.append((at, at + len(pattern)))
+                at = buffer.find(pattern, at + 1)
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(found):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        return merged
+
+    def _emit(self, buffer: bytes, covered: list[tuple[int, int]], end: int) -> bytes:
+        """Return `buffer` up to `end`, masked, and hold the rest."""
+        output, at, self._covered = bytearray(), 0, 0
+        for start, stop in covered:
+            if start > 0 and start >= end:
+                break  # found again with the next output
+            if start > at:
+                output += buffer[at:start]
+                self._in_mask = False
+            if not self._in_mask and start < end:
+                output += MASK
+                self._in_mask = True
+            at = min(stop, end)
+            self._covered = stop - at
+        if at < end:
+            output += buffer[at:end]
+            self._in_mask = False
+        self._held = buffer[end:]
+        return bytes(output)
+
+
+def redact(patterns: Iterable[bytes], text: str) -> str:
+    """Redact a complete text."""
+    redactor = Redactor(patterns)
+    data = redactor.feed(text.encode("utf-8", "surrogatepass")) + redactor.flush()
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _start_of(buffer: bytes, pattern: bytes) -> int:
+    """Return the first position from which `buffer` is the start of `pattern`, but not all of it; else its length."""
+    first = max(0, len(buffer) - len(pattern) + 1)
+    head = pattern[:_PREFIX]
+    at = buffer.find(head, first)
+    while at >= 0:
+        if pattern.startswith(buffer[at:]):
+            return at
+        at = buffer.find(head, at + 1)
+    for at in range(max(first, len(buffer) - len(head) + 1), len(buffer)):
+        if pattern.startswith(buffer[at:]):
+            return at
+    return len(buffer)

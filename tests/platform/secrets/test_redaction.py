@@ -1,0 +1,100 @@
+"""Redaction of secrets: the forms of a value, and any split of the output."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn_platform.secrets.redaction import MASK, Redactor, patterns_of, redact
+
+SECRET = 'hf_Ab9+/"x\nÄ9'
+TEXTS = st.text("abé\n", min_size=4, max_size=9)
+
+
+def redacted(values: Sequence[str], *parts: bytes) -> bytes:
+    redactor = Redactor(patterns_of(values))
+    return b"".join([*map(redactor.feed, parts), redactor.flush()])
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        SECRET,
+        repr(SECRET)[1:-1],
+        json.dumps(SECRET)[1:-1],
+        quote(SECRET, safe=""),
+        base64.b64encode(SECRET.encode()).decode(),
+        base64.urlsafe_b64encode(SECRET.encode()).decode(),
+    ],
+)
+def test_a_value_is_masked_in_each_form(printed: str) -> None:
+    masked = redact(patterns_of([SECRET]), f"token {printed} used")
+    assert masked.startswith("token [redacted]")
+    assert masked.endswith(" used")
+    assert len(masked) <= len("token [redacted] used") + 3  # the last characters of base64 encode few bits
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "use"])
+def test_a_value_is_masked_in_base64_of_a_longer_text(before: str) -> None:
+    value = "correct-horse-battery"
+    text = base64.b64encode(f"{before}:{value}:more".encode()).decode()
+    masked = redact(patterns_of([value]), text)
+    assert "[redacted]" in masked
+    shown = base64.b64decode(masked.partition("[redacted]")[0] + "==="[: -len(masked.partition("[")[0]) % 4])
+    assert not shown.decode(errors="ignore").endswith("co")
+
+
+@pytest.mark.parametrize(
+    ("values", "output", "expected"),
+    [
+        (["abcd"], b"abcd", b"#"),
+        (["abcd"], b"abcdabcd", b"#"),
+        (["abcd"], b"abc", b"abc"),
+        (["abcd"], b"abcabcd", b"abc#"),
+        (["abcd", "abcdef"], b"-abcdef-", b"-#-"),
+        (["abcd", "cdef"], b"-abcdef-", b"-#-"),
+        (["aaaa"], b"aaaaaa.aaa", b"#.aaa"),
+        (["abc"], b"abc", b"abc"),
+        ([], b"abc", b"abc"),
+    ],
+)
+def test_masks(values: list[str], output: bytes, expected: bytes) -> None:
+    assert redacted(values, output).replace(MASK, b"#") == expected
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(st.one_of(TEXTS, st.integers(0, 2)), max_size=12), st.data())
+def test_any_split_gives_the_same_output_without_secrets(
+    values: list[str], pieces: list[str | int], data: st.DataObject
+) -> None:
+    output = "".join(values[each % len(values)] if isinstance(each, int) else each for each in pieces).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=8)))
+    parts = [output[start:end] for start, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
+    whole = redacted(values, output)
+    assert redacted(values, *parts) == whole
+    assert not any(value.encode() in whole for value in values)
+
+
+@given(st.text(max_size=30), st.integers(1, 9))
+def test_at_most_the_length_of_the_longest_pattern_is_held_back(output: str, step: int) -> None:
+    patterns = patterns_of(["0000111122223333"])
+    redactor = Redactor(patterns)
+    data, longest = output.encode(errors="replace"), max(map(len, patterns))
+    done = b""
+    for at in range(0, len(data), step):
+        done += redactor.feed(data[at : at + step])
+        assert len(data[: at + step]) - len(done) < longest
+    assert done + redactor.flush() == data
+
+
+def test_output_that_cannot_start_a_secret_is_not_delayed() -> None:
+    redactor = Redactor(patterns_of(["zebra"]))
+    assert redactor.feed(b"a line\n") == b"a line\n"
+    assert not redactor.is_holding
+    assert redactor.feed(b"ze") == b""
+    assert redactor.is_holding
