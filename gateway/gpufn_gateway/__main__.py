@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
@@ -60,10 +61,12 @@ from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
+from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.secrets.secrets import Secrets, check_master_key
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
@@ -83,6 +86,7 @@ from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.secrets.master_key import KEY, MasterKey
 
 log = logging.getLogger("gpufn_gateway")
 
@@ -102,6 +106,7 @@ class _Services:
     bus: Bus
     storage: Storage
     buckets: Buckets
+    master_key: MasterKey
     access: Access
     registry: Registry
     builds: Builds
@@ -151,7 +156,8 @@ async def _open_with_retry(settings: GatewaySettings, stack: contextlib.AsyncExi
 
 
 async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Services:
-    """Open the services; `stack` closes them. Raises BusUnavailable, NotProtected, PlatformError."""
+    """Open the services; `stack` closes them. Raises BusUnavailable, NotProtected, PlatformError,
+    InvalidSetting."""
     clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
     bus = await Bus.connect(settings.nats_url, name=name, retry_for_s=_BUS_CONNECT_TIMEOUT_S)
     stack.push_async_callback(bus.close)
@@ -159,6 +165,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     buckets = await Buckets.open(bus)
     storage = Storage(bus, buckets)
     await storage.ensure()
+    home = Home.from_env()
+    master_key = MasterKey.from_env(os.environ, home)
+    await check_master_key(buckets.secrets, master_key)
 
     access = Access(loopback=is_loopback(settings.host))
     registry = Registry(clock, access)
@@ -173,7 +182,6 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     await schedules.start()
 
     caller = Caller(bus, name=name, clock=clock)
-    home = Home.from_env()
     home.ensure()
     fast_path = FastPath(home.fast_path_socket, caller)
     stack.callback(fast_path.close)
@@ -187,8 +195,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(bodies.close)
     caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return _Services(
-        settings, clock, name, bus, storage, buckets, access, registry, builds, schedules, caller, fast_path, bodies
-    )
+        settings, clock, name, bus, storage, buckets, master_key,
+        access, registry, builds, schedules, caller, fast_path, bodies,
+    )  # fmt: skip
 
 
 class _Gateway:
@@ -254,6 +263,9 @@ class _Gateway:
             *ArtifactRoutes(self._artifacts, services.settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
             *WebhookRoutes(self._webhook_secrets, access).routes(),
+            *SecretRoutes(
+                Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
+            ).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
@@ -326,7 +338,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def run() -> int:
     try:
         settings = GatewaySettings.from_env()
-        hide_environment("GPUFN_NATS_URL")
+        hide_environment("GPUFN_NATS_URL", KEY)
         fd_limit.raise_to_hard_limit()
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"

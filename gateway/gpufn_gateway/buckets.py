@@ -41,6 +41,7 @@ class Buckets:
     leases: KeyValue
     keys: KeyValue
     webhook_secrets: KeyValue
+    secrets: KeyValue
     schedules: KeyValue
     builds: KeyValue
     engines: KeyValue
@@ -57,6 +58,7 @@ class Buckets:
             keys=await KeyValue.open(bus, subjects.API_KEYS),
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
+            secrets=await KeyValue.open(bus, subjects.SECRETS),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),

@@ -32,6 +32,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.BuildNotFound,
         errors.ScheduleNotFound,
         errors.DeadLetterNotFound,
+        errors.SecretNotFound,
     ),
     409: (errors.Conflict, errors.IdempotencyMismatch, errors.InvocationCancelled),
     413: (errors.PayloadTooLarge,),

@@ -29,6 +29,7 @@ from gpufn_local.supervisor import Program, Supervisor, last_lines
 from gpufn_platform.process import grace_period, supervisor_fifo
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import node_name, number, sync_setting
+from gpufn_platform.secrets.master_key import KEY, MasterKey
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0
@@ -43,6 +44,7 @@ _PROGRAMS = {
     "builder": "gpufn_builder",
 }
 _WITH_GRACE = ("gateway", "agent")
+_WITH_SECRETS = ("gateway", "agent")
 
 
 class _Started(msgspec.Struct):
@@ -100,6 +102,9 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
         _say(f"shutting down nats-server (pid {leftover.pid}), which an earlier `gpufn up` left; it starts again")
         leftover.end()
     home.ensure()
+    master_key = MasterKey.from_env(os.environ, home)
+    if master_key.file == home.master_key:
+        master_key.create_file()
     platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
     grace_period.clear_grace(home)
     supervisor = Supervisor(
@@ -168,7 +173,8 @@ class _Platform:
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = node_name(os.environ)
-        self._credentials = _take_credentials()
+        self._credentials = _take_from_environment(*CREDENTIALS)
+        self._master_key = _take_from_environment(KEY)
         self._sync = sync_setting(os.environ)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _say)
@@ -188,6 +194,7 @@ class _Platform:
         return {
             **os.environ,
             **(self._credentials if role == "agent" else {}),
+            **(self._master_key if role in _WITH_SECRETS else {}),
             **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
             "GPUFN_HOME": str(self.home.root),
             "GPUFN_NATS_URL": self._nats_url(role),
@@ -239,13 +246,13 @@ class _Platform:
         return self._bus.url_for(role)
 
 
-def _take_credentials() -> dict[str, str]:
-    """Take the credentials for weights out of our environment. Only the agent gets them: workers are processes of this
-    user, and may read the environments of others."""
-    if not any(name in os.environ for name in CREDENTIALS):
+def _take_from_environment(*names: str) -> dict[str, str]:
+    """Take credentials out of our environment. Only the processes that need them get them: workers are processes of
+    this user, and may read the environments of others."""
+    if not any(name in os.environ for name in names):
         return {}
-    hide_environment(*CREDENTIALS)
-    return {name: os.environ.pop(name) for name in CREDENTIALS if name in os.environ}
+    hide_environment(*names)
+    return {name: os.environ.pop(name) for name in names if name in os.environ}
 
 
 def _announce(home: Home, record: UpRecord) -> None:

@@ -6,7 +6,8 @@
     │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound   MapNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
-    │  └─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
+    │  ├─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
+    │  └─ SecretNotFound
     ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded
@@ -175,6 +176,10 @@ class Forbidden(RequestError, code="forbidden"):
 
 class ScheduleNotFound(RequestError, code="schedule_not_found"):
     """There is no schedule with this id."""
+
+
+class SecretNotFound(RequestError, code="secret_not_found"):
+    """There is no secret with this name: set it with `gpufn secrets set NAME`."""
 
 
 class InvalidSignature(RequestError, code="invalid_signature"):

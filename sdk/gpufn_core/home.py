@@ -8,6 +8,7 @@ cache/engines/   engines, by EngineKey, shared read-only with workers
 cache/weights/   weights, shared read-only with workers; as many as fit
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
+master.key       master key of the secrets, unless a setting names another one (`gpufn_platform.secrets.master_key`)
 failed-gpus.json GPUs that failed since the last boot
 power-limits.json GPUs whose power limit the agent has changed, with the limit to restore
 """
@@ -44,6 +45,7 @@ class Home:
         self.weights = self.cache / "weights"
         self.tuning = self.cache / "tuning"
         self.builds = root / "builds"
+        self.master_key = root / "master.key"
         self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`
         self.power_limits = root / "power-limits.json"  # `gpufn_runtime.agent.devices.power_limits`
         # A suffix of folders outside of `root`, unique per user and home.

@@ -44,9 +44,11 @@ from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
+from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.secrets.secrets import Secrets
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
@@ -59,6 +61,7 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import large_bodies as stored_bodies
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.secrets.master_key import KEY, MasterKey
 
 ARTIFACT_LIMIT = 8 << 20
 
@@ -78,7 +81,12 @@ class Whole:
     """A gateway on a bus, without its process. Tests share the buckets and use different names."""
 
     def __init__(
-        self, bus: Bus, buckets: Buckets, name: str = "gw-test", shared_bodies: GatewaySharedBodies | None = None
+        self,
+        bus: Bus,
+        buckets: Buckets,
+        name: str = "gw-test",
+        shared_bodies: GatewaySharedBodies | None = None,
+        master_key: MasterKey | None = None,
     ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
@@ -142,6 +150,9 @@ class Whole:
             *InvocationRoutes(submissions).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses)).routes(),
             *DeadLetterRoutes(DeadLetters(bus, calls)).routes(),
+            *SecretRoutes(
+                Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
+            ).routes(),
             *ScheduleRoutes(self.schedules, calls, bodies).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
@@ -180,7 +191,9 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = None) -> AsyncIterator[Whole]:
+async def gateway_on(
+    nats: Any, name: str = "gw-test", folder: Path | None = None, master_key: MasterKey | None = None
+) -> AsyncIterator[Whole]:
     """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
     try:
@@ -191,7 +204,7 @@ async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = Non
         shared_bodies = None
         if folder is not None:
             shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
-        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies)
+        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies, master_key)
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()
         await whole.schedules.start()

@@ -172,6 +172,19 @@ class Deploys:
 
         return await self._change(name, change)
 
+    async def restart(self, name: str) -> Function:
+        """Replace the workers of a function without losing a call: a copy of its active revision becomes active, as
+        after a deploy. Raises FunctionNotFound, RevisionNotFound."""
+        function = self.registry.function(name)
+        known = self.registry.revisions.get(name, {})
+        candidates = (known.get(number) for number in (function.active, function.serving))
+        original = next((each for each in candidates if each is not None and is_usable(each)), None)
+        if original is None:
+            raise RevisionNotFound(f"{name} has no revision that can start.")
+        check = original.check if original.is_checked_first else None
+        copy = msgspec.structs.replace(original, created_at=self.clock.time(), check=check)
+        return await self._move_active(await self._add_revision(copy))
+
     async def scale(
         self, name: str, least: int | msgspec.UnsetType | None, most: int | msgspec.UnsetType | None
     ) -> Function:
@@ -242,7 +255,14 @@ class Deploys:
         if not await self.has_bundle(bundle):
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
         await self.artifacts.check_uploaded(spec.models, spec.weights)
+        await self._check_secrets(spec)
         await self._check_source(spec.name, options)
+
+    async def _check_secrets(self, spec: FunctionSpec) -> None:
+        missing = [name for name in spec.secrets if await self.buckets.secrets.get(name) is None]
+        if missing:
+            commands = "; ".join(f"gpufn secrets set {name}" for name in missing)
+            raise InvalidSpec(f"{spec.name} needs secrets that are not set: {', '.join(missing)}. Run: {commands}")
 
     async def _cancel(self, builds: Iterable[str]) -> None:
         for build in builds:
@@ -266,16 +286,10 @@ class Deploys:
     async def _create_revision(
         self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
     ) -> Revision:
-        # Read from the bus: our watch may lag, and lower numbers may be free because they were collected.
-        known = await self.buckets.revisions.keys(f"{spec.name}.")
-        entry = await self.buckets.functions.get(spec.name)
-        latest = 0 if entry is None else decode_function(entry.value).latest  # the store may have lost its record
-        number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
-        for _ in range(_TRIES):
-            number += 1
-            revision = Revision(
+        return await self._add_revision(
+            Revision(
                 function=spec.name,
-                number=number,
+                number=0,
                 spec=spec,
                 bundle=bundle,
                 created_at=self.clock.time(),
@@ -285,13 +299,25 @@ class Deploys:
                 source=options.source,
                 code=options.code,
             )
-            key = subjects.revision_key(spec.name, number)
+        )
+
+    async def _add_revision(self, revision: Revision) -> Revision:
+        """Store a revision under the next number, and return it. Raises Conflict."""
+        name = revision.function
+        # Read from the bus: our watch may lag, and lower numbers may be free because they were collected.
+        known = await self.buckets.revisions.keys(f"{name}.")
+        entry = await self.buckets.functions.get(name)
+        latest = 0 if entry is None else decode_function(entry.value).latest  # the store may have lost its record
+        number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
+        for _ in range(_TRIES):
+            number += 1
+            numbered = msgspec.structs.replace(revision, number=number)
             try:
-                await self.buckets.revisions.create(key, encode(revision))
+                await self.buckets.revisions.create(subjects.revision_key(name, number), encode(numbered))
             except Conflict:
                 continue
-            return revision
-        raise _busy(spec.name)
+            return numbered
+        raise _busy(name)
 
     async def _move_active(self, revision: Revision) -> Function:
         name, number, now = revision.function, revision.number, self.clock.time()

@@ -52,6 +52,11 @@ def _when(condition: Schema, then: Schema, else_: Schema | None = None) -> Schem
 DIGEST: Final = _text(ids.DIGEST)
 FUNCTION: Final = _text(function_spec.SPELLED_NAME)
 FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{function_spec.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
+_RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
+_ENV_NAME: Final = f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"
+SECRET: Final[Schema] = {
+    "type": "string", "pattern": _ENV_NAME, "maxLength": function_spec.LONGEST_SECRET_NAME,
+}  # fmt: skip
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
 FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
 # The operator configures which networks are allowed.
@@ -72,7 +77,6 @@ _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
 _CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MAX_CALLS}
 _SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
 _SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{subjects.FUNCTION_NAME.pattern}"])
-_RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
 
 _NUMBERS: Final = (
     function_spec.Batch,
@@ -88,6 +92,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "NewSchedule": {
         "cron": _CRON,
         "in_s": {"minimum": request_bodies.MIN_DELAY_S, "maximum": request_bodies.MAX_DELAY_S},
+    },
+    "NewSecret": {
+        "value": {"minLength": 1, "maxLength": request_bodies.MAX_SECRET_BYTES, "pattern": r"^[^\u0000]*$"},
     },
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
@@ -106,9 +113,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "methods": _SOME,
         "webhook": WEBHOOK,
         "env": {
-            "propertyNames": {"pattern": f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"},
+            "propertyNames": {"pattern": _ENV_NAME},
             "additionalProperties": {"type": "string", "pattern": r"^[^\u0000]*$"},
         },
+        "secrets": {"maxItems": function_spec.MAX_SECRETS, "items": SECRET, "uniqueItems": True},
         "modules": {"maxItems": function_spec.MAX_MODULES, "items": _text(function_spec.MODULE_NAME)},
     },
     "Resources": {"memory_bytes": _PROCESS_MEMORY, "trust_domain": _text_or_empty(resources.DOMAIN)},

@@ -28,6 +28,7 @@ _BODIES: Final = (
     request_bodies.Scale,
     request_bodies.NewSchedule,
     request_bodies.NewBuild,
+    request_bodies.NewSecret,
     request_bodies.NewKey,
     request_bodies.Collect,
     KeyLimits,
@@ -113,6 +114,10 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("post", "/v1/schedules/{id}/run", "Submit a call of a schedule now", (202,), (), ""),
     ("get", "/v1/usage", "Report usage per function, key and day", (200,), (_FUNCTION, _KEY, *_DAYS), ""),
     ("get", "/v1/nodes", "List the nodes", (200,), (), ""),
+    ("get", "/v1/secrets", "List the secrets, without values", (200,), (), ""),
+    ("put", "/v1/secrets/{name}", "Set a secret", (200,), (), "NewSecret"),
+    ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (), ""),
+    ("post", "/v1/secrets/rotate", "Encrypt the secrets under a new master key", (200,), (), ""),
     ("get", "/v1/keys", "List the API keys", (200,), (), ""),
     ("post", "/v1/keys", "Create an API key", (201,), (), "NewKey"),
     ("delete", "/v1/keys/{id}", "Delete an API key", (204,), (), ""),
@@ -149,6 +154,8 @@ def _paths() -> dict[str, Any]:
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     schemas = _PATH_SCHEMAS | ({"fn": FUNCTION_OR_METHOD} if path.startswith("/v1/functions/") else {})
+    if path.startswith("/v1/secrets/"):
+        schemas |= {"name": bounds.SECRET}
     return [
         {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in names
@@ -158,5 +165,5 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 def _body(body: str) -> dict[str, Any]:
     if "/" in body:
         return {"required": True, "content": {body: {"schema": {}}}}
-    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewKey")
+    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewKey")
     return {"required": is_required, "content": {media.JSON: {"schema": {"$ref": _REF.format(name=body)}}}}

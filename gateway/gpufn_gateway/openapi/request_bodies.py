@@ -16,6 +16,7 @@ from gpufn_core.spec.schedule import Missed, Schedule
 
 MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the time in unix seconds
 MAX_DELAY_S: Final = 366 * 86400.0
+MAX_SECRET_BYTES: Final = 64 << 10  # of a value
 MAX_LABEL_LENGTH: Final = 200  # characters
 
 
@@ -67,6 +68,10 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
 class NewBuild(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelSpec
     device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # limited because part of it goes into a subject
+
+
+class NewSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: str
 
 
 class NewKey(msgspec.Struct, forbid_unknown_fields=True):

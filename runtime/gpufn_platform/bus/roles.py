@@ -49,6 +49,7 @@ _BUCKETS = (
     subjects.USAGE,
     subjects.SCHEDULES,
     subjects.WEBHOOK_SECRETS,
+    subjects.SECRETS,
     subjects.BUILDS,
     subjects.ENGINES,
 )
@@ -136,6 +137,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.FUNCTIONS),
             *_read_bucket(subjects.REVISIONS),
             *_read_bucket(subjects.ENGINES),
+            *_read_bucket(subjects.SECRETS),  # encrypted: the agent also needs the master key
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
             *_read_store(subjects.MODEL_FILES),  # weights

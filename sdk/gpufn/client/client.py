@@ -19,7 +19,7 @@ from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
-from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView
+from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView, SecretView
 from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import GpufnError, InvalidInput
@@ -172,6 +172,23 @@ class Client(CallApi, ModelRequests):
     def nodes(self) -> list[dict[str, Any]]:
         """Return the last report of each node: its devices and processes."""
         return self._member(list[dict[str, Any]], "nodes", "GET", "/v1/nodes")
+
+    def secrets(self) -> list[SecretView]:
+        """List the secrets, without their values."""
+        return self._member(list[SecretView], "secrets", "GET", "/v1/secrets")
+
+    def set_secret(self, name: str, value: str) -> SecretView:
+        """Set a secret. The workers of the functions that use it are replaced; no call is lost."""
+        body = msgspec.json.encode({"value": value})
+        return self._json(SecretView, "PUT", f"/v1/secrets/{segment(name)}", content=body, headers=JSON_BODY)
+
+    def delete_secret(self, name: str) -> None:
+        """Delete a secret that no function uses. Raises SecretNotFound, Conflict."""
+        self._request("DELETE", f"/v1/secrets/{segment(name)}")
+
+    def rotate_master_key(self) -> int:
+        """Encrypt the secrets under a new master key; return their number."""
+        return self._member(int, "encrypted", "POST", "/v1/secrets/rotate")
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""

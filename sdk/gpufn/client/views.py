@@ -272,6 +272,15 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class SecretView(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret, without its value. `functions` are the functions that use it."""
+
+    name: str
+    version: int
+    updated_at: float
+    functions: tuple[str, ...] = ()
+
+
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule of a function. `next_at` is None while it is paused; `invocation` is its last call."""
 

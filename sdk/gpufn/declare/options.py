@@ -30,7 +30,6 @@ from gpufn_core.spec.weights_spec import WeightsSpec
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
 _NOT_YET = {
-    "secrets": "; use env=... for values that are not secret",
     "volumes": "; use weights=Weights(...) for files that workers only read",
 }
 # The names of the options on other platforms.
@@ -107,6 +106,9 @@ class PlainOptions(TypedDict, total=False):
         str | int | None, 'memory of one worker, reserved and enforced: bytes or a string such as `"2Gi"`'
     ]
     env: Annotated[Mapping[str, str], "environment variables of the workers"]
+    secrets: Annotated[
+        Sequence[str], "the names of secrets (`gpufn secrets set`), which the workers receive as environment variables"
+    ]
     image: Annotated[Image | None, "an `Image`: workers run in containers with its Python, packages and files"]
     egress: Annotated[bool, "whether workers in containers can reach the network"]
     min_workers: Annotated[int, "the minimum number of workers, with or without calls"]
@@ -172,6 +174,7 @@ def default_of(option: str) -> Any:
         return Share.EXCLUSIVE.value
     return {
         "cpu": Resources().cpu,
+        "secrets": _SPEC_DEFAULTS["secrets"],
         "egress": _SPEC_DEFAULTS["egress"],
         "pickle": _SPEC_DEFAULTS["pickle"],
         "priority": _SPEC_DEFAULTS["priority"].value,
@@ -204,6 +207,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhook: str | None = None
     retention_s: float = _SPEC_DEFAULTS["retention_s"]
     env: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()
     egress: bool = _SPEC_DEFAULTS["egress"]
     pickle: bool = _SPEC_DEFAULTS["pickle"]
     declared_models: dict[str, Model] = {}
@@ -252,6 +256,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "retries": Retry(retries) if isinstance(retries, int) else retries,
         "priority": _priority(options.get("priority", Priority.NORMAL)),
         "env": _env(options.get("env")),
+        "secrets": _secrets(options.get("secrets")),
         "egress": options.get("egress", False),
         "pickle": options.get("pickle", False),
         "schedule": Schedule(schedule) if isinstance(schedule, str) else schedule,
@@ -352,6 +357,13 @@ def _env(env: Any) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidSpec(f"env: names and values are strings, not {name!r}: {type(value).__name__}")
     return dict(env)
+
+
+def _secrets(secrets: Any) -> tuple[str, ...]:
+    names = () if secrets is None else secrets
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise InvalidSpec(f"secrets is a list of names, such as ['HF_TOKEN'], not {secrets!r}")
+    return tuple(names)
 
 
 def _models(models: Mapping[Any, Any]) -> dict[str, Model]:

@@ -32,6 +32,8 @@ RESERVED_NAMES = frozenset(
 MAX_MODULES = 256  # third-party modules of one revision
 LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
+LONGEST_SECRET_NAME = 200
+MAX_SECRETS = 100  # of one function
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
 RETENTION_S = 86400.0
@@ -52,6 +54,14 @@ def function_name(name: str) -> str:
 def is_module_name(name: str) -> bool:
     """Return whether `name` can be a top-level module's name. Such names are passed to an interpreter to import."""
     return MODULE_NAME.fullmatch(name) is not None
+
+
+def check_secret_name(name: str) -> None:
+    """Raise InvalidInput unless a secret may have this name: it becomes an environment variable of workers."""
+    if ENV_NAME.fullmatch(name) is None or len(name) > LONGEST_SECRET_NAME:
+        raise InvalidInput(f"{name[:120]!r} is not the name of an environment variable", field="name")
+    if name.startswith(RESERVED_ENV):
+        raise InvalidInput(f"{name} is set by gpufn itself and cannot be a secret", field="name")
 
 
 def _exception_name(kind: object) -> str:
@@ -232,6 +242,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     webhook: str | None = None  # URL that receives the ends of submitted calls
     retention_s: float = RETENTION_S  # how long the record and the result of a submitted call are kept after its end
     env: dict[str, str] = {}
+    secrets: tuple[str, ...] = ()  # names of the secrets that its workers receive as environment variables
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same version
     models: tuple[ModelSpec, ...] = ()
     weights: tuple[WeightsSpec, ...] = ()
@@ -265,6 +276,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                         "call, or remove batch"
                     )
         self._check_env()
+        self._check_secrets()
         self._check_modules()
         self._check_models()
         self._check_weights()
@@ -338,6 +350,19 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{self.name}: env holds {env_bytes:,} bytes, more than the {_MAX_ENV_BYTES:,} allowed: "
                 "put large values into a file"
             )
+
+    def _check_secrets(self) -> None:
+        try:
+            for name in self.secrets:
+                check_secret_name(name)
+        except InvalidInput as error:
+            raise InvalidSpec(f"{self.name}: {error.message}") from None
+        if repeated := {name for name in self.secrets if name in self.env or self.secrets.count(name) > 1}:
+            raise InvalidSpec(
+                f"{self.name}: {', '.join(sorted(repeated))} is set twice: name it once, in secrets or in env"
+            )
+        if len(self.secrets) > MAX_SECRETS:
+            raise InvalidSpec(f"{self.name}: {len(self.secrets)} secrets are more than the {MAX_SECRETS} allowed")
 
     def _check_modules(self) -> None:
         for name in self.modules:

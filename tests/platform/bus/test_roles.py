@@ -22,8 +22,8 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
-    "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "usage",
-    "webhook_secrets",
+    "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
+    "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
@@ -64,6 +64,7 @@ EXPECTED = {
         "KV_gpufn_engines": FOLLOW,
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
+        "KV_gpufn_secrets": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
         "OBJ_gpufn_models": "igd",  # weights
         "OBJ_gpufn_engine_files": "igd",
@@ -126,6 +127,7 @@ WRITES = {
     "$KV.gpufn_leases.controller": set(),
     "$KV.gpufn_revisions.f.1": set(),
     "$KV.gpufn_schedules.f": set(),
+    "$KV.gpufn_secrets.TOKEN": set(),
     "$KV.gpufn_usage.d.f.k.n": {"runner"},
     "$KV.gpufn_webhook_secrets.platform": set(),
     "$O.gpufn_bundles.C.u": set(),

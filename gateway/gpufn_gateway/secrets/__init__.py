@@ -1,0 +1,1 @@
+"""Secrets of functions, encrypted in a bucket."""
