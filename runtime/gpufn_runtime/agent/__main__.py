@@ -29,8 +29,9 @@ from gpufn_platform.process import fd_limit
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.settings import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
+from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
@@ -57,11 +58,12 @@ from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.environment import worker_packages
+from gpufn_runtime.agent.workers.secret_values import StoredSecrets
 
 log = logging.getLogger("gpufn_runtime.agent")
 
 _CONNECT_PAUSE_S = 0.2
-_BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.ENGINES)
+_BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.ENGINES, subjects.SECRETS)
 _STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
@@ -71,7 +73,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     try:
         settings = AgentSettings.from_env()
-        hide_environment("GPUFN_NATS_URL", *CREDENTIALS)
+        hide_environment("GPUFN_NATS_URL", KEY, *CREDENTIALS)
         open_files = fd_limit.raise_to_hard_limit()
         lock = _lock(settings.home)
     except GpufnError as error:
@@ -80,7 +82,7 @@ def main() -> int:
     code = 0
     try:
         asyncio.run(_serve(settings, open_files))
-    except* (Conflict, BusUnavailable) as errors:  # may come from a background task
+    except* (Conflict, BusUnavailable, InvalidSetting) as errors:  # may come from a background task
         for problem in errors.exceptions:
             log.error("%s", problem)
         code = 1 if errors.subgroup(BusUnavailable) else EXIT_CONFIGURATION
@@ -143,6 +145,8 @@ async def _run_agent(
         return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
 
     home, clock = settings.home, SystemClock()
+    secrets = StoredSecrets(KeyValue(bus, subjects.SECRETS), MasterKey.from_env(os.environ, home))
+    await secrets.check()
     templates = TemplateLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
     shares = _shares(settings, clock)
     proofs = CudaProofs()
@@ -163,6 +167,7 @@ async def _run_agent(
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
         weights=WeightsCache(home.weights, WeightsFetch(read_weights, os.environ, clock), settings.weights_bytes),
+        secrets=secrets,
         launcher=LauncherByImage(templates, containers),
         groups=MemoryGroups.find(),
         devices=devices,

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -52,9 +52,10 @@ from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.parking import Parking
 from gpufn_runtime.agent.workers.running_workers import RunningWorkers
+from gpufn_runtime.agent.workers.secret_values import Secrets
 from gpufn_runtime.agent.workers.start import Launches, WorkerLauncher
 from gpufn_runtime.agent.workers.supervise import Supervisor
-from gpufn_runtime.agent.workers.takeover import Takeover
+from gpufn_runtime.agent.workers.takeover import Takeover, secret_patterns_of
 from gpufn_runtime.agent.workers.worker_config import WorkerConfigs
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
@@ -92,6 +93,7 @@ class Agent:
         bundles: BundleCache,
         engines: EngineCache,
         weights: WeightsCache,
+        secrets: Secrets,
         launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
@@ -114,6 +116,7 @@ class Agent:
         self._bundles = bundles
         self._engines = engines
         self._weights = weights
+        self._secrets = secrets
         self._launcher = launcher
         self._clock = clock
         self._grace_s = grace_s
@@ -175,6 +178,7 @@ class Agent:
             prefetch=self._prefetch,
             devices=devices,
             shares=shares,
+            secrets=secrets,
             groups=groups,
             launcher=launcher,
             supervisor=self._supervisor,
@@ -202,7 +206,7 @@ class Agent:
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
         ]
         await self._shares.take_over()
-        self._take_over(folders)
+        self._take_over(folders, await secret_patterns_of(folders, self._secrets))
         in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
         self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
         subscriptions = [
@@ -357,10 +361,10 @@ class Agent:
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
-    def _take_over(self, folders: list[WorkerFolder]) -> None:
+    def _take_over(self, folders: list[WorkerFolder], secret_patterns: Mapping[str, tuple[bytes, ...]]) -> None:
         """Take over the workers of an earlier agent, then apply all Assignments."""
         assigned, self._early_assignments = self._early_assignments or {}, None
-        self._takeover.take_over(folders, assigned)
+        self._takeover.take_over(folders, assigned, secret_patterns)
         self._launcher.take_over(worker.container for worker in self._running_workers.values() if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)

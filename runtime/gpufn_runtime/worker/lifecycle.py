@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -62,7 +63,7 @@ from gpufn_runtime.worker import process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.loader import Loaded, LoadError
 from gpufn_runtime.worker.execute.attempts import Attempts
-from gpufn_runtime.worker.execute.error_report import describe
+from gpufn_runtime.worker.execute.error_report import bounded, describe, unchanged
 from gpufn_runtime.worker.execute.executor import Executor
 from gpufn_runtime.worker.execute.results import Results
 from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
@@ -100,6 +101,7 @@ class Worker:
         )
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._handle_frame)
         self._requests = PendingRequests(self._link, shared_bodies)
+        self._redact: Callable[[str], str] = unchanged
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
@@ -153,8 +155,21 @@ class Worker:
             process.confine(self._config)
         except (OSError, ValueError) as error:
             return LoadError(f"cannot set the worker's limits: {error}")
+        if self._config.secrets_socket:
+            try:
+                self._receive_secrets()
+            except OSError as error:
+                return LoadError(f"cannot receive the secrets: {error}")
         process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
         return None
+
+    def _receive_secrets(self) -> None:
+        from gpufn_platform.secrets.redaction import redact  # noqa: PLC0415  (most functions have no secrets)
+        from gpufn_runtime.worker import secrets  # noqa: PLC0415
+
+        patterns = secrets.receive(self._config.secrets_socket)
+        self._output.redact(patterns)
+        self._redact = self._results.redact = functools.partial(redact, patterns)
 
     def _start(self) -> Loaded | None:
         started = time.perf_counter()
@@ -204,9 +219,9 @@ class Worker:
         elif fault is not None and fault.is_lost:
             info = DeviceFailed(fault.describe()).info()
         elif isinstance(error, LoadError):
-            info = FunctionStartFailed(str(error)).info()
+            info = bounded(FunctionStartFailed(str(error)).info(), self._redact)
         else:
-            info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
+            info = describe(error, self._config.bundle_dir, FunctionStartFailed.code, self._redact)
         self._exit_code = EXIT_GPU_FAULT if fault is not None and fault.is_of_device else EXIT_START_FAILED
         self._has_failed = True
         if not self._link.send_packed(frames.encode(StartFailed(phase, info))):
@@ -291,7 +306,8 @@ class Worker:
         except CannotPark as error:
             self._link.send(NotParked(FunctionStartFailed(str(error)).info(), error.needs_bytes))
         except BaseException as error:
-            self._link.send(NotParked(describe(error, self._config.bundle_dir, FunctionStartFailed.code)))
+            info = describe(error, self._config.bundle_dir, FunctionStartFailed.code, self._redact)
+            self._link.send(NotParked(info))
         else:
             self._link.announce(msgspec.structs.replace(self._ready, parked=parked))
 

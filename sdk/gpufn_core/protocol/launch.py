@@ -35,6 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_bodies: str = ""  # folder of large bodies that this worker reads and writes
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
+    secrets_socket: str = ""  # the worker connects to it once, and receives its secrets from the agent
     weights: tuple[str, ...] = ()  # the path of each of the spec's weights, a folder or a file
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
     memory_bytes: int | None = None  # memory that the worker may use, however that is enforced

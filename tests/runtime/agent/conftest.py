@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpufn_core.domain.device import Device, DeviceShare, DeviceType
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.worker import Assignment, Desired, ParkedMemory, WorkerState
-from gpufn_core.errors import ArtifactUnavailable, GpufnError
+from gpufn_core.errors import ArtifactUnavailable, GpufnError, SecretNotFound
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest, digest_of, new_worker_id
 from gpufn_core.protocol import subjects
@@ -95,6 +95,17 @@ class FakeWeights:
         return WeightsSpec(source=source, files=(WeightsFile("w", len(data), digest_of(data)),))
 
 
+class FakeSecrets:
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+
+    async def values(self, names: Iterable[str]) -> dict[str, str]:
+        missing = [name for name in names if name not in self.known]
+        if missing:
+            raise SecretNotFound(f"{missing[0]} is not set.")
+        return {name: self.known[name] for name in names}
+
+
 class Node:
     """`events` and `lines` are the agent's worker events and log lines, in order."""
 
@@ -108,6 +119,7 @@ class Node:
         self.engines: dict[str, EngineManifest] = {}
         self.engine_files: dict[str, bytes] = {}
         self.weights = FakeWeights()
+        self.secrets = FakeSecrets()
         self.fetches = 0
         self.server: EmbeddedServer | None = None
         self.connected: dict[str, asyncio.Event] = {}
@@ -136,6 +148,7 @@ class Node:
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
         await KeyValue.open(self.bus, subjects.ENGINES)
+        await KeyValue.open(self.bus, subjects.SECRETS)
         for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES):
             await object_store.ensure_bucket(self.bus, store)
 
@@ -186,6 +199,7 @@ class Node:
             bundles=BundleCache(self.home.bundles, self.fetch),
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
             weights=WeightsCache(self.home.weights, self.weights, 1 << 30),
+            secrets=self.secrets,
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             devices=DeviceWatch(

@@ -7,6 +7,7 @@ preceded by a note about that. The tail is always kept, because it holds the rea
 from __future__ import annotations
 
 from gpufn_core.spec.units import format_bytes
+from gpufn_platform.secrets.redaction import Redactor
 
 _TAIL_BYTES = 8 << 10
 _TAIL_LINES = 40
@@ -18,9 +19,12 @@ _LINE_COST = 100  # in bytes: each line has overhead in the log stream
 
 
 class OutputLog:
-    """Rate-limited log of one worker's output. `feed` returns the lines to publish."""
+    """Rate-limited log of one worker's output. `feed` returns the lines to publish. `redactor` masks secrets; the start
+    of a secret is held back for as long as an unfinished line."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, redactor: Redactor | None = None) -> None:
+        self._redactor = redactor
+        self._fed_at = now
         self._tail = bytearray()
         self._partial_line = bytearray()  # not yet ended
         self._partial_since = now
@@ -29,6 +33,10 @@ class OutputLog:
         self._dropped = 0
 
     def feed(self, data: bytes, now: float) -> list[str]:
+        self._fed_at = now
+        return self._add(data if self._redactor is None else self._redactor.feed(data), now)
+
+    def _add(self, data: bytes, now: float) -> list[str]:
         self._tail += data[-_TAIL_BYTES:]
         del self._tail[:-_TAIL_BYTES]
         self._budget = min(self._budget + (now - self._refilled_at) * _BYTES_PER_S, _BURST_BYTES)
@@ -56,6 +64,8 @@ class OutputLog:
 
     def flush(self, now: float, *, older_than_s: float = 0.0) -> list[str]:
         """Return the unfinished line and the note about dropped output."""
+        if self._redactor is not None and self._redactor.is_holding and now - self._fed_at >= older_than_s:
+            return self._add(self._redactor.flush(), now) + self.flush(now, older_than_s=older_than_s)
         if now - self._partial_since < older_than_s:
             return []
         lines = [] if older_than_s else self._dropped_note()

@@ -1,9 +1,9 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines and weights (usually prefetched); prepare the GPU for sharing, or stop its
+    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets; prepare the GPU for sharing, or stop its
        MPS
     2. create the memory cgroup, folder, config and FIFO
-    3. create the process, forked or cold
+    3. create the process, forked or cold; it fetches its secrets from us
     4. send STARTED
 
 If a worker cannot start, START_FAILED is sent and the worker is cleaned up. If the node is at fault, the node's
@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from typing import Protocol
 
 from gpufn_core.domain.revision import Revision
@@ -26,6 +27,7 @@ from gpufn_core.home import Home
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.secrets.redaction import patterns_of
 from gpufn_runtime.agent.cache.prefetch import Prefetch
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
@@ -35,6 +37,8 @@ from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.workers.cleanup import Cleanup
+from gpufn_runtime.agent.workers.secret_delivery import SecretDelivery
+from gpufn_runtime.agent.workers.secret_values import Secrets
 from gpufn_runtime.agent.workers.supervise import Supervisor
 from gpufn_runtime.agent.workers.worker_config import WorkerConfigs
 from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
@@ -59,6 +63,7 @@ class Launches:
         prefetch: Prefetch,
         devices: DeviceWatch,
         shares: GpuShares,
+        secrets: Secrets,
         groups: MemoryGroups,
         launcher: WorkerLauncher,
         supervisor: Supervisor,
@@ -71,6 +76,7 @@ class Launches:
         self._prefetch = prefetch
         self._devices = devices
         self._shares = shares
+        self._secrets = secrets
         self._groups = groups
         self._launcher = launcher
         self._supervisor = supervisor
@@ -91,6 +97,7 @@ class Launches:
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
             weights = await self._weights(record, revision)
+            secrets = await self._secrets.values(revision.spec.secrets)
             fetch_s = self._clock.monotonic() - started
             if weights is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
                 self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
@@ -108,7 +115,7 @@ class Launches:
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
                 order = self._configs.launch_order(config, folder, assignment, joining=joining, modules=modules)
-                launched = await self._start_process(record, order, folder, group)
+                launched = await self._start_process(record, order, folder, group, secrets)
         except GpufnError as error:
             self._on_failed(record, folder, group, error)
         except Exception as error:
@@ -141,12 +148,20 @@ class Launches:
             fetch.cancel()
 
     async def _start_process(
-        self, record: WorkerRecord, order: LaunchOrder, folder: WorkerFolder, group: MemoryGroup | None
+        self,
+        record: WorkerRecord,
+        order: LaunchOrder,
+        folder: WorkerFolder,
+        group: MemoryGroup | None,
+        secrets: Mapping[str, str],
     ) -> Launched:
-        """Start the process and its supervision. Raises OSError, PlatformError; also if it ended at once."""
+        """Start the process, its supervision and the delivery of its secrets. Raises OSError, PlatformError; also if it ended at once."""
         with contextlib.ExitStack() as cleanup:
             fifo = folder.open_output()
             cleanup.callback(os.close, fifo)
+            delivery = SecretDelivery(folder.secrets, secrets) if secrets else None
+            if delivery is not None:
+                cleanup.callback(delivery.close)
             launched = await self._launcher.launch(order)
             if launched.container:
                 cleanup.callback(self._launcher.release, launched.container)
@@ -156,8 +171,13 @@ class Launches:
             if handle is None:
                 raise PlatformError("The worker's process ended at once.")
             cleanup.callback(os.close, handle.pidfd)
-            self._supervisor.supervise(record, handle, folder, group, fifo, container=launched.container)
+            patterns = patterns_of(secrets.values())
+            self._supervisor.supervise(
+                record, handle, folder, group, fifo, container=launched.container, secret_patterns=patterns
+            )
             cleanup.pop_all()
+            if delivery is not None:
+                self.tasks.start(delivery.deliver(launched.pid), f"secrets-{record.worker}")
         record.started_at = self._clock.time()
         folder.write_process(
             ProcessFile(

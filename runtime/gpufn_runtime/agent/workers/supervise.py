@@ -24,6 +24,7 @@ from gpufn_core.protocol.launch import EXIT_GPU_FAULT
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
+from gpufn_platform.secrets.redaction import Redactor
 from gpufn_runtime.agent.decide.fleet import Phase, WorkerRecord
 from gpufn_runtime.agent.launchers.base import ContainerEnd, Containers
 from gpufn_runtime.agent.mps.base import GpuShares
@@ -79,11 +80,13 @@ class Supervisor:
         fifo: int,
         *,
         container: str,
+        secret_patterns: tuple[bytes, ...] = (),
     ) -> None:
         """Supervise the worker: read its output from `fifo` and report its end, even if it has ended already. Takes
-        ownership of `fifo` and the pidfd."""
+        ownership of `fifo` and the pidfd. `secret_patterns` are masked in the output."""
         process, pidfd = handle
-        output = OutputLog(self._clock.monotonic())
+        redactor = Redactor(secret_patterns) if secret_patterns else None
+        output = OutputLog(self._clock.monotonic(), redactor)
         worker = RunningWorker(record, process, folder, group, output, fifo, pidfd, container)
         self._running_workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING

@@ -68,7 +68,7 @@ class WorkerConfigs:
         launched_at: float,
         group: MemoryGroup | None,
     ) -> WorkerConfig:
-        memory_bytes = self.memory_bytes(revision.spec)
+        memory_bytes, has_secrets = self.memory_bytes(revision.spec), bool(revision.spec.secrets)
         return WorkerConfig(
             worker=record.worker,
             function=record.function,
@@ -78,6 +78,7 @@ class WorkerConfigs:
             engines=engines,
             weights=weights,
             socket=os.fspath(self._home.worker_socket(record.worker)),
+            secrets_socket=os.fspath(WorkerFolder(self._home.worker(record.worker)).secrets) if has_secrets else "",
             shared_bodies=os.fspath(self._home.shared_bodies / record.worker),
             launched_at=launched_at,
             mps=self._mps_limits(record),

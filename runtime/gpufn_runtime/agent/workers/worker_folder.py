@@ -3,6 +3,7 @@
 config.json    WorkerConfig, before the process starts
 process.json   ProcessFile, once it runs
 output         FIFO, its standard output and error
+k              the agent's socket for the worker's secrets, until it has received them
 s              the runner's socket (the runner may create it before or after the agent creates the folder)
 tmp/           home and scratch space
 """
@@ -44,6 +45,7 @@ class WorkerFolder:
         self.worker = path.name
         self.config = path / "config.json"
         self.output = path / "output"
+        self.secrets = path / "k"  # short: the path of a unix socket is limited
         self.scratch = path / "tmp"
 
     @property
@@ -74,6 +76,12 @@ class WorkerFolder:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode((self.path / "process.json").read_bytes(), type=ProcessFile)
         return None
+
+    def secret_names(self) -> tuple[str, ...]:
+        """Return the names of the worker's secrets."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(self.config.read_bytes(), type=WorkerConfig).spec.secrets
+        return ()
 
     def open_output(self) -> int:
         """Open the FIFO for reading. Read-write mode: there is no end of file, and a worker never lacks a reader."""

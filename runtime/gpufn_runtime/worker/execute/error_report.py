@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
@@ -35,8 +36,18 @@ class Rejected(Exception):
         self.reason = reason
 
 
-def describe(error: BaseException, bundle_dir: str = "", code: str = "function_raised") -> ErrorInfo:
-    """Return the report of `error` for the caller. File names in the bundle are relative to it."""
+def unchanged(text: str) -> str:
+    return text
+
+
+def describe(
+    error: BaseException,
+    bundle_dir: str = "",
+    code: str = "function_raised",
+    redact: Callable[[str], str] = unchanged,
+) -> ErrorInfo:
+    """Return the report of `error` for the caller. File names in the bundle are relative to it. `redact` masks
+    secrets."""
     kind = type(error)
     return bounded(
         ErrorInfo(
@@ -46,20 +57,21 @@ def describe(error: BaseException, bundle_dir: str = "", code: str = "function_r
             error_bases=tuple(base.__qualname__ for base in kind.__mro__ if base not in (BaseException, object)),
             error_classes=classes_of(kind),
             traceback=_traceback(error, bundle_dir),
-        )
+        ),
+        redact,
     )
 
 
-def bounded(info: ErrorInfo) -> ErrorInfo:
-    """Truncate `info` so that it fits into a frame's header."""
+def bounded(info: ErrorInfo, redact: Callable[[str], str] = unchanged) -> ErrorInfo:
+    """Mask secrets in `info`, then truncate it so that it fits into a frame's header."""
     return msgspec.structs.replace(
         info,
-        message=_bounded(info.message, _MAX_MESSAGE),
+        message=_bounded(redact(info.message), _MAX_MESSAGE),
         field=info.field and _bounded(info.field, _MAX_NAME),
         error_type=info.error_type and _bounded(info.error_type, _MAX_NAME),
         error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MAX_BASES]),
         error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MAX_BASES]),
-        traceback=info.traceback and _bounded(info.traceback, _MAX_TRACEBACK),
+        traceback=info.traceback and _bounded(redact(info.traceback), _MAX_TRACEBACK),
     )
 
 

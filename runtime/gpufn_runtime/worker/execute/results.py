@@ -15,7 +15,7 @@ from gpufn_core.protocol.frames import Item, Result
 from gpufn_core.protocol.limits import INLINE_BYTES, LARGE_BODY_BYTES
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
-from gpufn_runtime.worker.execute.error_report import Rejected, bounded, describe
+from gpufn_runtime.worker.execute.error_report import Rejected, bounded, describe, unchanged
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.platform_calls.output import Output
 
@@ -27,7 +27,7 @@ _LONGEST_CHAIN = 8
 
 class Results:
     """Sends Results. `started` is the `time.perf_counter` value when the attempt began. `fault_of` classifies an
-    exception as a GPU fault; `on_fault` is called if a fault makes this process unusable."""
+    exception as a GPU fault; `on_fault` is called if a fault makes this process unusable. `redact` masks secrets."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Results:
         self._bundle_dir = bundle_dir
         self._shared_bodies = shared_bodies
         self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
+        self.redact: Callable[[str], str] = unchanged
         self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
 
     def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
@@ -92,16 +93,16 @@ class Results:
             self._end(attempt, OutcomeKind.LOST, started, failed, charged_s=charged_s)
             return
         if isinstance(error, BusUnavailable):  # from a nested call: the platform failed, not the function
-            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()), charged_s=charged_s)
+            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info(), self.redact), charged_s=charged_s)
             return
         if isinstance(error, ResultNotEncodable) and not error.traceback:
-            info = bounded(error.info())
+            info = bounded(error.info(), self.redact)
         else:
-            info = describe(error, self._bundle_dir)
+            info = describe(error, self._bundle_dir, redact=self.redact)
         self._end(attempt, OutcomeKind.RAISED, started, info, charged_s=charged_s)
 
     def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
-        self._end(attempt, OutcomeKind.REJECTED, started, bounded(error.info()))
+        self._end(attempt, OutcomeKind.REJECTED, started, bounded(error.info(), self.redact))
 
     def cancelled(self, attempt: Attempt, started: float) -> None:
         self._end(attempt, OutcomeKind.CANCELLED, started)

@@ -11,7 +11,7 @@ import io
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import Log
@@ -20,6 +20,9 @@ from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.platform_calls.output_limit import OutputLimit
+
+if TYPE_CHECKING:
+    from gpufn_platform.secrets.redaction import Redactor
 
 MAX_LINE = 16 << 10  # characters
 _RATE = 1 << 20  # bytes a second
@@ -36,7 +39,12 @@ class Output:
         self._lock = threading.RLock()  # reentrant: a signal handler or a __del__ may print
         self._limit = OutputLimit(_RATE, _BURST, time.monotonic())
         self.released = False
+        self.patterns: tuple[bytes, ...] = ()  # of secrets
         self._streams = (CapturedStream(self, "stdout", 1), CapturedStream(self, "stderr", 2))
+
+    def redact(self, patterns: tuple[bytes, ...]) -> None:
+        """Mask secrets from now on."""
+        self.patterns = patterns
 
     def capture(self) -> None:
         """Replace sys.stdout and sys.stderr."""
@@ -104,6 +112,7 @@ class CapturedStream(io.TextIOBase):
         self._name = name
         self._fd = fd
         self._incomplete: dict[Attempt | None, str] = {}
+        self._redactors: dict[Attempt | None, Redactor] = {}
         self._lock = threading.RLock()
         self.buffer = _Bytes(self)
 
@@ -112,8 +121,10 @@ class CapturedStream(io.TextIOBase):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self._output.released:  # in a child, where a handler of `logging` still refers to this stream
             return self._own_write(text)
-        attempt = current_attempt.get()
+        attempt, written = current_attempt.get(), len(text)
         with self._lock:
+            if self._output.patterns:
+                text = self._redacted(attempt, text)
             incomplete = self._incomplete.pop(attempt, "")
             end = text.rfind("\n")
             if end >= 0:
@@ -128,7 +139,16 @@ class CapturedStream(io.TextIOBase):
                 self._incomplete[attempt] = incomplete
         if lines:
             self._output.send(self._name, attempt, [_last_state(line) for line in lines])
-        return len(text)
+        return written
+
+    def _redacted(self, attempt: Attempt | None, text: str) -> str:
+        """Return the output that is decided; the start of a secret waits for the next output, or the attempt's end."""
+        from gpufn_platform.secrets.redaction import Redactor  # noqa: PLC0415  (most functions have no secrets)
+
+        redactor = self._redactors.get(attempt)
+        if redactor is None:
+            redactor = self._redactors[attempt] = Redactor(self._output.patterns)
+        return redactor.feed(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
     def _own_write(self, text: str) -> int:
         """Write to the process's own stream; flush at once, because a child may end by `os._exit`."""
@@ -141,8 +161,10 @@ class CapturedStream(io.TextIOBase):
     def end(self, attempt: Attempt | None) -> None:
         with self._lock:
             incomplete = self._incomplete.pop(attempt, "")
+            if (redactor := self._redactors.pop(attempt, None)) is not None:
+                incomplete += redactor.flush().decode("utf-8", "surrogatepass")
         if incomplete:
-            self._output.send(self._name, attempt, [incomplete])
+            self._output.send(self._name, attempt, incomplete.removesuffix("\n").split("\n"))
 
     def fileno(self) -> int:
         return self._fd
@@ -190,7 +212,14 @@ class _Records:
         if self._output.released:
             sys.stderr.write(text + "\n")
         elif text:
-            self._output.send("log", current_attempt.get(), [text])
+            self._output.send("log", current_attempt.get(), [self._redacted(text)])
+
+    def _redacted(self, text: str) -> str:
+        if not self._output.patterns:
+            return text
+        from gpufn_platform.secrets.redaction import redact  # noqa: PLC0415  (most functions have no secrets)
+
+        return redact(self._output.patterns, text)
 
     def flush(self) -> None:
         pass

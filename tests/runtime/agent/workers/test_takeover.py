@@ -40,7 +40,7 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
         cleanup = Cleanup(
             fleet, node="n", assignments=cast("Any", None), groups=MemoryGroups(None), on_done=lambda: None, retry_s=1.0
         )
-        Takeover(fleet, cast("Any", None), cleanup, cast("Any", None)).take_over([folder], {})
+        Takeover(fleet, cast("Any", None), cleanup, cast("Any", None)).take_over([folder], {}, {})
         await cleanup.tasks.done()
 
     asyncio.run(run())
@@ -96,7 +96,7 @@ def test_a_folder_of_an_earlier_agent(
     supervisor = SimpleNamespace(supervise=supervise, end=lambda record, signum, reason: done.append("ended"))
     fleet = Fleet()
     takeover = Takeover(fleet, cast("Any", supervisor), cast("Any", cleanup), cast("Any", reports))
-    takeover.take_over([folder], {"w1": ASSIGNMENT} if is_assigned else {})
+    takeover.take_over([folder], {"w1": ASSIGNMENT} if is_assigned else {}, {})
     assert ", ".join(done) == reaction
     assert list(fleet.records) == (["w1"] if "adopted" in reaction or "cleaned up" in reaction else [])
 
@@ -114,5 +114,5 @@ def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monke
         find_group=lambda worker, file: None, clean_up=lambda record, folder, group: done.append("cleaned up")
     )
     inheritance = Takeover(Fleet(), cast("Any", None), cast("Any", cleanup), cast("Any", reports))
-    inheritance.take_over([folder], {"w1": ASSIGNMENT})
+    inheritance.take_over([folder], {"w1": ASSIGNMENT}, {})
     assert done == ["killed", "exited", "cleaned up"]

@@ -133,6 +133,7 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
     return msgspec.structs.replace(
         config,
         socket=f"{WORKER}/s",
+        secrets_socket=f"{WORKER}/{os.path.basename(config.secrets_socket)}" if config.secrets_socket else "",
         bundle_dir=f"{WORKER}/bundle" if config.bundle_dir else "",
         engines={
             parameter: tuple(f"{WORKER}/engines/{os.path.basename(folder)}" for folder in folders)
