@@ -22,6 +22,7 @@ from gpufn_platform.secrets.master_key import MasterKey
 
 log = logging.getLogger(__name__)
 
+
 class NoMasterKey(Conflict):
     """The gateway has no master key that it can use."""
 

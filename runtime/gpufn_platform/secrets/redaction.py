@@ -58,8 +58,8 @@ class Redactor:
 
     def feed(self, data: bytes) -> bytes:
         buffer = self._held + data
-        covered = self._occurrences(buffer)
-        return self._emit(buffer, covered, min((_start_of(buffer, each) for each in self._patterns), default=len(buffer)))
+        end = min((_start_of(buffer, pattern) for pattern in self._patterns), default=len(buffer))
+        return self._emit(buffer, self._occurrences(buffer), end)
 
     def flush(self) -> bytes:
         """Return what is held back. A secret that continues after it is not recognized."""

@@ -55,22 +55,23 @@ async def test_a_secret_is_set_listed_and_removed(nats: Any, master_key: MasterK
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("name", "value"),
     [
-        ("TOKEN", "", (422, "invalid_input")),
-        ("TOKEN", "x" * (MAX_SECRET_BYTES + 1), (422, "invalid_input")),
-        ("TOKEN", "a\0b", (422, "invalid_input")),
-        ("TOKEN", 1, (422, "invalid_input")),
-        ("MY-TOKEN", "x", (422, "invalid_input")),
-        ("1TOKEN", "x", (422, "invalid_input")),
-        ("GPUFN_API_KEY", "x", (422, "invalid_input")),
+        ("TOKEN", ""),
+        ("TOKEN", "x" * (MAX_SECRET_BYTES + 1)),
+        ("TOKEN", "a\0b"),
+        ("TOKEN", 1),
+        ("MY-TOKEN", "x"),
+        ("1TOKEN", "x"),
+        ("GPUFN_API_KEY", "x"),
     ],
 )
-async def test_bad_input(
-    nats: Any, master_key: MasterKey, problem: Any, name: str, value: object, expected: tuple[int, str]
-) -> None:
+async def test_bad_input(nats: Any, master_key: MasterKey, problem: Any, name: str, value: object) -> None:
     async with gateway_on(nats, master_key=master_key) as gateway:
-        assert problem(await gateway.http.put(f"/v1/secrets/{name}", json={"value": value})) == expected
+        assert problem(await gateway.http.put(f"/v1/secrets/{name}", json={"value": value})) == (
+            422,
+            "invalid_input",
+        )
 
 
 async def test_without_a_master_key_no_secret_can_be_set(nats: Any, tmp_path: Path, problem: Any) -> None:

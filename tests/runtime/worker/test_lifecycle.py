@@ -6,6 +6,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,38 @@ def test_a_worker_whose_supervisor_has_ended_does_not_start(make_peer: Start, tm
     os.mkfifo(fifo)
     worker = make_peer("def f(): ...", supervisor_fifo=str(fifo)).launch()
     assert worker.wait() == EXIT_LINK_LOST
+
+
+def test_it_receives_its_secrets_and_shows_them_nowhere(make_peer: Start, tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(str(path))
+        agent.listen()
+        source = """
+            import os
+            print("on import", os.environ["TOKEN"])
+            def f():
+                print("a", os.environ["TOKEN"][:5], end="")
+                print("b" + os.environ["TOKEN"][:5], end="")
+                print(os.environ["TOKEN"][5:])
+                assert open("/proc/self/coredump_filter").read().strip() == "00000000"
+                raise ValueError("bad " + os.environ["TOKEN"])
+        """
+        worker = make_peer(source, secrets_socket=str(path)).launch()
+        peer, _ = agent.accept()
+        with peer:
+            peer.sendall(b'{"TOKEN": "swordfish"}')
+        worker.ready()
+        worker.run()
+        error = worker.result()[0].error
+    assert error.message == "bad [redacted]"
+    assert "swordfish" not in error.traceback
+    assert [text for _, _, text in worker.logs] == ["on import [redacted]", "a swordb[redacted]"]
+
+
+def test_without_its_secrets_it_does_not_start(make_peer: Start, tmp_path: Path) -> None:
+    failure = make_peer("def f(): ...", secrets_socket=str(tmp_path / "k")).launch().start_failure()
+    assert (failure.phase, failure.error.code) == ("load", "function_start_failed")
 
 
 def test_a_hook_that_fails_says_why(make_peer: Start) -> None:

@@ -65,7 +65,7 @@ class OutputLog:
     def flush(self, now: float, *, older_than_s: float = 0.0) -> list[str]:
         """Return the unfinished line and the note about dropped output."""
         if self._redactor is not None and self._redactor.is_holding and now - self._fed_at >= older_than_s:
-            return self._add(self._redactor.flush(), now) + self.flush(now, older_than_s=older_than_s)
+            return self._add(self._redactor.flush(), self._fed_at) + self.flush(now, older_than_s=older_than_s)
         if now - self._partial_since < older_than_s:
             return []
         lines = [] if older_than_s else self._dropped_note()

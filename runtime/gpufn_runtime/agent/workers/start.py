@@ -1,7 +1,7 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets; prepare the GPU for sharing, or stop its
-       MPS
+    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets; prepare the GPU for
+       sharing, or stop its MPS
     2. create the memory cgroup, folder, config and FIFO
     3. create the process, forked or cold; it fetches its secrets from us
     4. send STARTED
@@ -155,7 +155,8 @@ class Launches:
         group: MemoryGroup | None,
         secrets: Mapping[str, str],
     ) -> Launched:
-        """Start the process, its supervision and the delivery of its secrets. Raises OSError, PlatformError; also if it ended at once."""
+        """Start the process, its supervision and the delivery of its secrets. Raises OSError, PlatformError; also if
+        the process ended at once."""
         with contextlib.ExitStack() as cleanup:
             fifo = folder.open_output()
             cleanup.callback(os.close, fifo)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from gpufn_platform.secrets.redaction import Redactor, patterns_of
 from gpufn_runtime.agent.workers.output import OutputLog
 
 
@@ -44,3 +45,12 @@ def test_the_tail_is_the_last_forty_lines_or_eight_kibibytes() -> None:
     assert log.tail().split("\n") == [str(number) for number in range(60, 100)]
     log.feed(b"z" * 100_000, 0.0)
     assert log.tail() == "z" * 8192
+
+
+def test_secrets_are_masked_in_lines_and_tail_in_any_split() -> None:
+    log = OutputLog(0.0, Redactor(patterns_of(["swordfish"])))
+    lines = [line for part in (b"a sword", b"fish b\n", b"sword") for line in log.feed(part, 0.0)]
+    assert lines == ["a [redacted] b"]
+    assert log.flush(0.5, older_than_s=1.0) == []
+    assert log.flush(1.0, older_than_s=1.0) == ["sword"]
+    assert log.tail() == "a [redacted] b\nsword"
