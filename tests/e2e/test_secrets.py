@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,3 +180,22 @@ def test_after_a_rotation_new_workers_start_with_the_same_value(secretive: Platf
     assert key.read_text() != before
     set_secret(secretive, "THE_TOKEN", OLD)
     until(lambda: secretive.invoke("keeps")["sha256"] == sha256(OLD))
+
+
+def test_a_wrong_master_key_stops_the_start_and_loses_nothing(tmp_path: Path, app: Path) -> None:
+    home = tmp_path / "home"
+    with running_platform(home) as platform:
+        set_secret(platform, "THE_TOKEN", OLD)
+        platform.gpufn("deploy", app, "--no-check")
+    key = Home(home).master_key
+    right = key.read_text()
+    key.write_text(base64.b64encode(bytes(32)).decode())
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpufn", "up", "--port", "0"],
+        env=os.environ | {"GPUFN_HOME": str(home)}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert "GPUFN_MASTER_KEY_FILE" in ended.stderr
+    assert "THE_TOKEN" in ended.stderr
+    with running_platform(home, environ={"GPUFN_MASTER_KEY": right}) as platform:
+        assert platform.invoke("keeps")["sha256"] == sha256(OLD)

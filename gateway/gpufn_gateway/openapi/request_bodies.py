@@ -16,7 +16,7 @@ from gpufn_core.spec.schedule import Missed, Schedule
 
 MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the time in unix seconds
 MAX_DELAY_S: Final = 366 * 86400.0
-MAX_SECRET_BYTES: Final = 64 << 10  # of a value
+MAX_SECRET_BYTES: Final = 64 << 10
 MAX_LABEL_LENGTH: Final = 200  # characters
 
 

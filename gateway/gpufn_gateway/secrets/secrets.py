@@ -119,7 +119,7 @@ class Secrets:
         return both
 
     def _owns_file(self) -> bool:
-        """Whether the key is in a file of this host, and no other node needs it."""
+        """Return whether the key is in a file of this host, and no other node needs it."""
         return self._master_key.file is not None and len(self._registry.live_nodes()) <= 1
 
     async def _keyring(self) -> Keyring:
@@ -151,7 +151,7 @@ class Secrets:
 
 
 async def check_master_key(bucket: KeyValue, master_key: MasterKey) -> None:
-    """Raises InvalidSetting if the master key is not that of the stored secrets."""
+    """Raises InvalidSetting if another master key encrypts the stored secrets."""
     secrets = await records(bucket, decode_secret)
     await asyncio.to_thread(master_key.check, secrets)
 

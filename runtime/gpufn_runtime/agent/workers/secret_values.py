@@ -27,7 +27,7 @@ class StoredSecrets:
         self._keyring: Keyring | None = None  # kept: a command such as a KMS client takes long
 
     async def check(self) -> None:
-        """Raises InvalidSetting if the master key is not that of the stored secrets. A node without a master key is
+        """Raises InvalidSetting if another master key encrypts the stored secrets. A node without a master key is
         fine: functions with secrets cannot start there."""
         secrets = [decode_secret(entry.value) for entry in await self._bucket.entries()]
         if await asyncio.to_thread(self._master_key.load) is None:

@@ -42,13 +42,13 @@ async def read_all(process: asyncio.subprocess.Process) -> bytes:
 def test_the_worker_receives_its_secrets_and_the_socket_is_gone(path: Path) -> None:
     async def scenario() -> None:
         delivery = SecretDelivery(path, VALUES)
-        assert path.stat().st_mode & 0o777 == 0o600
+        assert os.stat(path).st_mode & 0o777 == 0o600
         worker = await reader(path)
         output, _ = await asyncio.gather(read_all(worker), delivery.deliver(worker.pid))
         assert json.loads(output) == VALUES
-        assert not path.exists()
 
     asyncio.run(scenario())
+    assert not path.exists()
 
 
 def test_another_process_receives_nothing_and_the_worker_still_does(path: Path) -> None:

@@ -150,6 +150,7 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         weights=(f"/node/folders/{FOLDER.digest}", f"/node/folders/{FILE.digest}/w"),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
+        secrets_socket="/node/run/w/w-1/k",
         shared_bodies="/dev/shm/home/w-1",
         launched_at=1.0,
         engines={"net": ("/node/cache/engines/k1", "/node/cache/engines/k2")},
@@ -162,6 +163,7 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         "/gpufn/worker/s",
         "/gpufn/shared_bodies",
     )
+    assert told.secrets_socket == "/gpufn/worker/k"
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
     assert told.weights == (f"/gpufn/worker/weights/{FOLDER.digest}", f"/gpufn/worker/weights/{FILE.digest}/w")
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)
