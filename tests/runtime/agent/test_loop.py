@@ -60,8 +60,8 @@ def test_an_assignment_becomes_a_process_and_a_started_event(on_node: Any) -> No
 
 
 def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("GPUFN_NATS_URL", "nats://secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("GPUFN_NATS_URL", "nats://s3cret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
 
     async def run(node: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         assert environment["ORT_DISABLE_TELEMETRY"] == "1"
         assert environment["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
         assert (environment["OMP_NUM_THREADS"], environment["MODE"]) == ("3", "fast")
-        assert "secret" not in json.dumps(environment)
+        assert "s3cret" not in json.dumps(environment)
         assert not [name for name in environment if name.startswith("GPUFN")]
         config = json.loads((await node.line("CONFIG ")).removeprefix("CONFIG "))
         assert config["socket"] == str(folder / "s")
@@ -84,6 +84,31 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         assert config["open_files"] == 1000
         assert os.listdir(config["bundle_dir"]) == ["app.py"]
         assert await node.line("CWD ") == f"CWD {folder}"
+
+    on_node(run)
+
+
+def test_a_secret_is_neither_in_the_environment_nor_in_the_config_at_the_start(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        node.secrets.known["TOKEN"] = "swordfish"
+        await node.deploy("env", secrets=("TOKEN",))
+        await node.start()
+        worker = await node.assign()
+        environment, config = await node.line("ENV "), await node.line("CONFIG ")
+        assert "swordfish" not in environment + config
+        assert "[redacted]" not in environment + config
+        path = json.loads(config.removeprefix("CONFIG "))["secrets_socket"]
+        assert path == str(node.home.worker(worker) / "k")
+
+    on_node(run)
+
+
+def test_without_its_secret_a_worker_does_not_start(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("sleep", secrets=("TOKEN",))
+        await node.start()
+        event = await node.event(await node.assign(), "start_failed")
+        assert event.failure.error.code == "secret_not_found"
 
     on_node(run)
 

@@ -99,6 +99,7 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("timeout", duration(spec.get("timeout_s"))),
             *_options(spec),
             ("env", ", ".join(f"{name}={value}" for name, value in spec.get("env", {}).items()) or ", ".join(view.env)),
+            ("secrets", ", ".join(spec.get("secrets", ()))),
             ("revisions", ", ".join(f"{each.number} ({ago(each.created_at)})" for each in revisions[-5:])),
         ]
     )

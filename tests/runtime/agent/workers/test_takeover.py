@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +13,14 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.worker import Assignment
+from gpufn_core.errors import SecretNotFound
+from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_runtime.agent.decide.fleet import Fleet
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.cleanup import Cleanup
-from gpufn_runtime.agent.workers.takeover import Takeover
+from gpufn_runtime.agent.workers.takeover import Takeover, secret_patterns_of
 from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
 
 _SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
@@ -116,3 +120,22 @@ def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monke
     inheritance = Takeover(Fleet(), cast("Any", None), cast("Any", cleanup), cast("Any", reports))
     inheritance.take_over([folder], {"w1": ASSIGNMENT}, {})
     assert done == ["killed", "exited", "cleaned up"]
+
+
+def test_the_output_of_adopted_workers_is_masked_by_the_secrets_that_their_configs_name(tmp_path: Path) -> None:
+    class Values:
+        async def values(self, names: Iterable[str]) -> dict[str, str]:
+            if "GONE" in names:
+                raise SecretNotFound
+            return dict.fromkeys(names, "swordfish")
+
+    folders = []
+    for worker, names in (("w1", ("TOKEN",)), ("w2", ()), ("w3", ("GONE",))):
+        spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=names)
+        folders.append(folder := WorkerFolder(tmp_path / worker))
+        folder.create(
+            WorkerConfig(worker=worker, function="f", revision=1, spec=spec, bundle_dir="", socket="", launched_at=1.0)
+        )
+    patterns = asyncio.run(secret_patterns_of(folders, Values()))
+    assert list(patterns) == ["w1"]
+    assert b"swordfish" in patterns["w1"]
