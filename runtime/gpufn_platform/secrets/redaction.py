@@ -11,16 +11,29 @@ import base64
 import json
 import urllib.parse
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 MASK = b"[redacted]"
 SHORTEST_VALUE = 4  # bytes: the values of shorter secrets, such as "1", are part of too much output
 _SHORTEST_ENCODED = 6  # bytes of a base64 text
 _PREFIX = 8  # bytes
+_CANDIDATES = 16
 
 
-def patterns_of(values: Iterable[str]) -> tuple[bytes, ...]:
+class Pattern(NamedTuple):
+    """A text to mask. Two of its occurrences start at least `period` bytes apart."""
+
+    text: bytes
+    period: int
+
+
+Patterns = tuple[Pattern, ...]
+
+
+def patterns_of(values: Iterable[str]) -> Patterns:
     """Return the texts to mask: each value as it is, escaped, and in base64, also if it is encoded with text around."""
-    return tuple(dict.fromkeys(pattern for value in values for pattern in _forms(value)))
+    texts = dict.fromkeys(text for value in values for text in _forms(value))
+    return tuple(Pattern(text, (text + text).find(text, 1)) for text in texts)
 
 
 def _forms(value: str) -> Iterator[bytes]:
@@ -50,15 +63,15 @@ def _base64_cores(data: bytes) -> Iterator[bytes]:
 class Redactor:
     """Redacts one stream. `feed` returns the output that is decided, `flush` the rest."""
 
-    def __init__(self, patterns: Iterable[bytes]) -> None:
-        self._patterns = tuple(patterns)
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
         self._held = b""  # it may be the start of a pattern
         self._covered = 0  # bytes of `_held` that an occurrence which began earlier covers
         self._in_mask = False  # the last byte that was returned is masked
 
     def feed(self, data: bytes) -> bytes:
         buffer = self._held + data
-        end = min((_start_of(buffer, pattern) for pattern in self._patterns), default=len(buffer))
+        end = min((_start_of(buffer, pattern.text) for pattern in self._patterns), default=len(buffer))
         return self._emit(buffer, self._occurrences(buffer), end)
 
     def flush(self) -> bytes:
@@ -76,10 +89,7 @@ class Redactor:
         """Return the covered ranges: merged, in order."""
         found = [(0, self._covered)] if self._covered else []
         for pattern in self._patterns:
-            at = buffer.find(pattern)
-            while at >= 0:
-                found.append((at, at + len(pattern)))
-                at = buffer.find(pattern, at + 1)
+            found += _ranges(buffer, pattern)
         merged: list[tuple[int, int]] = []
         for start, end in sorted(found):
             if merged and start <= merged[-1][1]:
@@ -109,23 +119,48 @@ class Redactor:
         return bytes(output)
 
 
-def redact(patterns: Iterable[bytes], text: str) -> str:
+def redact(patterns: Patterns, text: str) -> str:
     """Redact a complete text."""
     redactor = Redactor(patterns)
     data = redactor.feed(text.encode("utf-8", "surrogatepass")) + redactor.flush()
     return data.decode("utf-8", "surrogatepass")
 
 
-def _start_of(buffer: bytes, pattern: bytes) -> int:
-    """Return the first position from which `buffer` is the start of `pattern`, but not all of it; else its length."""
-    first = max(0, len(buffer) - len(pattern) + 1)
-    head = pattern[:_PREFIX]
-    at = buffer.find(head, first)
+def _ranges(buffer: bytes, pattern: Pattern) -> Iterator[tuple[int, int]]:
+    """Return the ranges that occurrences cover. The time is linear also for a pattern such as `aaaa` in its own text,
+    which a worker may print to block its agent."""
+    text, period = pattern
+    at = buffer.find(text)
     while at >= 0:
-        if pattern.startswith(buffer[at:]):
+        end = at + len(text)
+        while buffer.startswith(text[-period:], end):  # the occurrence that is `period` further
+            end += period
+        yield at, end
+        # Every later occurrence starts here or later: overlaps of other lengths are shorter than a period.
+        at = buffer.find(text, end - min(period, len(text) - period))
+
+
+def _start_of(buffer: bytes, text: bytes) -> int:
+    """Return the first position from which `buffer` is the start of `text`, but not all of it; else its length."""
+    first = max(0, len(buffer) - len(text) + 1)
+    head = text[:_PREFIX]
+    at = buffer.find(head, first)
+    for _ in range(_CANDIDATES):
+        if at < 0:
+            break
+        if text.startswith(buffer[at:]):
             return at
         at = buffer.find(head, at + 1)
+    else:
+        return len(buffer) - _overlap(text, buffer[first:])
     for at in range(max(first, len(buffer) - len(head) + 1), len(buffer)):
-        if pattern.startswith(buffer[at:]):
+        if text.startswith(buffer[at:]):
             return at
     return len(buffer)
+
+
+def _overlap(text: bytes, end: bytes) -> int:
+    """Return the length of the longest end of `end` that `text` starts with, in linear time: a text that starts and
+    ends with n equal characters occurs in its double len - n characters later."""
+    joined = f"{text.decode('latin-1')}\u0100{end.decode('latin-1')}"  # with a character that is in neither
+    return len(joined) - (joined + joined).find(joined, 1)

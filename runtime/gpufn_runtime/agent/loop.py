@@ -36,6 +36,7 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.grace_period import GRACE_S
+from gpufn_platform.secrets.redaction import Patterns
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
@@ -361,7 +362,7 @@ class Agent:
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
-    def _take_over(self, folders: list[WorkerFolder], secret_patterns: Mapping[str, tuple[bytes, ...]]) -> None:
+    def _take_over(self, folders: list[WorkerFolder], secret_patterns: Mapping[str, Patterns]) -> None:
         """Take over the workers of an earlier agent, then apply all Assignments."""
         assigned, self._early_assignments = self._early_assignments or {}, None
         self._takeover.take_over(folders, assigned, secret_patterns)

@@ -11,13 +11,13 @@ import socket
 
 import msgspec
 
-from gpufn_platform.secrets.redaction import patterns_of
+from gpufn_platform.secrets.redaction import Patterns, patterns_of
 
 _READ_BYTES = 1 << 16
 _TIMEOUT_S = 30.0
 
 
-def receive(path: str) -> tuple[bytes, ...]:
+def receive(path: str) -> Patterns:
     """Receive the secrets, and return the patterns that output must not show. Raises OSError."""
     _keep_out_of_core_dumps()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:

@@ -84,7 +84,7 @@ def test_any_split_gives_the_same_output_without_secrets(
 def test_at_most_the_length_of_the_longest_pattern_is_held_back(output: str, step: int) -> None:
     patterns = patterns_of(["0000111122223333"])
     redactor = Redactor(patterns)
-    data, longest = output.encode(errors="replace"), max(map(len, patterns))
+    data, longest = output.encode(errors="replace"), max(len(pattern.text) for pattern in patterns)
     done = b""
     for at in range(0, len(data), step):
         done += redactor.feed(data[at : at + step])
@@ -98,3 +98,27 @@ def test_output_that_cannot_start_a_secret_is_not_delayed() -> None:
     assert not redactor.is_holding
     assert redactor.feed(b"ze") == b""
     assert redactor.is_holding
+
+
+@given(st.text("ab", min_size=4, max_size=40), st.text("ab", max_size=200), st.integers(1, 50))
+def test_a_pattern_that_overlaps_itself_is_masked_wherever_it_occurs(value: str, output: str, step: int) -> None:
+    text = (output + value + output).encode()
+    covered = [False] * len(text)
+    for pattern in patterns_of([value]):
+        for at in range(len(text)):
+            if text.startswith(pattern.text, at):
+                covered[at : at + len(pattern.text)] = [True] * len(pattern.text)
+    expected = b"".join(
+        (b"" if at and covered[at - 1] else MASK) if is_covered else text[at : at + 1]
+        for at, is_covered in enumerate(covered)
+    )
+    assert redacted([value], *(text[at : at + step] for at in range(0, len(text), step))) == expected
+
+
+@pytest.mark.parametrize("value", ["a" * 65_536, "a" * 30_000 + "b" + "a" * 35_535, "ab" * 32_768])
+def test_the_work_is_linear_for_a_value_that_a_worker_prints_to_block_its_agent(value: str) -> None:
+    """Quadratic work on this output takes minutes."""
+    redactor = Redactor(patterns_of([value]))
+    for part in ("a", "ab", "b", "a"):
+        for _ in range(20):
+            redactor.feed(part.encode() * (65_536 // len(part)))

@@ -24,7 +24,7 @@ from gpufn_core.protocol.launch import EXIT_GPU_FAULT
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.secrets.redaction import Redactor
+from gpufn_platform.secrets.redaction import Patterns, Redactor
 from gpufn_runtime.agent.decide.fleet import Phase, WorkerRecord
 from gpufn_runtime.agent.launchers.base import ContainerEnd, Containers
 from gpufn_runtime.agent.mps.base import GpuShares
@@ -80,7 +80,7 @@ class Supervisor:
         fifo: int,
         *,
         container: str,
-        secret_patterns: tuple[bytes, ...] = (),
+        secret_patterns: Patterns = (),
     ) -> None:
         """Supervise the worker: read its output from `fifo` and report its end, even if it has ended already. Takes
         ownership of `fifo` and the pidfd. `secret_patterns` are masked in the output."""

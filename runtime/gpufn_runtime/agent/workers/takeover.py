@@ -18,7 +18,7 @@ from gpufn_core.domain.worker import Assignment
 from gpufn_core.errors import SecretNotFound
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.settings import InvalidSetting
-from gpufn_platform.secrets.redaction import patterns_of
+from gpufn_platform.secrets.redaction import Patterns, patterns_of
 from gpufn_runtime.agent.decide.fleet import Fleet, WorkerRecord
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.workers import processes
@@ -41,7 +41,7 @@ class Takeover:
         self,
         folders: Iterable[WorkerFolder],
         assigned: Mapping[str, Assignment],
-        secret_patterns: Mapping[str, tuple[bytes, ...]],
+        secret_patterns: Mapping[str, Patterns],
     ) -> None:
         """`secret_patterns`: see `secret_patterns_of`."""
         for folder in folders:
@@ -62,7 +62,7 @@ class Takeover:
         file: ProcessFile,
         pidfd: int,
         assignment: Assignment | None,
-        secret_patterns: tuple[bytes, ...],
+        secret_patterns: Patterns,
     ) -> None:
         record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
         group = self._cleanup.find_group(file.worker, file)
@@ -88,10 +88,10 @@ class Takeover:
         self._cleanup.clean_up(record, folder, group)
 
 
-async def secret_patterns_of(folders: Iterable[WorkerFolder], secrets: Secrets) -> dict[str, tuple[bytes, ...]]:
+async def secret_patterns_of(folders: Iterable[WorkerFolder], secrets: Secrets) -> dict[str, Patterns]:
     """Return what to mask in the output of adopted workers, by worker. A value that changed while no agent ran is not
     known any more."""
-    patterns: dict[str, tuple[bytes, ...]] = {}
+    patterns: dict[str, Patterns] = {}
     for folder in folders:
         if names := folder.secret_names():
             try:

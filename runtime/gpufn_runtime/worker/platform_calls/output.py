@@ -22,7 +22,7 @@ from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.platform_calls.output_limit import OutputLimit
 
 if TYPE_CHECKING:
-    from gpufn_platform.secrets.redaction import Redactor
+    from gpufn_platform.secrets.redaction import Patterns, Redactor
 
 MAX_LINE = 16 << 10  # characters
 _RATE = 1 << 20  # bytes a second
@@ -39,10 +39,10 @@ class Output:
         self._lock = threading.RLock()  # reentrant: a signal handler or a __del__ may print
         self._limit = OutputLimit(_RATE, _BURST, time.monotonic())
         self.released = False
-        self.patterns: tuple[bytes, ...] = ()  # of secrets
+        self.patterns: Patterns = ()  # of secrets
         self._streams = (CapturedStream(self, "stdout", 1), CapturedStream(self, "stderr", 2))
 
-    def redact(self, patterns: tuple[bytes, ...]) -> None:
+    def redact(self, patterns: Patterns) -> None:
         """Mask secrets from now on."""
         self.patterns = patterns
 
