@@ -2,14 +2,15 @@
 
 The method is that of Shahrad et al., "Serverless in the Wild" (USENIX ATC 2020): learn from arrivals, start a worker
 before the next call, and use the normal timeout when the history does not predict. The histogram is a bitmap: for each
-slot of five minutes in the last five weeks, whether a call arrived.
+quarter hour of the last five weeks, whether a call arrived.
 
-    predicted   a call in at least two of the same slots of the last three hours, days or weeks
-    trusted     a period whose own predictions came true at least half of the time, and at least twice
-    own         predictions that no trusted longer period makes: a week explains a weekend better than a day does
+    predicted   a slot whose counterparts in the last three hours, days or weeks had a call at least twice
+    trusted     a period whose predictions came true at least twice, at least half of the time, and at least twice as
+                often as calls came in the other slots: random calls come as often in any slot
+    judged      on the last day for hours, the last week for days, five weeks for weeks; without the slots that a
+                trusted longer period predicts, because a week explains a weekend and a day does not
 
-An hour is judged over the last day, a day over the last week, a week over all five. Slots that no controller observed
-are unknown, and do not count against a prediction.
+Slots that no controller observed are unknown, and do not count against a prediction.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from typing import Final
 
 import msgspec
 
-SLOT_S: Final = 300
-EARLY_S: Final = 60  # a slot begins a minute before its round time: periodic calls come at round times, some too early
-LONGEST_LEAD_S: Final = 3300.0  # a forecast has the slots of one hour
+SLOT_S: Final = 900
+EARLY_S: Final = 120  # a slot begins before its round time: periodic calls come at round times, some of them early
 _HOUR: Final = 3600 // SLOT_S
 _DAY: Final = 24 * _HOUR
 _WEEK: Final = 7 * _DAY
@@ -29,6 +29,7 @@ SLOTS: Final = 5 * _WEEK
 _ALL: Final = (1 << SLOTS) - 1
 _LEAST_RIGHT: Final = 2
 _LEAST_PRECISION: Final = 0.5
+_LEAST_LIFT: Final = 2.0
 
 
 class _Period(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class ArrivalHistory(msgspec.Struct, frozen=True):
         return bool(slot <= self.last and self.called >> (self.last - slot) & 1)
 
     def encode(self) -> bytes:
-        """Return the stored form: 2.5 KB."""
+        """Return the stored form: 850 bytes."""
         bitmaps = (self.called.to_bytes(SLOTS // 8, "little"), self.observed.to_bytes(SLOTS // 8, "little"))
         return msgspec.msgpack.encode((self.last, *bitmaps))
 
@@ -94,8 +95,7 @@ class ArrivalHistory(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The expectation for `slot` and the slots of the hour that it begins: a text for each, "" if no call is expected.
-    """
+    """The expectation for each slot of the hour that begins with `slot`: a text, "" if no call is expected."""
 
     slot: int
     texts: tuple[str, ...]
@@ -108,13 +108,13 @@ def forecast(history: ArrivalHistory, slot: int) -> Forecast:
     texts = [""] * _HOUR
     explained = 0  # slots that trusted periods have predicted
     for period in _LONGEST_FIRST:
-        predicted = _predicted(called, period)
-        own = predicted & observed & ~explained & ((1 << period.judged_slots) - 1)
-        right = (own & called).bit_count()
-        if right < _LEAST_RIGHT or right < _LEAST_PRECISION * own.bit_count():
+        predicted = _twice_in_three(called, period)
+        could_be = _twice_in_three(observed, period)  # nothing can be predicted while the history is too short
+        judged = observed & ~explained & ((1 << period.judged_slots) - 1)
+        if not _is_trusted(judged & predicted, judged & could_be & ~predicted, called):
             continue
         explained |= predicted
-        coming = _predicted(called << _HOUR, period)  # bit 0 is the last slot of the coming hour
+        coming = _twice_in_three(called << _HOUR, period)  # bit 0 is the last slot of the coming hour
         for ahead in range(_HOUR):
             if not texts[ahead] and coming >> (_HOUR - 1 - ahead) & 1:
                 texts[ahead] = period.text
@@ -125,11 +125,11 @@ def expected_call(forecast: Forecast, history: ArrivalHistory, unix_s: float, le
     """Return why a worker should be warm now: a call is expected within `lead_s`, which is the time of a cold start.
     Return "" if none is expected.
 
-    A call ends the expectation for its slot, and then the idle timeout counts. In a row of predicted slots only the
-    last call does: to stop a worker and start another within minutes saves nothing.
+    A call ends the expectation for its slot, and then the idle timeout counts. In a row of predicted slots, only a call
+    in the last slot does: another start within minutes saves nothing.
     """
     slot, texts = forecast.slot, forecast.texts
-    last = min(slot_of(unix_s + min(lead_s, LONGEST_LEAD_S)) - slot, _HOUR - 1)
+    last = min(slot_of(unix_s + lead_s) - slot, _HOUR - 1)
     for ahead in range(last + 1):
         is_over = ahead == 0 and history.has_call(slot) and not texts[1]
         if texts[ahead] and not is_over:
@@ -138,7 +138,15 @@ def expected_call(forecast: Forecast, history: ArrivalHistory, unix_s: float, le
     return ""
 
 
-def _predicted(called: int, period: _Period) -> int:
-    """Return the slots that had a call in at least two of the last three periods."""
-    one, two, three = (called >> (number * period.slots) for number in (1, 2, 3))
+def _is_trusted(predicted: int, other: int, called: int) -> bool:
+    """Return whether calls came in most predicted slots, and far more often than in the others."""
+    right, missed = (predicted & called).bit_count(), (other & called).bit_count()
+    precision = right / max(1, predicted.bit_count())
+    rate_of_others = missed / max(1, other.bit_count())
+    return right >= _LEAST_RIGHT and precision >= max(_LEAST_PRECISION, _LEAST_LIFT * rate_of_others)
+
+
+def _twice_in_three(slots: int, period: _Period) -> int:
+    """Return the slots whose counterparts in at least two of the three periods before are among `slots`."""
+    one, two, three = (slots >> (number * period.slots) for number in (1, 2, 3))
     return one & two | one & three | two & three
