@@ -114,6 +114,7 @@ _TRACES: dict[str, Trace] = {
     "every day at 9:00": _at((0.0,), hours=range(9, 10)),
     "Mondays at 9:00": _at((0.0,), hours=range(9, 10), days=range(1)),
     "every hour, from week 4 on at :30": _moved,
+    "every 10 minutes": _every(10 * _MINUTE),
     "every 37 minutes": _every(37 * _MINUTE),
     "diurnal, up to 4 an hour": _diurnal(4),
     "diurnal, up to 12 an hour": _diurnal(12),

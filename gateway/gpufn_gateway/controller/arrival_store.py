@@ -20,7 +20,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 log = logging.getLogger(__name__)
 
-_EVERY_S: Final = 5.0
+_EVERY_S: Final = 2.0
 _QUIET_SLOTS: Final = 4
 
 

@@ -22,8 +22,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
-    "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "usage",
-    "arrivals",
+    "arrivals", "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "usage",
     "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")

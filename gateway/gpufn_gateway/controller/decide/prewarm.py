@@ -109,9 +109,9 @@ def forecast(history: ArrivalHistory, slot: int) -> Forecast:
     explained = 0  # slots that trusted periods have predicted
     for period in _LONGEST_FIRST:
         predicted = _twice_in_three(called, period)
-        could_be = _twice_in_three(observed, period)  # nothing can be predicted while the history is too short
+        predictable = _twice_in_three(observed, period)  # the history before is long enough
         judged = observed & ~explained & ((1 << period.judged_slots) - 1)
-        if not _is_trusted(judged & predicted, judged & could_be & ~predicted, called):
+        if not _is_trusted(judged & predicted, judged & predictable & ~predicted, called):
             continue
         explained |= predicted
         coming = _twice_in_three(called << _HOUR, period)  # bit 0 is the last slot of the coming hour
@@ -140,9 +140,9 @@ def expected_call(forecast: Forecast, history: ArrivalHistory, unix_s: float, le
 
 def _is_trusted(predicted: int, other: int, called: int) -> bool:
     """Return whether calls came in most predicted slots, and far more often than in the others."""
-    right, missed = (predicted & called).bit_count(), (other & called).bit_count()
+    right = (predicted & called).bit_count()
     precision = right / max(1, predicted.bit_count())
-    rate_of_others = missed / max(1, other.bit_count())
+    rate_of_others = (other & called).bit_count() / max(1, other.bit_count())
     return right >= _LEAST_RIGHT and precision >= max(_LEAST_PRECISION, _LEAST_LIFT * rate_of_others)
 
 

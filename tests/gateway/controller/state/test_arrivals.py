@@ -8,12 +8,13 @@ import pytest
 from gpufn_core.domain.revision import Revision
 from gpufn_core.protocol.reports import RevisionTraffic
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide.actions import Start
+from gpufn_core.spec.resources import Resources
+from gpufn_gateway.controller.decide.actions import Drain, Start
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.prewarm import SLOT_S, ArrivalHistory, slot_of
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.known_worlds import tell, world
-from tests.gateway.controller.simulation import function, revision
+from tests.gateway.controller.simulation import GIB, function, revision
 
 HOUR = 3600.0
 MIDNIGHT = 1_767_571_200.0  # when the monotonic clock of these tests is 0
@@ -86,6 +87,23 @@ def test_a_worker_starts_before_the_expected_call(scaling: ScalingPolicy, starts
         assert [type(action) for action in planned.actions] == [Start] * wanted
         if wanted:
             assert planned.statuses["f"].reason.startswith("a call is expected at 06:00 UTC")
+
+
+@pytest.mark.parametrize(("with_call", "drained"), [(True, 1), (False, 0)])
+def test_an_expected_call_takes_no_room_from_another_function(with_call: bool, drained: int) -> None:
+    made = world(1)  # an idle worker of "f"
+    made.on_revision(("g", 1), revision("g", 1, PREWARM, Resources(memory_bytes=8 * GIB)))  # the whole node
+    made.on_function("g", function("g"))
+    for slot in range(1, 25):
+        made.observe_arrivals(slot * SLOT_S, MIDNIGHT + slot * SLOT_S)
+        if slot % 4 == 0 and slot < 24:
+            made.arrivals.record_call("g", slot * SLOT_S)
+    now = 24.0 * SLOT_S
+    tell(made, now, "w0", since=now - 5)
+    made.on_depths({("g", 1): 1} if with_call else {}, now, now)
+    planned = plan(made, now)
+    assert planned.statuses["g"].wanted == 1
+    assert sum(isinstance(action, Drain) for action in planned.actions) == drained
 
 
 def test_a_stored_history_is_added_and_changes_the_forecast() -> None:
