@@ -60,6 +60,7 @@ _SCALING = {
     "scaledown_window": "scaledown_window_s",
     "target_delay": "target_delay_s",
     "park_timeout": "park_timeout_s",
+    "prewarm": "prewarm",
 }
 _LIMITS = {
     "concurrency": "concurrency",
@@ -78,6 +79,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "webhook": (str | None, "a URL, such as 'https://example.org/done'"),
     "image": (Image | None, "an Image, such as Image.python('3.12').pip_install('torch')"),
     "egress": (bool, "True or False"),
+    "prewarm": (bool, "True or False"),
     "pickle": (bool, "True or False"),
     "models": (Mapping | None, 'a dict of parameters and Models, such as {"net": Model("net.onnx")}'),
 }
@@ -117,6 +119,9 @@ class PlainOptions(TypedDict, total=False):
         float | None,
         "seconds that a parked worker waits, off its GPU, for the next call before it stops. 0: never park. "
         "Default: 600 with `gpu`, else 0",
+    ]
+    prewarm: Annotated[
+        bool, "whether a worker starts before the next call that the arrivals of the last five weeks predict"
     ]
     target: Annotated[
         float, "the fraction of a worker's slots that scaling plans with; a lower value leaves more spare slots"

@@ -197,6 +197,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaledown_window_s: float = 30.0
     target_delay_s: float = 1.0
     park_timeout_s: float | None = None
+    prewarm: bool = False  # start a worker before the next call that the history of arrivals predicts
 
     def __post_init__(self) -> None:
         check_fields(self, self.bounds)

@@ -96,6 +96,7 @@ def test_the_share_of_a_gpu_is_an_option() -> None:
         ({"gpu": "L4", "trust_domain": "Team A"}, "trust_domain='Team A': use a to z, 0 to 9 and hyphens"),
         ({"image": "x"}, "image is an Image, such as Image.python('3.12').pip_install('torch'), not 'x'"),
         ({"egress": 1}, "egress is True or False, not 1"),
+        ({"prewarm": 1}, "prewarm is True or False, not 1"),
         ({"secrets": ["T"]}, "does not support secrets yet; use env=... for values that are not secret"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
@@ -270,6 +271,11 @@ def test_park_and_resume_need_each_other(mark: Callable[..., Any], lacking: str)
 )
 def test_by_default_only_functions_with_a_gpu_are_parked(options: dict[str, Any], expected: float) -> None:
     assert _declared(**options).park_timeout_s == expected
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, False), ({"prewarm": True}, True)])
+def test_prewarming_is_off_by_default(options: dict[str, Any], expected: bool) -> None:
+    assert _declared(**options).scaling.prewarm is expected
 
 
 def test_batch_and_a_generator_contradict_each_other() -> None:

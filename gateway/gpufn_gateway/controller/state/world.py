@@ -27,6 +27,7 @@ from gpufn_core.protocol.reports import (
     WorkerReport,
 )
 from gpufn_gateway.controller.placement.shortage import Shortages
+from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
@@ -49,6 +50,7 @@ class World:
         self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node; only revisions that have some
         self._revision_numbers: dict[str, set[int]] = {}  # function -> revisions with a view
         self.depths = Depths(now)
+        self.arrivals = Arrivals()
         self.store = Store()
         self._unknown_since: dict[str, float] = {}  # deleted functions that still have calls
 
@@ -151,7 +153,10 @@ class World:
         counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
         if is_known:  # ignore what a runner counted before we subscribed
             for key, traffic in counters.items():
-                self.view(key).on_traffic(node.counters.get(key), traffic)
+                before = node.counters.get(key)
+                self.view(key).on_traffic(before, traffic)
+                if traffic.started > (0 if before is None else before.started):
+                    self.arrivals.record_call(key[0], now)
         self._count_direct(report.node, node.counters, counters)
         node.counters = counters
         return changed
@@ -226,6 +231,15 @@ class World:
             self._forget_if_unused(key, view, calls)
         queued = {name for (name, _), count in depths.items() if count and name not in self.functions}
         self._unknown_since = {name: self._unknown_since.get(name, now) for name in queued}
+
+    def observe_arrivals(self, now: float, unix_s: float) -> None:
+        """Record that calls are observed now. The history of a function stays while its serving revision is unknown."""
+        wanted = {
+            name
+            for name, function in self.functions.items()
+            if (revision := self.revisions.get((name, function.serving))) is None or revision.spec.scaling.prewarm
+        }
+        self.arrivals.observe(wanted, now, unix_s)
 
     def reset_silence(self, now: float) -> None:
         """Restart the silence timers of all nodes, because we were away ourselves (lost bus, suspended machine)."""
