@@ -146,8 +146,13 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of each content, by key."""
+        return {self.key(file): file.size for file in self.files}
+
+    @property
     def size(self) -> int:
-        return sum({self.key(file): file.size for file in self.files}.values())
+        return sum(self.sizes.values())
 
     def key(self, file: WeightsFile) -> str:
         """Return the name of a file's content: its sha256, or a digest of the place and the etag."""

@@ -26,6 +26,7 @@ from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.agent.cache import folder_cache
 from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
+from gpufn_runtime.agent.cache.weights_fetch import to_end
 from gpufn_runtime.agent.decide.weights_eviction import evicted
 
 log = logging.getLogger(__name__)
@@ -130,8 +131,9 @@ class WeightsCache:
             if fetched := self._fetched_bytes - fetched_before:
                 self._bytes_per_s = fetched / max(asyncio.get_running_loop().time() - started, 1e-3)
         except OSError as error:
-            self._active.pop(spec.digest, None)
-            await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
+            async with self._space:  # weights that start to be fetched meanwhile would lose their files
+                self._active.pop(spec.digest, None)
+                await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
             reason = folder_cache.why_not_written(error)
             raise ArtifactUnavailable(f"Cannot store the weights {spec.source} in {self._root}: {reason}.") from error
         finally:
@@ -150,7 +152,7 @@ class WeightsCache:
         is_resumable = False
         try:
             await self._fetch.fetch(spec, file, part)
-            await asyncio.to_thread(part.finish, file.digest)
+            await to_end(asyncio.to_thread(part.finish, file.digest))
             is_resumable = True
             self._fetched_bytes += file.size
         except WrongContent as error:
@@ -185,7 +187,8 @@ class WeightsCache:
             for each in await asyncio.to_thread(self._disk.stored)
         ]
         kept = in_use()
-        for digest in () if kept is None else evicted(stored, short, kept | self._active.keys()) or ():
+        chosen = None if kept is None else evicted(stored, short, kept | self._active.keys())
+        for digest in chosen or ():
             if (used := in_use()) is None or digest in used:  # a worker started meanwhile
                 continue
             log.info("removing weights %s: others need the space", digest[:12])
@@ -203,7 +206,7 @@ class WeightsCache:
 
     def _wanted(self) -> dict[str, int]:
         """Return the sizes of all files of the weights that are being fetched, by key."""
-        return {spec.key(file): file.size for spec in self._active.values() for file in spec.files}
+        return {key: size for spec in self._active.values() for key, size in spec.sizes.items()}
 
     def _remove_unused(self, wanted: dict[str, int]) -> int:
         """Remove files of no weights if the space is needed. Runs in a thread."""
@@ -218,7 +221,7 @@ class WeightsCache:
 
     def _done_bytes(self, spec: WeightsSpec) -> int:
         done = 0
-        for key, size in {spec.key(file): file.size for file in spec.files}.items():
+        for key, size in spec.sizes.items():
             part = self._parts.get(key)
             done += part.done if part is not None else size if self._disk.has_file(key, size) else 0
         return done

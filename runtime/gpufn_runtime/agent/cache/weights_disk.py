@@ -127,8 +127,10 @@ class WeightsDisk:
         freed = 0
         for path in _list(self._files):
             key = path.name.removeprefix(".").removesuffix(".part")
+            if key in kept:  # it may be renamed now
+                continue
             status = path.stat()
-            if key not in kept and (path.name != key or status.st_nlink == 1):
+            if path.name != key or status.st_nlink == 1:
                 path.unlink()
                 freed += status.st_size
         return freed

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -69,6 +69,18 @@ class _Stop:
             self._socket = None
 
 
+async def to_end(work: Awaitable[None], stop: Callable[[], None] = lambda: None) -> None:
+    """Await the work of a thread. If cancelled, call `stop` and wait until the thread no longer uses its file."""
+    thread = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        stop()
+        with contextlib.suppress(Exception):
+            await thread
+        raise
+
+
 class _Retryable(Exception):
     """The store is away, slow or overloaded."""
 
@@ -96,17 +108,11 @@ class WeightsFetch:
             part.restart()
             async with contextlib.aclosing(self._read_store(file.digest)) as chunks:
                 async for chunk in chunks:
-                    await asyncio.to_thread(part.add, chunk)
+                    await to_end(asyncio.to_thread(part.add, chunk))
             return
         stop = _Stop()
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._download, spec, file, part, stop)
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            stop.request()
-            with contextlib.suppress(Exception):
-                await work  # the caller closes `part`
-            raise
+        await to_end(work, stop.request)
 
     def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stop: _Stop) -> None:
         """Transfer a file, with retries. Runs in a thread."""

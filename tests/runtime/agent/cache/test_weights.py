@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -10,7 +11,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.cache import weights as module
 from gpufn_runtime.agent.cache.weights import WeightsCache
-from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk
+from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
 from gpufn_runtime.agent.cache.weights_fetch import WeightsFetch
 from tests.runtime.agent.conftest import Node as AgentNode
 from tests.runtime.agent.conftest import Run as AgentRun
@@ -237,6 +238,34 @@ def test_other_content_than_at_deploy_is_refused(on_cache: Run, how: str) -> Non
     on_cache(test)
 
 
+def test_a_file_that_is_verified_when_another_fails_is_not_fetched_again(
+    on_cache: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(node: CacheNode) -> None:
+        finishing, failed = threading.Event(), threading.Event()
+        finish = PartFile.finish
+        spec = node.put("two", b"whole", b"damaged")
+
+        def finish_late(part: PartFile, digest: str) -> None:
+            if digest == sha256(b"damaged"):
+                finishing.wait(5)
+                failed.set()
+                raise WrongContent("it is damaged")
+            finishing.set()
+            failed.wait(5)
+            finish(part, digest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartFile, "finish", finish_late)
+            with pytest.raises(ArtifactUnavailable, match="damaged"):
+                await node.get(spec)
+        assert node.files() == [sha256(b"whole")]
+        await node.get(spec)
+        assert node.read.count(sha256(b"whole")) == 1
+
+    on_cache(test)
+
+
 @pytest.mark.parametrize(("status", "is_retried"), [(401, False), (403, False), (404, False), (429, True), (503, True)])
 def test_an_origin_that_refuses_is_reported(on_cache: Run, status: int, is_retried: bool) -> None:
     async def test(node: CacheNode) -> None:
@@ -287,6 +316,43 @@ def test_a_disk_that_fills_leaves_nothing(on_cache: Run, monkeypatch: pytest.Mon
         assert node.files() == [sha256(b"other")]
         assert other.is_dir()
         assert _content(await node.get(hub())) == _FILES
+
+    on_cache(test)
+
+
+def test_a_failure_takes_no_files_of_weights_that_start_meanwhile(
+    on_cache: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(node: CacheNode) -> None:
+        loop, other = asyncio.get_running_loop(), node.put("other", b"other")
+        publishing, removed = threading.Event(), threading.Event()
+        fetches: list[concurrent.futures.Future[Path]] = []
+        remove_unused, add, publish = WeightsDisk.remove_unused, PartFile.add, WeightsDisk.publish
+
+        def add_other(part: PartFile, chunk: bytes) -> None:
+            if chunk != b"other":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            add(part, chunk)
+
+        def remove_after_the_other_started(disk: WeightsDisk, kept: Container[str]) -> int:
+            fetches.append(asyncio.run_coroutine_threadsafe(node.get(other), loop))
+            publishing.wait(0.2)  # false: it waits until the removal is over
+            try:
+                return remove_unused(disk, kept)
+            finally:
+                removed.set()
+
+        def publish_after_the_removal(disk: WeightsDisk, spec: WeightsSpec) -> None:
+            publishing.set()
+            removed.wait(5)
+            publish(disk, spec)
+
+        monkeypatch.setattr(PartFile, "add", add_other)
+        monkeypatch.setattr(WeightsDisk, "remove_unused", remove_after_the_other_started)
+        monkeypatch.setattr(WeightsDisk, "publish", publish_after_the_removal)
+        with pytest.raises(ArtifactUnavailable, match="disk is full"):
+            await node.get(node.put("fails", b"fails"))
+        assert _content(await asyncio.wrap_future(fetches[0])) == {sha256(b"other")[:8]: b"other"}
 
     on_cache(test)
 
