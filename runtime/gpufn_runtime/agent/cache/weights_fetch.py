@@ -1,7 +1,6 @@
 """Fetches of one file of weights: from the platform's store, from a Hugging Face Hub or from S3.
 
-HTTP runs in threads of its own: one file per thread, four files at a time. A transfer that breaks off is resumed where
-it stopped. The credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot
+HTTP runs in threads of its own, one file per thread. A transfer that breaks off is resumed where it stopped. The credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot
 send them elsewhere.
 """
 
@@ -24,7 +23,7 @@ from gpufn_core.weights.s3 import Bucket
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.cache.weights_disk import PartFile
 
-_AT_ONCE: Final = 4
+_THREADS: Final = 64  # four for each of 16 fetches
 _STALLED_S: Final = 10.0
 _RETRY_DELAYS_S: Final = (0.5, 2.0, 5.0, 10.0)  # after failures without progress in between
 _ADVICE: Final = {
@@ -100,7 +99,7 @@ class WeightsFetch:
         self._environ = environ
         self._clock = clock
         self._retry_delays_s = retry_delays_s
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="weights")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weights")
 
     async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None:
         """Write a file into `part`. Raises ArtifactUnavailable, BusUnavailable, WrongContent, OSError."""
