@@ -111,7 +111,7 @@ def _hub_digest(client: httpx.Client, source: Source, found: Found, file: Listed
     if file.size > _LARGEST_HASHED_HERE:
         raise InvalidSpec(f"{_named(source)}: the hub has no sha256 of {file.path}, which has {file.size:,} bytes")
     hub = Hub.from_env(os.environ)
-    url = hub.file_url(source.place, found.commit, _origin_path(source, found, file))
+    url = hub.file_url(source.place, found.commit, source.file_path(file.path, is_file=found.is_file))
     content = _get(client, url, hub.headers, _named(source)).content
     return WeightsFile(file.path, len(content), hashlib.sha256(content).hexdigest())
 
@@ -122,7 +122,7 @@ def _s3_digest(client: httpx.Client, source: Source, found: Found, file: Listed)
     if not file.has_sha256:
         return without
     bucket = Bucket.from_env(source.place, os.environ)
-    url = bucket.object_url(_origin_path(source, found, file))
+    url = bucket.object_url(source.file_path(file.path, is_file=found.is_file))
     headers = bucket.sign("HEAD", url, time.time(), {"x-amz-checksum-mode": "ENABLED"})
     with _errors_of(_named(source)):
         answer = client.head(url, headers=headers)
@@ -142,10 +142,6 @@ def _below(source: Source, files: Iterable[Listed], commit: str = "") -> Found:
     if not inside:
         raise InvalidSpec(f"{_named(source)} has no file at {source.path!r}")
     return Found(inside, is_file=False, commit=commit)
-
-
-def _origin_path(source: Source, found: Found, file: Listed) -> str:
-    return source.path if found.is_file else "/".join(filter(None, (source.path, file.path)))
 
 
 def _named(source: Source) -> str:
