@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, InvalidSpec
-from gpufn_core.spec.weights_spec import HUB, MAX_FILES, Source, WeightsFile
+from gpufn_core.spec.weights_spec import HUB, Source, WeightsFile, check_count
 from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
 
@@ -94,10 +94,7 @@ def _object(entry: ElementTree.Element) -> Listed:
 
 def add_digests(source: Source, found: Found, files: Sequence[Listed]) -> list[WeightsFile]:
     """Return the selected files with all digests that can be found without reading large files."""
-    if len(files) > MAX_FILES:  # the spec's own check would come after as many requests
-        raise InvalidSpec(
-            f"{_named(source)} has {len(files)} files, more than the {MAX_FILES} allowed: use include=[...]"
-        )
+    check_count(_named(source), len(files))  # the spec's own check would come after as many requests
     with _client() as client:
         find = _hub_digest if source.scheme == HUB else _s3_digest
         return [

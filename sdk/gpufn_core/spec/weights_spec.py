@@ -129,11 +129,7 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         scheme = parse_source(self.source).scheme
         if not self.files:
             raise InvalidSpec(f"weights: {self.source} has no files, or include and exclude select none of them")
-        if len(self.files) > MAX_FILES:
-            raise InvalidSpec(
-                f"weights: {self.source} has {len(self.files)} files, more than the {MAX_FILES} allowed: "
-                "select some with include=['*.safetensors', '*.json']"
-            )
+        check_count(self.source, len(self.files))
         if self.size > LARGEST_INTEGER:
             raise InvalidSpec(f"weights: the files of {self.source} have 8 EiB or more together")
         _check_tree(self.source, [file.path for file in self.files])
@@ -178,6 +174,15 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def uploads(self) -> tuple[WeightsFile, ...]:
         """The files of a local path, which the platform's store has."""
         return self.files if parse_source(self.source).scheme == LOCAL else ()
+
+
+def check_count(source: str, files: int) -> None:
+    """Check the number of files of one Weights. Raises InvalidSpec."""
+    if files > MAX_FILES:
+        raise InvalidSpec(
+            f"weights: {source} has {files} files, more than the {MAX_FILES} allowed: "
+            "select some with include=['*.safetensors', '*.json']"
+        )
 
 
 def _check_tree(source: str, paths: list[str]) -> None:

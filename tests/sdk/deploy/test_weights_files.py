@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpufn.declare.weights import Weights
+from gpufn.deploy import weights_files
 from gpufn.deploy.weights_files import prepare
 from gpufn_core.errors import ArtifactUnavailable, InvalidSpec
+from gpufn_core.spec import weights_spec
 from gpufn_core.spec.weights_spec import WeightsSpec
 from tests.weights_origins import COMMIT, Origins, running_origins, sha256
 
@@ -69,6 +73,44 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     folder = _weights(tmp_path, a_bin=b"aa")
     (folder / "link.bin").symlink_to(folder / "a.bin")
     assert _sizes(prepare(Weights(str(folder))).spec) == {"a.bin": 2, "link.bin": 2}
+
+
+@pytest.mark.parametrize("target", [".", "sub"])
+def test_a_link_to_a_folder_above_is_not_followed(tmp_path: Path, target: str) -> None:
+    folder = _weights(tmp_path, a_bin=b"aa", sub__b_bin=b"b")
+    (folder / "sub/again").symlink_to(folder / target)
+    (folder / "other").symlink_to(folder / "sub")
+    sizes = _sizes(prepare(Weights(str(folder))).spec)
+    assert sizes == {"a.bin": 2, "sub/b.bin": 1, "other/b.bin": 1}
+
+
+def test_what_is_no_file_is_refused_unless_it_is_excluded(tmp_path: Path) -> None:
+    folder = _weights(tmp_path, a_bin=b"aa")
+    (folder / "broken").symlink_to(folder / "absent")
+    os.mkfifo(folder / "pipe")
+    for exclude in (["pipe"], ["broken"]):
+        with pytest.raises(InvalidSpec):
+            prepare(Weights(str(folder), exclude=exclude))
+    assert _sizes(prepare(Weights(str(folder), exclude=["broken", "pipe"])).spec) == {"a.bin": 2}
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(weights_files, "file_of", refuse)
+    with pytest.raises(InvalidSpec, match=r"a\.bin"):
+        prepare(Weights(str(_weights(tmp_path, a_bin=b"aa"))))
+
+
+def test_files_are_counted_before_they_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _weights(tmp_path, a_bin=b"1", b_bin=b"2")
+    hashed: list[Path] = []
+    monkeypatch.setattr(weights_spec, "MAX_FILES", 1)
+    monkeypatch.setattr(weights_files, "file_of", hashed.append)
+    with pytest.raises(InvalidSpec):
+        prepare(Weights(str(folder)))
+    assert not hashed
 
 
 @pytest.mark.parametrize("data", [b"", b"version https://git-lfs.github.com/spec/v1"])
