@@ -155,6 +155,23 @@ def test_a_token_is_sent(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> N
     assert prepare(Weights("hf://org/model")).spec.commit == COMMIT
 
 
+def test_a_list_that_continues_elsewhere_gets_no_token(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    origins.next_page = origins.url.replace("127.0.0.1", "localhost")
+    prepare(Weights("hf://org/model"))
+    sent = [headers.get("authorization") for _, path, headers in origins.requests if "/tree/" in path]
+    assert sent == ["Bearer hf_x", None]
+
+
+def test_a_redirect_of_s3_is_not_followed(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "x")
+    origins.redirects_to = origins.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(ArtifactUnavailable, match="AWS_REGION"):
+        prepare(Weights("s3://bucket"))
+    assert len(origins.requests) == 1
+
+
 @pytest.mark.parametrize(
     "source", ["hf://org/other", "hf://org/model@other", "hf://org/model/absent", "s3://bucket/absent"]
 )

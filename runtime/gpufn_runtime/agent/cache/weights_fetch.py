@@ -118,7 +118,9 @@ class WeightsFetch:
         stop.check()  # before a thread was free
         part.resume()
         failures = 0
-        with httpx.Client(timeout=_STALLED_S, follow_redirects=True) as client:
+        # A hub redirects to its CDN. A redirect of S3 would send the session token to another host.
+        follows = parse_source(spec.source).scheme == HUB
+        with httpx.Client(timeout=_STALLED_S, follow_redirects=follows) as client:
             while part.done < file.size or not file.size:
                 before = part.done
                 try:

@@ -145,6 +145,27 @@ def test_a_hub_receives_the_nodes_token_and_a_cdn_does_not(on_cache: Run) -> Non
     on_cache(test)
 
 
+def test_a_redirect_of_s3_is_not_followed(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        node.environ |= {name: "x" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")}
+        node.origins.redirects_to = node.origins.url.replace("127.0.0.1", "localhost")
+        spec = WeightsSpec(source="s3://bucket", files=(WeightsFile("model.bin", 1, etag="e"),))
+        with pytest.raises(ArtifactUnavailable, match="302"):
+            await node.get(spec)
+        assert len(node.origins.requests) == 1
+
+    on_cache(test)
+
+
+def test_a_token_with_other_characters_is_reported(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        node.environ["HF_TOKEN"] = "hf_\u2013"
+        with pytest.raises(ArtifactUnavailable, match="HF_TOKEN"):
+            await node.get(hub())
+
+    on_cache(test)
+
+
 def test_objects_of_s3_are_fetched_as_they_were_at_deploy(on_cache: Run) -> None:
     async def test(node: CacheNode) -> None:
         node.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
