@@ -114,7 +114,8 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
                 entries.append({"type": "file", "path": name, "size": len(data), "oid": "sha1", **large})
             half = len(entries) // 2
             page = entries[half:] if is_second_page else entries[:half]
-            next_page = {} if is_second_page else {"link": f'<{origins.next_page or origins.url}{self.path}&page=2>; rel="next"'}
+            address = origins.next_page or origins.url
+            next_page = {} if is_second_page else {"link": f'<{address}{self.path}&page=2>; rel="next"'}
             self._send(200, json.dumps(page).encode(), next_page)
 
         def _objects(self, query: dict[str, list[str]]) -> None:

@@ -88,8 +88,8 @@ def _selected(root: Path, weights: Weights) -> list[str]:
 
 
 def _walk(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
-    """Yield what is below `folder`, without hidden folders and what they contain. Links are followed, as in the caches of
-    model hubs, except to a folder `above`, given by device and inode."""
+    """Yield the files below `folder`, except those in hidden folders. Links are followed, as in the caches of model
+    hubs, but not to a folder `above`, given by device and inode."""
     status = folder.stat()
     identity = status.st_dev, status.st_ino
     if identity in above:

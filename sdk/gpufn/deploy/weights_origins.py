@@ -164,8 +164,8 @@ def _get(client: httpx.Client, url: str, headers: dict[str, str], name: str) -> 
         raise InvalidSpec(f"{name}: {answer.url.host} does not have it (404): check the name and the revision")
     if answer.is_redirect:
         raise ArtifactUnavailable(
-            f"{name}: {answer.url.host} redirects ({answer.status_code}): set AWS_REGION to the region of the bucket, or "
-            "AWS_ENDPOINT_URL to the address of the store"
+            f"{name}: {answer.url.host} redirects ({answer.status_code}): set AWS_REGION to the region of the bucket, "
+            "or AWS_ENDPOINT_URL to the address of the store"
         )
     if answer.status_code != 200:
         raise ArtifactUnavailable(f"{name}: {answer.url.host} responded with {answer.status_code}: deploy again later")

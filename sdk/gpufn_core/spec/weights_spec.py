@@ -108,7 +108,7 @@ class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         if not self.digest and not self.etag:
             raise InvalidSpec(f"weights: {self.path} has neither a sha256 nor an etag")
         if len(self.etag) > _LONGEST_ETAG or not self.etag.isascii() or not self.etag.isprintable():
-            raise InvalidSpec(f"weights: {self.path}: {self.etag[:80]!r} is not an etag, which is a header of a request")
+            raise InvalidSpec(f"weights: {self.path}: {self.etag[:80]!r} is not an etag of printable ASCII")
 
 
 class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):

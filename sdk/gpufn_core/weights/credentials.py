@@ -11,7 +11,7 @@ CREDENTIALS: Final = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 def header_value(environ: Mapping[str, str], name: str, default: str = "") -> str:
-    """Return the variable `name`, which becomes a part of a header. Raises ArtifactUnavailable, which does not show it."""
+    """Return the variable `name`, for a header. Raises ArtifactUnavailable, without the value."""
     value = environ.get(name, "").strip() or default
     if not (value.isascii() and value.isprintable()):
         raise ArtifactUnavailable(f"{name} has characters other than printable ASCII: copy it again from its origin.")

@@ -35,7 +35,18 @@ def test_a_source_has_a_place_a_path_and_a_revision(source: str, parts: Source) 
 
 @pytest.mark.parametrize(
     "source",
-    ["", "hf://model", "hf://org/model@", "hf://org/model/../x", "s3://", "s3://B", "s3://b-b/../other/x", "gs://b/x", "file:///x", "a\0b"],
+    [
+        "",
+        "hf://model",
+        "hf://org/model@",
+        "hf://org/model/../x",
+        "s3://",
+        "s3://B",
+        "s3://b-b/../other/x",
+        "gs://b/x",
+        "file:///x",
+        "a\0b",
+    ],
 )
 def test_other_sources_are_refused(source: str) -> None:
     with pytest.raises(InvalidSpec):
@@ -51,7 +62,16 @@ def test_a_file_cannot_leave_its_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"size": -1}, {"size": 1 << 63}, {"digest": "x"}, {"digest": ""}, {"digest": "", "etag": "e" * 201}, {"etag": "é"}, {"etag": "a\nb"}]
+    "fields",
+    [
+        {"size": -1},
+        {"size": 1 << 63},
+        {"digest": "x"},
+        {"digest": ""},
+        {"digest": "", "etag": "e" * 201},
+        {"etag": "é"},
+        {"etag": "a\nb"},
+    ],
 )
 def test_a_file_has_a_size_and_an_identity(fields: dict[str, Any]) -> None:
     with pytest.raises((InvalidSpec, msgspec.ValidationError)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_LEAST_BYTES: Final = 64 << 20  # of a rate: for less, the latency of the requests counts more than the transfer
+_LEAST_BYTES: Final = 64 << 20  # with fewer, the latency of requests takes most of the time
 
 
 class TransferRate:

@@ -120,13 +120,14 @@ class WeightsCache:
         return path
 
     async def _ensure(self, spec: WeightsSpec, in_use: InUse) -> Path:
-        await self._folders.run(f"{spec.digest} {spec.source} {spec.commit}", lambda _: self._fetch_in_turn(spec, in_use))
+        origin = f"{spec.digest} {spec.source} {spec.commit}"  # another origin of equal files may fail
+        await self._folders.run(origin, lambda _: self._fetch_in_turn(spec, in_use))
         if (path := self._find(spec)) is None:
             raise ArtifactUnavailable(f"The weights {spec.source} were changed while a worker started. Try again.")
         return path
 
     async def _fetch_in_turn(self, spec: WeightsSpec, in_use: InUse) -> None:
-        async with self._lock(spec.digest):  # another source may have equal files, and may fail
+        async with self._lock(spec.digest):
             if self._find(spec) is None:
                 await self._fetch_all(spec, in_use)
 

@@ -1,7 +1,8 @@
 """Fetches of one file of weights: from the platform's store, from a Hugging Face Hub or from S3.
 
-HTTP runs in threads of its own, one file per thread. A transfer that breaks off is resumed where it stopped. The credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot
-send them elsewhere.
+HTTP runs in threads of its own, one file per thread. A transfer that breaks off is resumed where it stopped. The
+credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot send them
+elsewhere.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_a_hub_receives_the_nodes_token_and_a_cdn_does_not(on_cache: Run) -> Non
 
 def test_a_redirect_of_s3_is_not_followed(on_cache: Run) -> None:
     async def test(node: CacheNode) -> None:
-        node.environ |= {name: "x" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")}
+        node.environ |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "x")
         node.origins.redirects_to = node.origins.url.replace("127.0.0.1", "localhost")
         spec = WeightsSpec(source="s3://bucket", files=(WeightsFile("model.bin", 1, etag="e"),))
         with pytest.raises(ArtifactUnavailable, match="302"):
@@ -224,7 +224,7 @@ def test_a_start_does_not_wait_for_the_files_of_prefetches(on_cache: Run) -> Non
             node.origins.served |= files
         node.origins.hold = threading.Event()
         try:
-            node.cache.prefetch(map(hub, stalled), lambda: set())
+            node.cache.prefetch(map(hub, stalled), set)
             await until_async(lambda: len(node.origins.downloads()) == 4)
             small = {"small.bin": b"0123456789"}
             node.origins.served |= small
