@@ -21,6 +21,7 @@ from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.clock import SystemClock
+from gpufn_runtime.agent.cache import transfer_rate
 from gpufn_runtime.agent.cache import weights as module
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
@@ -233,6 +234,19 @@ def test_a_start_does_not_wait_for_the_files_of_prefetches(on_cache: Run) -> Non
         finally:
             node.origins.hold.set()
         await until_async(lambda: len(node.cache.report().complete) == 3)
+
+    on_cache(test)
+
+
+def test_the_rate_is_that_of_the_last_fetch_with_enough_bytes(on_cache: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(node: CacheNode) -> None:
+        monkeypatch.setattr(transfer_rate, "_LEAST_BYTES", 10)
+        await node.get(node.put("large", b"0123456789"))
+        rate = node.cache.report().bytes_per_s
+        assert rate
+        await node.get(node.put("small", b"012"))
+        assert node.cache.report().bytes_per_s == rate
+        assert node.cache.report().fetched_bytes == 13
 
     on_cache(test)
 
