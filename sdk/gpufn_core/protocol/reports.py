@@ -93,8 +93,8 @@ class WeightsFetch(msgspec.Struct, frozen=True):
 class WeightsReport(msgspec.Struct, frozen=True):
     """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there.
 
-    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last fetch;
-    None before the first.
+    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last
+    fetch of at least 64 MiB; None before the first.
     """
 
     hits: int = 0
