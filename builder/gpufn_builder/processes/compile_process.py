@@ -71,7 +71,12 @@ def make(
         why_alone = row_independence.NO_ROWS
         if request.batched:
             inputs = [inputs for inputs, _ in cases.values()]
-            why_alone = row_independence.why_alone(engine.run, inputs, measured, request.profiles, request.tolerance)
+
+            def run_rows(rows: Arrays) -> Arrays:
+                report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], "independence of rows")
+                return engine.run(rows)
+
+            why_alone = row_independence.why_alone(run_rows, inputs, measured, request.profiles, request.tolerance)
         done(BuildStage.VERIFY)
         speed = _measure(engine, measured, request, report_progress, clock)
         done(BuildStage.MEASURE)
@@ -107,7 +112,7 @@ def _measure(
         request.identity.device, Path(request.caches), lambda: report("waiting for the measurement of another build")
     ):
         report()
-        return measure(engine.bind(inputs), request.measuring, clock)
+        return measure(engine.bind(inputs), request.measuring, clock, report)
 
 
 def compiler_for(backend: Backend) -> Compiler:

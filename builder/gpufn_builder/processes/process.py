@@ -46,6 +46,7 @@ _PIPE_BYTES: Final = 1 << 20  # the largest size of a pipe
 _LONGEST_LINE: Final = 1 << 16
 _LARGEST_RESULT: Final = 64 << 20
 _POLL_S: Final = 1.0
+_REPEAT_S: Final = 0.25  # less than the shortest timeout, also if the parent passes the repetition on as late
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _REQUEST: Final = "request.json"
@@ -243,13 +244,29 @@ def serve(request_type: type[_Request], work: Callable[[_Request, ReportProgress
         return _FAILED
 
     try:
-        result = work(request, lambda stage, progress, detail: send(ProgressUpdate(stage, progress, detail[:500])))
+        result = work(request, without_repetitions(send, time.monotonic))
         (path.parent / _RESULT).write_bytes(msgspec.msgpack.encode(result))
     except GpufnError as error:
         return fail(error)
     except OSError as error:  # on a full disk the output would be lost as well
         return fail(disk_error(error))
     return 0
+
+
+def without_repetitions(send: Callable[[ProgressUpdate], object], clock: Callable[[], float]) -> ReportProgress:
+    """Return a function that sends a ProgressUpdate, but the same one only every _REPEAT_S. So a loop can report every
+    run of an engine, which may take microseconds."""
+    last: tuple[BuildStage, float, str] | None = None
+    sent_at = 0.0
+
+    def report_progress(stage: BuildStage, progress: float, detail: str) -> None:
+        nonlocal last, sent_at
+        update, now = (stage, progress, detail), clock()
+        if update != last or now >= sent_at + _REPEAT_S:
+            last, sent_at = update, now
+            send(ProgressUpdate(stage, progress, detail[:500]))
+
+    return report_progress
 
 
 def disk_error(error: OSError, stage: BuildStage | str = "") -> BuildFailed:

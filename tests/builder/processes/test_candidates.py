@@ -13,7 +13,7 @@ from gpufn_builder import identity
 from gpufn_builder.identity import Target
 from gpufn_builder.processes import output_tail
 from gpufn_builder.processes.candidates import run_candidate
-from gpufn_builder.processes.process import ChildProcess, environment
+from gpufn_builder.processes.process import ChildProcess, environment, without_repetitions
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, ProgressUpdate
 from gpufn_core.domain.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
@@ -155,6 +155,16 @@ def test_output_is_progress_and_is_passed_on_as_progress(tmp_path: Path) -> None
     request = _request(tmp_path, "print and wait")
     run_candidate(request, tmp_path, _environ(), timeout_s=60, on_progress=note, process=PROCESS)
     assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")] * 2
+
+
+def test_the_same_progress_is_sent_again_before_any_timeout_and_not_more_often() -> None:
+    sent: list[tuple[float, str]] = []
+    now = 100.0
+    report_progress = without_repetitions(lambda update: sent.append((now, update.detail)), lambda: now)
+    for now in (100.0, 100.125, 100.25, 100.375):
+        report_progress(BuildStage.MEASURE, 0.5, "one")
+    report_progress(BuildStage.MEASURE, 0.5, "other")
+    assert sent == [(100.0, "one"), (100.25, "one"), (100.375, "other")]
 
 
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
