@@ -18,7 +18,7 @@ from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_builder.report.report import Element, OutputRow
 from gpufn_core.domain.engine import Accuracy, BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance, absolute_limit
 
 _FP32: Final = TOLERANCES[Precision.FP32]
 _FAR: Final = {"passes_fp32": False, "max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
@@ -175,7 +175,9 @@ def _difference(exact: Array, other: Array) -> Array:
 def _limits(exact: Array, difference: Array, tolerance: Tolerance, floor: float) -> Array:
     """Return the limit of each difference, 0 for an infinite one."""
     with np.errstate(invalid="ignore", over="ignore"):
-        allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(exact)
+        size = np.abs(exact)
+        largest = float(size.max(initial=0.0, where=np.isfinite(size)))
+        allowed = absolute_limit(tolerance, largest) + (tolerance.rtol or 0.0) * size
         return np.where(np.isinf(difference), 0.0, np.maximum(np.nan_to_num(allowed, posinf=np.inf), floor))
 
 

@@ -60,18 +60,33 @@ def test_fp32_allows_an_absolute_and_a_relative_difference_of_each_element(
 
 def test_outputs_near_zero_pass_fp32_though_their_relative_distance_is_large() -> None:
     """A detector returns such outputs for an image without objects."""
-    wanted, found = [1e-6, 0.0], [0.9e-6, 1e-7]
+    wanted, found = [1e-6, 0.0], [0.95e-6, 0.9e-7]
     assert row(wanted, found).rel_l2 > 0.1
     assert passes(wanted, found)
 
 
 @pytest.mark.parametrize("preset", TOLERANCES.values(), ids=map(str, TOLERANCES))
 def test_an_output_that_passes_fp32_passes_every_preset(preset: Tolerance) -> None:
-    wanted, found = [1e-6, 0.0], [0.5e-6, 1e-6]
+    wanted, found = [1e-6] + [0.0] * 100, [1e-6] + [0.9e-7] * 100
     assert row(wanted, found).cosine < 0.9
     assert passes(wanted, found, limits=preset)
     assert not passes(wanted, found, limits=Tolerance(rel_l2=0.1))
     assert not passes([1.0, 0.0], [0.5, 1.0], limits=preset)
+
+
+@pytest.mark.parametrize("preset", TOLERANCES.values(), ids=map(str, TOLERANCES))
+def test_other_values_as_small_as_the_reference_pass_no_preset(preset: Tolerance) -> None:
+    """Regression: with an atol of 1e-5 and a reference below it, zeros and every order of the values passed."""
+    wanted = np.linspace(0, 1e-5, 200_000, dtype=np.float32)
+    assert not passes(wanted, np.zeros_like(wanted), limits=preset)
+    assert not passes(wanted, wanted[::-1], limits=preset)
+    assert passes(wanted, wanted, limits=preset)
+
+
+def test_an_own_limit_applies_to_small_outputs_as_it_is_and_that_of_a_preset_to_zeros() -> None:
+    assert passes([1e-6, 0.0], [0.0, 1e-6], limits=Tolerance(atol=1e-5))
+    assert passes([0.0, 0.0], [1e-6, 0.0])
+    assert not passes([0.0, 0.0], [1e-6, 1e-4])
 
 
 def test_one_wrong_element_among_large_ones_fails_fp32_though_the_relative_distance_is_small() -> None:
