@@ -69,10 +69,11 @@ class Prepared(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     batched: bool
+    draws_random_numbers: bool
     arithmetic: Precision
     tolerance: Tolerance | None  # None: engines are not verified
     cases: dict[str, str]
-    floors: tuple[dict[str, float], ...]
+    rounding_floors: tuple[dict[str, float], ...]
     measured: str
     remarks: tuple[str, ...]
 
@@ -154,9 +155,10 @@ class Pipeline:
             outputs=model.outputs,
             profiles=profiles,
             batched=model.batched,
+            draws_random_numbers=bool(model.random_nodes),
             arithmetic=arithmetic,
             tolerance=tolerance,
-            floors=tuple(floors),
+            rounding_floors=tuple(floors),
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
             remarks=self._remarks(model, transformed),
@@ -260,7 +262,8 @@ class Pipeline:
             tolerance=prepared.tolerance,
             batched=prepared.batched,
             cases=prepared.cases,
-            floors=prepared.floors,
+            rounding_floors=prepared.rounding_floors,
+            draws_other_numbers=prepared.draws_random_numbers and identity.backend.on_gpu,
             measured=prepared.measured,
             folder=str(engine),
             caches=self._request.caches,

@@ -66,8 +66,8 @@ def make(
         comparison = None
         if request.tolerance is not None:
             reference = [expected for _, expected in cases.values()]
-            comparison = verify.compare(list(cases), reference, outputs, request.tolerance, floors=request.floors)
-            verify.check(comparison, request.tolerance)
+            comparison = verify.compare(list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors)
+            verify.check(comparison, request.tolerance, draws_other_numbers=request.draws_other_numbers)
         why_alone = row_independence.NO_ROWS
         if request.batched:
             inputs = [inputs for inputs, _ in cases.values()]
@@ -86,7 +86,7 @@ def make(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
         why_alone=why_alone,
-        accuracy=comparison.worst if comparison else None,
+        accuracy=comparison.worst_accuracy if comparison else None,
         outputs=comparison.outputs if comparison else (),
         latency=speed.latency,
         quantiles_s=speed.quantiles_s,

@@ -123,7 +123,8 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     folder: str  # for the engine's files
     caches: str
     measuring: MeasurePlan
-    floors: tuple[dict[str, float], ...] = ()  # of each case, by output
+    rounding_floors: tuple[dict[str, float], ...] = ()  # of each case, by output
+    draws_other_numbers: bool = False  # its random numbers are not those of the reference
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):

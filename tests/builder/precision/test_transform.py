@@ -167,7 +167,7 @@ def test_layers_that_overflow_half_precision_stay_in_float32(tmp_path: Path) -> 
     assert made.kept == ("large_node", "y_node")
     assert operators(made.path) == ["Cast", "MatMul", "Relu", "Cast", "MatMul", "MatMul"]
     assert made.comparison is not None
-    assert made.comparison.worst.rel_l2 < 5e-3
+    assert made.comparison.worst_accuracy.rel_l2 < 5e-3
     assert "large_node" in made.first_difference
 
 
@@ -290,7 +290,7 @@ def test_bf16_has_a_twin_that_rounds_alike_where_bf16_does_not_run(tmp_path: Pat
     with pytest.raises(BuildFailed, match="implementation"):
         CpuSession(made.path, prepared.normal.outputs, BuildStage.TRANSFORM)
     assert made.comparison is not None
-    assert 1e-4 < made.comparison.worst.rel_l2 < 2e-2
+    assert 1e-4 < made.comparison.worst_accuracy.rel_l2 < 2e-2
 
 
 def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
