@@ -87,20 +87,24 @@ def transform(
     if tolerance is None:
         return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
     checks = _OutputCheck(model, precision, cases, reference, tolerance, on_step)
+    first_error: BuildFailed | None = None
+    first: Difference | None = None
+    kept: list[NodeProto] = []
+    rounds = 0
     outcome = checks.run(conversion)
-    original, first, kept, rounds = outcome, None, list[NodeProto](), 0
     while isinstance(outcome, _Failure):
-        assert isinstance(original, _Failure)
         difference = checks.first_difference(conversion, outcome)
-        first = first or difference
+        first_error, first = first_error or outcome.error, first or difference
         layers = checks.layers_to_keep(conversion, difference) if difference else []
-        if not layers or rounds == MAX_ROUNDS:
-            raise _error(original.error, precision, conversion, kept, first) from original.error
-        kept += layers
-        rounds += 1
         shutil.rmtree(conversion.path.parent)
-        again = convert_with(_new_folder(into, f"{precision}-{rounds}"), [node.output[0] for node in kept])
-        assert again is not None, "layers_to_keep leaves one"
+        again = None
+        if layers and rounds < MAX_ROUNDS:
+            rounds += 1
+            keep = [node.output[0] for node in (*kept, *layers)]
+            again = convert_with(_new_folder(into, f"{precision}-{rounds}"), keep)
+        if again is None:
+            raise _error(first_error, precision, conversion, kept, first) from first_error
+        kept += layers
         conversion, outcome = again, checks.run(again, outcome)
     return TransformedModel(
         conversion.path,
