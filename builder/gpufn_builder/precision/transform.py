@@ -86,7 +86,7 @@ def transform(
         return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
     if tolerance is None:
         return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
-    checks = _OutputCheck(model, precision, cases, reference, tolerance, on_step)
+    checks = _OutputCheck(model, precision, cases, reference, tolerance, on_step=on_step)
     first_error: BuildFailed | None = None
     first: Difference | None = None
     kept: list[NodeProto] = []
@@ -126,6 +126,7 @@ class _OutputCheck:
         cases: Sequence[Case],
         reference: Sequence[Arrays],
         tolerance: Tolerance,
+        *,
         on_step: OnStep,
     ) -> None:
         self._model = model

@@ -66,7 +66,9 @@ def make(
         comparison = None
         if request.tolerance is not None:
             reference = [expected for _, expected in cases.values()]
-            comparison = verify.compare(list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors)
+            comparison = verify.compare(
+                list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors
+            )
             verify.check(comparison, request.tolerance, draws_other_numbers=request.draws_other_numbers)
         why_alone = row_independence.NO_ROWS
         if request.batched:

@@ -1,8 +1,8 @@
 """Messages between the service, its build process, and the processes of the build's candidates.
 
 To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
-success a result in a file beside the request, in msgpack, because JSON has no infinities. A line and output of the
-process are its progress: without either for the timeout of the build, the process is killed.
+success a result in a file beside the request, in msgpack, because JSON has no infinities. Each line is progress
+of the process, as its output may be (`process`).
 """
 
 from __future__ import annotations

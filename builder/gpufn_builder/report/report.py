@@ -47,8 +47,8 @@ class OutputRow(msgspec.Struct, frozen=True):
     `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
     difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
     whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
-    counts NaNs of the reference. `worst_element` is the element that exceeds its limit the most, or, if no limit concerns
-    elements, has the largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
+    counts NaNs of the reference. `worst_element` exceeds its limit the most, or, if no limit concerns elements, has the
+    largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
     """
 
     case: str

@@ -21,13 +21,19 @@ FP32 = TOLERANCES[Precision.FP32]
 
 def row(wanted: Any, found: Any, dtype: Any = np.float32, *, limits: Tolerance = FP32, floor: float = 0.0) -> OutputRow:
     comparison = compare(
-        ["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}], limits, rounding_floors=[{"y": floor}]
+        ["case"],
+        [{"y": np.array(wanted, dtype)}],
+        [{"y": np.array(found, dtype)}],
+        limits,
+        rounding_floors=[{"y": floor}],
     )
     return comparison.outputs[0]
 
 
 def passes(wanted: Any, found: Any, *, limits: Tolerance = FP32, floor: float = 0.0) -> bool:
-    comparison = compare(["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, rounding_floors=[{"y": floor}])
+    comparison = compare(
+        ["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, rounding_floors=[{"y": floor}]
+    )
     try:
         check(comparison, limits)
     except BuildFailed:
@@ -114,7 +120,11 @@ def test_a_limit_of_elements_may_have_one_part_only() -> None:
 def test_the_worst_element_exceeds_its_own_limit_the_most() -> None:
     found = row([[1000.0, 0.0], [5.0, 1.0]], [[1000.05, 0.001], [5.0, 1.0]], np.float64)
     assert found.worst_element is not None
-    assert (found.worst_element.index, found.worst_element.value, found.worst_element.reference) == ((0, 1), "0.001", "0")
+    assert (found.worst_element.index, found.worst_element.value, found.worst_element.reference) == (
+        (0, 1),
+        "0.001",
+        "0",
+    )
     assert found.worst_element.difference == pytest.approx(1e-3)
     assert found.worst_element.limit == pytest.approx(1e-5)
     assert found.max_abs == pytest.approx(0.05)
@@ -123,7 +133,11 @@ def test_the_worst_element_exceeds_its_own_limit_the_most() -> None:
 def test_without_a_limit_of_elements_the_worst_element_has_the_largest_difference() -> None:
     found = row([[1000.0, 0.0]], [[1000.05, 0.001]], np.float64, limits=Tolerance(rel_l2=0.1))
     assert found.worst_element is not None
-    assert (found.worst_element.index, found.worst_element.value, found.worst_element.limit) == ((0, 0), "1000.05", None)
+    assert (found.worst_element.index, found.worst_element.value, found.worst_element.limit) == (
+        (0, 0),
+        "1000.05",
+        None,
+    )
     assert found.worst_element.difference == pytest.approx(0.05)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpufn_builder import identity
 from gpufn_builder.checks import golden
-from gpufn_builder.compilers.base import CompileJob, Compiled, Compiler, Engine
+from gpufn_builder.compilers.base import Compiled, CompileJob, Compiler, Engine
 from gpufn_builder.identity import Target
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.compile_process import make
@@ -29,7 +29,7 @@ class Doubling:
         return Compiled(files=(), settings={})
 
     def load(self, job: CompileJob, compiled: Compiled) -> Engine:
-        return cast(Engine, self)
+        return cast("Engine", self)
 
     def run(self, inputs: Arrays) -> Arrays:
         return {"y": inputs["x"] * 2}
@@ -63,7 +63,7 @@ def test_each_run_of_the_engine_is_progress(tmp_path: Path) -> None:
     seconds = itertools.count()
     result = make(
         request,
-        cast(Compiler, Doubling()),
+        cast("Compiler", Doubling()),
         lambda stage, progress, detail: reported.update([stage]),
         lambda: float(next(seconds)),
     )
