@@ -54,7 +54,7 @@ class FreeMemory:
 
 def estimate(spec: ModelSpec, *, on_gpu: bool, limit_bytes: int, earlier_bytes: int | None) -> Need:
     """Estimate the memory of a build. `earlier_bytes` is the most host memory that successful builds of the model held,
-    if known. `limit_bytes` is the limit of each of its two processes: the build process and that of a candidate."""
+    if known. `limit_bytes` is the limit of each of its two processes: the build process and the candidate's."""
     size = sum(file.size for file in spec.files)
     host_bytes = _HOST_BYTES + _HOST_COPIES * size + (_CUDA_HOST_BYTES if on_gpu else 0)
     if earlier_bytes is not None:

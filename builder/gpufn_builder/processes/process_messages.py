@@ -124,7 +124,7 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     caches: str
     measuring: MeasurePlan
     rounding_floors: tuple[dict[str, float], ...] = ()  # of each case, by output
-    draws_other_numbers: bool = False  # its random numbers are not those of the reference
+    draws_other_numbers: bool = False  # the engine draws other random numbers than the reference
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):

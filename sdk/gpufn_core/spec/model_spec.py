@@ -127,8 +127,8 @@ _SMALL_SHARE = 0.1  # functions such as Sigmoid have absolute errors: a detector
 def absolute_limit(tolerance: Tolerance, largest: float) -> float:
     """Return the `atol` for an output whose largest absolute reference is `largest`.
 
-    That of a preset is at most a tenth of `largest`, because every output of small values would pass otherwise. Zeros
-    have no scale, so their limit is the preset's. A tolerance that equals a preset is the preset.
+    A preset's `atol` is at most a tenth of `largest`, because every output of small values would pass otherwise. Zeros
+    have no scale, so their limit is the whole `atol`. A tolerance that equals a preset is the preset.
     """
     atol = tolerance.atol or 0.0
     is_preset = tolerance in TOLERANCES.values()
