@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpufn_core.domain.worker import Gang
 from gpufn_core.spec.function_spec import FunctionSpec
 
 
@@ -40,6 +41,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one
     supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing
     open_files: int | None = None  # soft limit to restore: the worker inherits the agent's limit, which was raised
+    gang: Gang | None = None  # set if the worker has a process on each of several nodes
     cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 
 

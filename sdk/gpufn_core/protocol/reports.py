@@ -95,6 +95,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     container_trouble: str = ""  # why the node cannot start containers
     contains_all: bool = False  # functions without an image run in containers too
+    address: str = ""  # where other nodes reach this one
     clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown
 
 

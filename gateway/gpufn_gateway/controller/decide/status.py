@@ -140,7 +140,9 @@ class StatusWriter:
             self._counted[of_gpus] = Counter(
                 worker.key[0]
                 for worker in self._world.workers.values()
-                if worker.parked is None and (worker.assignment.share.gpus or not of_gpus)
+                if worker.parked is None
+                and not worker.assignment.is_follower
+                and (worker.assignment.share.gpus or not of_gpus)
             )
         return self._counted[of_gpus]
 

@@ -216,7 +216,9 @@ class RevisionView:
 
 def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
-    return report.devices, report.links, report.facts, report.container_trouble, report.contains_all
+    return (
+        report.devices, report.links, report.facts, report.container_trouble, report.contains_all, report.address,
+    )  # fmt: skip
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:
