@@ -52,6 +52,7 @@ class Reports:
         clock: Clock,
         clock_check: ClockCheck,
         contains_all: bool,
+        address: str,
         park_bytes: int,
     ) -> None:
         self._bus = bus
@@ -62,6 +63,7 @@ class Reports:
         self._clock = clock
         self._clock_check = clock_check
         self._contains_all = contains_all
+        self._address = address
         self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_MAX_UNSENT_EVENTS)
         self._is_scheduled = False
@@ -80,6 +82,7 @@ class Reports:
             container_trouble=self._readiness.container_trouble,
             park_bytes=self._park_bytes,
             contains_all=self._contains_all,
+            address=self._address,
             clock_skew_s=self._clock_check.skew_s,
             hostname=platform.node(),
             python=platform.python_version(),

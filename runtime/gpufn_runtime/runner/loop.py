@@ -208,6 +208,8 @@ class Runner:
             self._detach(worker)
             return
         assignment = _assignment.decode(entry.value)
+        if assignment.rank:
+            return  # it takes its calls from rank 0 of its gang
         previous = self._desired.get(worker)
         if previous is not None and assignment.epoch < previous.epoch:
             log.warning("refused an assignment of worker %s: epoch %d is old", worker, assignment.epoch)

@@ -81,7 +81,7 @@ class Gang(msgspec.Struct, frozen=True):
     secret: str
 
     @property
-    def leader(self) -> str:
+    def rank_0(self) -> str:
         """The worker that is rank 0."""
         return self.ranks[0].worker
 
@@ -91,6 +91,10 @@ class Gang(msgspec.Struct, frozen=True):
 
     def rank_of(self, worker: str) -> int:
         return next(rank for rank, each in enumerate(self.ranks) if each.worker == worker)
+
+    def describe(self, rank: int) -> str:
+        """Return the words for a rank in messages."""
+        return f"rank {rank} on {self.ranks[rank].node}"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +119,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     gang: Gang | None = None
 
     @property
-    def is_follower(self) -> bool:
-        """Whether this process takes its calls from rank 0 of its gang, not from a runner."""
-        return self.gang is not None and self.gang.leader != self.worker
+    def rank(self) -> int:
+        """The rank in its gang. Ranks above 0 take their calls from rank 0, not from a runner."""
+        return 0 if self.gang is None else self.gang.rank_of(self.worker)
 
 
 # The agent reports how a worker ended, or that this is unknown, within this time. Runners wait a little longer.

@@ -279,7 +279,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _check_gang(self) -> None:
         """Refuse what a worker on several nodes does not support."""
         reasons = {
-            "concurrency": "its ranks run the same calls in the same order, one at a time" if self.concurrency > 1 else "",
+            "concurrency": "its ranks run the same calls in the same order, one at a time"
+            if self.concurrency > 1
+            else "",
             "batch": "its ranks run the same calls in the same order, one at a time" if self.batch else "",
             "models": "its engines are for one device: load the model in the function" if self.models else "",
             "image": "other nodes cannot reach a container" if self.image else "",

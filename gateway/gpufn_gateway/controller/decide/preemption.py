@@ -196,7 +196,7 @@ class Allocator:
         """Return the idle workers, and starting workers that no call waits for any longer; longest idle first."""
         workers: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker in self._removals or worker.assignment.is_follower:
+            if worker in self._removals or worker.assignment.rank:
                 continue
             if worker.state is WorkerState.STARTING:
                 idle_s = None if self._is_next(worker) else self._now - worker.since

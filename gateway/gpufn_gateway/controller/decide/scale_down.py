@@ -58,7 +58,7 @@ class Removals:
                 continue
             for process in processes:
                 if not (process.is_gone or process.drain_requested or process in self):
-                    self.drain(process, f"rank {ended} of its gang, on {gang.ranks[ended].node}, has ended")
+                    self.drain(process, f"{gang.describe(ended)} has ended, and so has its gang")
 
     def _stays(self, process: WorkerView) -> bool:
         return process not in self and process.state not in (WorkerState.DRAINING, WorkerState.FAILED)

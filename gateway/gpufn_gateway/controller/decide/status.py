@@ -141,7 +141,7 @@ class StatusWriter:
                 worker.key[0]
                 for worker in self._world.workers.values()
                 if worker.parked is None
-                and not worker.assignment.is_follower
+                and not worker.assignment.rank
                 and (worker.assignment.share.gpus or not of_gpus)
             )
         return self._counted[of_gpus]

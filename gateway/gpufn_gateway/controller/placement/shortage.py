@@ -88,7 +88,7 @@ class Shortage(msgspec.Struct, frozen=True):
     free: int = 0
 
 
-def shortage(  # noqa: PLR0911 - one line per cause
+def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
     request: Request, report: NodeReport, used: NodeUse, limits: Limits, *, at_any_size: bool = False
 ) -> Shortage:
     """Return why a node has no room. `at_any_size`: it has none for requests that differ only in sizes either."""

@@ -87,7 +87,7 @@ class World:
                 self.view(known.key).workers.pop(worker, None)
                 self.holdings.end(known)
                 if known.assignment.gang is not None and not self.ranks(known):
-                    self._gangs.pop(known.assignment.gang.leader, None)
+                    self._gangs.pop(known.assignment.gang.rank_0, None)
             return
         if known is not None:
             if version < known.version:
@@ -101,8 +101,8 @@ class World:
             return
         self.workers[worker] = new = WorkerView(assignment, now)
         if assignment.gang is not None:
-            self._gangs[assignment.gang.leader] = assignment.gang
-        if not assignment.is_follower:  # a gang counts as one worker, its rank 0
+            self._gangs[assignment.gang.rank_0] = assignment.gang
+        if not assignment.rank:  # a gang counts as one worker, its rank 0
             self.view(new.key).workers[worker] = new
         self._by_node.setdefault(assignment.node, {})[worker] = new
         self.holdings.begin(new)
@@ -173,7 +173,7 @@ class World:
 
     def on_event(self, event: WorkerEvent, now: float) -> None:
         process = self.workers.get(event.worker)
-        name = event.worker if process is None else leader_of(process)
+        name = event.worker if process is None else rank_0_of(process)
         worker = self.workers.get(name)
         view = self.view((event.function, event.revision))
         view.on_parking_event(event, worker)
@@ -199,11 +199,8 @@ class World:
             case WorkerEventKind.NOT_PARKED if worker is not None:
                 worker.reported = WorkerState.DRAINING
             case WorkerEventKind.EXITED if process is not None:
-                if worker is not None and not (worker.was_ready or worker.has_failed or worker.drain_requested):
-                    if not _found_no_runner(event, now - worker.since):
-                        error = _exit_error(event, process.assignment)
-                        self._start_failed(worker.key, error, now, exited=name)
-                        worker.has_failed = True
+                if worker is not None:
+                    self._on_exit_of(worker, event, process.assignment, now)
                 process.is_gone = True
             case _:
                 pass
@@ -353,6 +350,14 @@ class World:
     def _ranks(self, gang: Gang) -> list[WorkerView]:
         return [self.workers[rank.worker] for rank in gang.ranks if rank.worker in self.workers]
 
+    def _on_exit_of(self, worker: WorkerView, event: WorkerEvent, exited: Assignment, now: float) -> None:
+        """Record a failed start if a process of the worker has exited before the worker was ready."""
+        is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
+        if is_failed_start and not _found_no_runner(event, now - worker.since):
+            error = _exit_error(event, exited)
+            self._start_failed(worker.key, error, now, exited=worker.assignment.worker)
+            worker.has_failed = True
+
     def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float, *, exited: str = "") -> None:
         function = self.functions.get(key[0])
         took_a_place = False
@@ -404,15 +409,15 @@ def _found_no_runner(event: WorkerEvent, known_s: float) -> bool:
     return known_s >= CONNECT_S and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
-def leader_of(worker: WorkerView) -> str:
+def rank_0_of(worker: WorkerView) -> str:
     """Return the worker that counts: rank 0 of a gang, or the worker itself."""
     gang = worker.assignment.gang
-    return worker.assignment.worker if gang is None else gang.leader
+    return worker.assignment.worker if gang is None else gang.rank_0
 
 
 def _exit_error(event: WorkerEvent, assignment: Assignment) -> ErrorInfo:
     cause = event.exit.describe() if event.exit is not None else "ended"
     tail = f"\n{event.exit.tail}" if event.exit is not None and event.exit.tail else ""
     gang = assignment.gang
-    what = "the worker" if gang is None else f"rank {gang.rank_of(event.worker)} on {event.node}"
+    what = "the worker" if gang is None else gang.describe(assignment.rank)
     return FunctionStartFailed(f"{event.function}: {what} {cause} before it was ready{tail}").info()

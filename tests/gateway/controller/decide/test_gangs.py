@@ -38,7 +38,7 @@ def ready_on(world: World, name: str) -> tuple[WorkerReport, ...]:
     return tuple(
         WorkerReport(worker, "f", 1, WorkerState.READY, 1, idle_since=0.0)
         for worker, view in world.workers.items()
-        if view.assignment.node == name and not view.assignment.is_follower
+        if view.assignment.node == name and not view.assignment.rank
     )
 
 
@@ -53,7 +53,14 @@ def start(world: World, *nodes: str, prefix: str = "w") -> list[str]:
     share = DeviceShare("cpu", 0.1, 5 * GIB)
     for rank in ranks:
         assignment = Assignment(
-            worker=rank.worker, node=rank.node, function="f", revision=1, share=share, epoch=1, created_at=0.0, gang=gang
+            worker=rank.worker,
+            node=rank.node,
+            function="f",
+            revision=1,
+            share=share,
+            epoch=1,
+            created_at=0.0,
+            gang=gang,
         )
         world.on_assignment(rank.worker, assignment, 100.0, version=1)
     return [rank.worker for rank in ranks]
