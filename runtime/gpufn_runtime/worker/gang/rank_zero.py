@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -43,6 +44,7 @@ from gpufn_runtime.worker.gang import connection
 from gpufn_runtime.worker.link import Link
 
 RAISED_GRACE_S: Final = 2.0
+_EXIT_REPORTED_S = 1.0  # the agent's report of a rank's exit has the exit code and the last output: it goes first
 _READ_BYTES = 1 << 18
 _UNLIMITED = 1 << 53  # credits of a stream whose items are dropped
 _SUCCEEDED = OutcomeKind.SUCCEEDED
@@ -169,6 +171,8 @@ class RankZero:
         with contextlib.suppress(OSError):
             peer.close()
         if rank:
+            if len(self._ready) < len(self._others):
+                time.sleep(_EXIT_REPORTED_S)
             self._fail(_lost(WorkerLost(f"{self._gang.describe(rank)} ended, and with it its gang{reason}")))
 
     def _join_gang(self, hello: frames.Hello, peer: socket.socket) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.worker import Assignment, Exit, Gang, Rank, StartFailure, WorkerState
-from gpufn_core.errors import ErrorInfo
+from gpufn_core.errors import ErrorInfo, WorkerLost
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
@@ -141,26 +141,37 @@ def exited(worker: str, node_: str) -> WorkerEvent:
 
 def test_ranks_that_die_at_the_start_are_one_failed_start() -> None:
     world = gang_world("a", "b")
-    leader, follower = start(world, "a", "b")
+    rank_0, rank_1 = start(world, "a", "b")
     explained = StartFailure("load", ErrorInfo("function_start_failed", "rank 1 on b: ImportError"))
-    world.on_event(exited(follower, "b"), 101.0)
+    world.on_event(exited(rank_1, "b"), 101.0)
     unexplained = world.view(("f", 1)).circuit.last_error
     assert unexplained is not None
     assert "rank 1 on b" in unexplained.message
-    world.on_event(WorkerEvent(WorkerEventKind.START_FAILED, leader, "f", 1, "a", 0.0, failure=explained), 101.1)
-    world.on_event(exited(leader, "a"), 101.2)
+    world.on_event(WorkerEvent(WorkerEventKind.START_FAILED, rank_0, "f", 1, "a", 0.0, failure=explained), 101.1)
+    world.on_event(exited(rank_0, "a"), 101.2)
     circuit = world.view(("f", 1)).circuit
     assert circuit.last_error == explained.error
     assert (circuit._failures, world.view(("f", 1)).in_state(WorkerState.STARTING)) == (1, [])
 
 
+def test_the_exit_of_a_rank_says_more_than_that_rank_0_lost_it() -> None:
+    world = gang_world("a", "b")
+    rank_0, rank_1 = start(world, "a", "b")
+    lost = StartFailure("join", WorkerLost("rank 1 on b ended").info())
+    world.on_event(exited(rank_1, "b"), 101.0)
+    world.on_event(WorkerEvent(WorkerEventKind.START_FAILED, rank_0, "f", 1, "a", 0.0, failure=lost), 101.1)
+    circuit = world.view(("f", 1)).circuit
+    assert circuit.last_error is not None
+    assert ("code 1" in circuit.last_error.message, circuit._failures) == (True, 1)
+
+
 def test_a_rank_that_dies_later_is_no_failed_start() -> None:
     world = gang_world("a", "b")
-    leader, follower = start(world, "a", "b")
-    world.on_event(WorkerEvent(WorkerEventKind.READY, leader, "f", 1, "a", 0.0), 101.0)
-    world.on_event(exited(follower, "b"), 102.0)
+    rank_0, rank_1 = start(world, "a", "b")
+    world.on_event(WorkerEvent(WorkerEventKind.READY, rank_0, "f", 1, "a", 0.0), 101.0)
+    world.on_event(exited(rank_1, "b"), 102.0)
     assert world.view(("f", 1)).circuit.last_error is None
-    assert drained(world, 102.0) == {leader}
+    assert drained(world, 102.0) == {rank_0}
 
 
 def test_an_idle_gang_makes_room_for_another_as_a_whole() -> None:
