@@ -243,7 +243,7 @@ class Runner:
                 relay=self._relay.handle,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
-                gpus_charged=assignment.share.gpus_charged,
+                gpus_charged=assignment.gpus_charged,
                 is_inherited=assignment.worker in self._initial_workers,
             )
             await queue.workers.add(link)

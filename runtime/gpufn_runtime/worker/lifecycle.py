@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
 _HUNG_UP_WITHIN_S = 5.0
-_DRAINED_WITHIN_S = 1.0
+_DRAINED_WITHIN_S = 10.0
 
 
 def run_worker(config_path: str) -> NoReturn:

@@ -123,6 +123,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         """The rank in its gang. Ranks above 0 take their calls from rank 0, not from a runner."""
         return 0 if self.gang is None else self.gang.rank_of(self.worker)
 
+    @property
+    def gpus_charged(self) -> float:
+        """The GPU seconds that each second of the worker costs. The ranks of a gang have equal shares."""
+        return self.share.gpus_charged * (1 if self.gang is None else len(self.gang.ranks))
+
 
 # The agent reports how a worker ended, or that this is unknown, within this time. Runners wait a little longer.
 EXIT_REPORT_WITHIN_S: Final = 8.0

@@ -41,8 +41,8 @@ def total(value: int) -> dict[str, str | int]:
 def train(folder: str, steps: int) -> list[int]:
     """Return the steps at which attempts began. In the first attempt, rank 1 hangs at step 2."""
     ctx = gpufn.current()
-    began: list[int]
-    began, step = ctx.restored or ([], 0)
+    restored: tuple[list[int], int] = ctx.restored or ([], 0)
+    began, step = restored
     began.append(step)
     while step < steps:
         if step == 2 and ctx.attempt == 1 and RANK == 1:

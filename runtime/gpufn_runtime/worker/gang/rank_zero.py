@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import os
 import socket
 import threading
 import time
@@ -28,6 +28,7 @@ from gpufn_core.errors import (
     GpufnError,
     InvalidInput,
     PayloadTooLarge,
+    PlatformStopping,
     ProtocolMismatch,
     WorkerLost,
 )
@@ -83,8 +84,8 @@ class RankZero:
         self._sending = threading.Lock()
         self._peers: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
+        self._draining: set[int] = set()  # ranks that were told to end, because their node stops
         self._call: _Call | None = None
-        self._calls = itertools.count(1)
         self._is_over = False  # the gang has failed, or drains
 
     @property
@@ -98,6 +99,7 @@ class RankZero:
         except OSError as error:
             where = f"port {self._gang.port} of node {self._gang.ranks[0].node}"
             raise LoadError(f"rank 0 cannot listen on {where}: {error.strerror}") from error
+        os.register_at_fork(after_in_child=lambda: self._close_in_child(server))
         threading.Thread(target=self._accept, args=(server,), name="gpufn-gang", daemon=True).start()
         self._after(JOIN_S, self._check_joined)
 
@@ -143,6 +145,11 @@ class RankZero:
         self._is_over = True
         self._send_all(frames.encode(frames.Drain()))
 
+    def _close_in_child(self, server: socket.socket) -> None:
+        """In a child that user code forked: the other ranks must detect the end of this process, not of the child."""
+        for end in (server, *self._peers.values()):
+            end.close()
+
     # --- threads of the gang ------------------------------------------------------------------------------------------
 
     def _accept(self, server: socket.socket) -> None:
@@ -173,7 +180,8 @@ class RankZero:
         if rank:
             if len(self._ready) < len(self._others):
                 time.sleep(_EXIT_REPORTED_S)
-            self._fail(_lost(WorkerLost(f"{self._gang.describe(rank)} ended, and with it its gang{reason}")))
+            kind = PlatformStopping if rank in self._draining else WorkerLost
+            self._fail(_lost(kind(f"{self._gang.describe(rank)} ended, and with it its gang{reason}")))
 
     def _join_gang(self, hello: frames.Hello, peer: socket.socket) -> int:
         rank = next((rank for rank in self._others if self._gang.ranks[rank].worker == hello.worker), 0)
@@ -198,6 +206,7 @@ class RankZero:
             case frames.Call():
                 self._restore(rank, frame)
             case frames.Draining():
+                self._draining.add(rank)
                 self._hooks.on_rank_draining()
             case _:
                 pass  # items and progress: those of rank 0 count

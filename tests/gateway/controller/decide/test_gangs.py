@@ -82,7 +82,7 @@ def test_one_call_starts_one_gang_on_two_nodes_and_the_next_finds_no_node_left()
     report(empty, 101.0, "a", "b", "c", calls=3)
     planned = plan(empty, 101.0)
     assert started(planned.actions) == []
-    assert planned.statuses["f"].workers.ready == 1
+    assert (planned.statuses["f"].workers.ready, "a, b" in planned.statuses["f"].reason) == (1, True)
 
 
 def test_a_cluster_with_too_few_nodes_starts_nothing_and_says_how_many_it_lacks() -> None:

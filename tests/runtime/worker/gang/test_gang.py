@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -180,6 +181,39 @@ def test_if_rank_0_is_killed_the_other_ranks_exit_at_once(stuck: tuple[Pair, int
     both, _ = stuck
     both.zero.process.kill()  # type: ignore[union-attr]
     assert both.one.wait() == EXIT_GANG_LOST
+
+
+def test_a_rank_whose_node_stops_does_not_cost_the_call_a_retry(stuck: tuple[Pair, int]) -> None:
+    both, _ = stuck
+    both.one.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+    draining, _ = both.zero.next()
+    assert isinstance(draining, Draining)
+    both.one.process.kill()  # type: ignore[union-attr]  # its agent, after the grace period
+    repeated, _ = both.zero.next()
+    assert isinstance(repeated, Draining)
+    result, _ = both.zero.result()
+    assert result.error is not None
+    assert (result.kind, result.error.code) == ("lost", "platform_stopping")
+
+
+def test_a_child_that_user_code_forked_does_not_hide_the_end_of_its_rank(pair: Any, tmp_path: Path) -> None:
+    source = """
+    import os, time
+
+    def f(folder):
+        if os.fork() == 0:
+            time.sleep(600)
+        with open(folder + "/" + os.environ["RANK"], "w"):
+            pass
+        time.sleep(600)
+    """
+    both = pair(source).ready()
+    both.zero.run(json.dumps({"folder": str(tmp_path)}).encode())
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    both.zero.process.kill()
+    assert both.one.wait() == EXIT_GANG_LOST
+    for each in (both.zero, both.one):
+        os.killpg(each.process.pid, signal.SIGKILL)
 
 
 def test_a_rank_that_raises_ends_the_call_for_those_that_wait_for_it(pair: Any) -> None:
