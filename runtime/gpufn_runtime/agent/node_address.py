@@ -1,4 +1,4 @@
-"""The address where other nodes reach this one: that of the route to the bus, which all nodes reach."""
+"""The address where other nodes reach this node. All nodes reach the bus, so it is the local address of that route."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def address_towards(nats_url: str) -> str:
                 server.hostname, server.port or _NATS_PORT, type=socket.SOCK_DGRAM
             )[0]
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # of a datagram socket: nothing is sent
+                probe.connect(address)  # a datagram socket sends nothing here
                 return str(probe.getsockname()[0])
     return ""

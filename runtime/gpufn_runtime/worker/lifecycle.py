@@ -179,11 +179,11 @@ class Worker:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _confine(self) -> LoadError | None:
-        os.environ.update(self._config.spec.env)
         if self._config.gang is not None:
             from gpufn_runtime.worker.gang.environment import environment  # noqa: PLC0415
 
             os.environ.update(environment(self._config.gang, self._config.worker))
+        os.environ.update(self._config.spec.env)
         time.tzset()  # the function may set TZ; the C library may have read the template's value
         try:
             process.confine(self._config)

@@ -93,5 +93,5 @@ EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained wor
 # A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.
 CONNECT_S = 10.0
 RECONNECT_S = 30.0  # a worker that lost its runner tries to reconnect for this long; runners restart within seconds
-JOIN_S = 60.0  # the ranks of a gang connect to rank 0 within this time: a node may have to fetch the bundle first
 LAST_CALL_S = 30.0  # then its running calls get this long to end before the worker exits
+JOIN_S = 60.0  # the ranks of a gang connect to rank 0 within this time: a node may have to fetch the bundle first

@@ -27,8 +27,7 @@ class OtherRankResults(Results):
 
 
 class OtherRankRequests(PendingRequests):
-    """Other ranks read the checkpoint of the call. Those that they store are dropped, because all ranks run the same
-    code, and the checkpoint of rank 0 counts."""
+    """Other ranks restore the checkpoint of their call. All ranks run the same code, but only rank 0 stores one."""
 
     @contextlib.contextmanager
     def open(

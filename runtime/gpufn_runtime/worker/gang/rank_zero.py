@@ -84,7 +84,7 @@ class RankZero:
         self._sending = threading.Lock()
         self._peers: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
-        self._draining: set[int] = set()  # ranks that were told to end, because their node stops
+        self._draining: set[int] = set()  # ranks on nodes that stop
         self._call: _Call | None = None
         self._is_over = False  # the gang has failed, or drains
 
@@ -125,8 +125,8 @@ class RankZero:
         self._send_all(packed)
 
     def join(self, attempt: Attempt, end: End) -> End:
-        """Wait until the call has ended on all ranks. Return the end of rank 0, or that of the first rank that did not
-        succeed."""
+        """Wait until the call has ended on all ranks. Return the end of the first rank that did not succeed, or else of
+        rank 0."""
         with self._changed:
             call = self._call
             if call is None or call.attempt is not attempt:
@@ -209,7 +209,7 @@ class RankZero:
                 self._draining.add(rank)
                 self._hooks.on_rank_draining()
             case _:
-                pass  # items and progress: those of rank 0 count
+                pass  # the caller receives the items and the progress of rank 0
 
     def _on_result(self, rank: int, result: frames.Result) -> None:
         with self._changed:

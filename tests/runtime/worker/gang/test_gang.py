@@ -29,7 +29,7 @@ ENVIRONMENT = """
                 file.write(str(os.getpid()))
         print("hello from", rank)
         names = ("MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES")
-        return {name: os.environ[name] for name in names}
+        return {name: os.environ[name] for name in (*names, "GLOO_SOCKET_IFNAME")}
 """
 # Each rank waits for a value of the other, as a collective operation does.
 EXCHANGE = """
@@ -96,7 +96,7 @@ def test_each_rank_runs_the_call_and_the_caller_gets_the_result_of_rank_0(pair: 
     result = json.loads(both.zero.call(json.dumps({"pid_file": str(tmp_path / "pid")}).encode()))
     assert result == {
         "MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": "0", "NNODES": "2",
+        "NODE_RANK": "0", "NNODES": "2", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pid0", "pid1"]
     assert sorted(both.zero.logs) == [(1, "stdout", "[rank 1] hello from 1"), (1, "stdout", "hello from 0")]
