@@ -331,13 +331,15 @@ class World:
         ]
 
     def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
-        """Yield each lost worker with the name of the silent process."""
+        """Yield each lost worker with the name of the silent process. No runner reports ranks above 0 of a gang: while
+        rank 0 serves, they run."""
         for worker in self.workers.values():
             name = worker.assignment.node
             node = self.nodes[name]
-            if node.is_agent_silent(now) and not node.serves(worker, now):
+            serving = self.workers.get(rank_0_of(worker), worker)
+            if node.is_agent_silent(now) and not self.nodes[serving.assignment.node].serves(serving, now):
                 yield worker, f"node {name}"
-            elif node.is_runner_lost(now):
+            elif node.is_runner_lost(now) and serving is worker:
                 yield worker, f"the runner of node {name}"
 
     def deleted_functions(self, now: float, after_s: float) -> list[str]:

@@ -130,6 +130,8 @@ def test_if_a_node_is_lost_the_rank_there_is_deleted_and_the_others_are_drained(
     workers = start(world, "a", "b")
     report(world, 100.0, "a", "b", calls=1)
     report(world, 112.0, "a", calls=1)
+    assert plan(world, 112.0).actions == (), "only the agent is away: rank 0 serves, so its other ranks live"
+    world.on_runner_report(RunnerReport("a", "r-a", 112.0), 112.0)
     actions = plan(world, 112.0).actions
     assert [type(action) for action in actions] == [Delete, Drain]
     assert [action.worker for action in actions if isinstance(action, (Delete, Drain))] == workers[::-1]
@@ -183,6 +185,30 @@ def test_an_idle_gang_makes_room_for_another_as_a_whole() -> None:
         report(world, now, "a", "b")
         world.on_depths({("g", 1): 1}, now, now)
     assert drained(world, 103.0) == set(workers)
+
+
+def test_an_idle_gang_makes_room_for_a_function_on_one_node() -> None:
+    world = gang_world("a", "b")
+    workers = start(world, "b", "a")
+    world.on_revision(("g", 1), revision("g", 1, None, Resources(memory_bytes=6 * GIB)))
+    world.on_function("g", function("g"))
+    for now in (100.0, 103.0):
+        report(world, now, "a", "b")
+        world.on_depths({("g", 1): 1}, now, now)
+    assert drained(world, 103.0) == set(workers)
+
+
+def test_a_busy_gang_makes_no_room() -> None:
+    world = gang_world("a", "b")
+    start(world, "a", "b")
+    world.on_revision(("g", 1), revision("g", 1, None, Resources(nodes=2, memory_bytes=6 * GIB)))
+    world.on_function("g", function("g"))
+    for now in (100.0, 103.0):
+        report(world, now, "a", "b")
+        busy = WorkerReport("w0", "f", 1, WorkerState.READY, 1, in_use=1)
+        world.on_runner_report(RunnerReport("a", "r-a", now, (busy,)), now)
+        world.on_depths({("g", 1): 1, ("f", 1): 1}, now, now)
+    assert drained(world, 103.0) == set()
 
 
 def test_gangs_on_one_node_have_different_ports_in_the_stated_range() -> None:
