@@ -24,7 +24,8 @@ QUIET_S = 60  # enough to lose a node, drain, and start again
 
 
 class Cluster:
-    """Nodes that follow the plan. The processes of a gang end with each other, a second later."""
+    """Nodes that follow the plan. The processes of a gang end with each other, a second later. Those of a gang that was
+    never complete wait for the others until they are drained."""
 
     def __init__(self, nodes: int, gangs: int, seed: int) -> None:
         self.now = 100.0
@@ -36,6 +37,8 @@ class Cluster:
         self.up = set(NODES)
         self.running: dict[str, Assignment] = {}
         self.drained: set[str] = set()
+        self.waiting: set[str] = set()  # for a rank that was never assigned
+        self.fails_to_store = False  # one assignment of the next start
 
     def step(self) -> None:
         self.now += 1.0
@@ -64,6 +67,9 @@ class Cluster:
             for worker in [name for name, each in self.running.items() if each.node == node]:
                 del self.running[worker]  # it ends by itself: no event, and its assignment stays
 
+    def fail_to_store(self) -> None:
+        self.fails_to_store = True
+
     def plug_in(self) -> None:
         self.up = set(NODES)
         for worker, view in list(self.world.workers.items()):
@@ -83,11 +89,18 @@ class Cluster:
             self.world.on_assignment(rank.worker, assignment, self.now, version=1)
             if node in self.up:
                 self.running[rank.worker] = assignment
+        if self.fails_to_store:
+            self.fails_to_store = False
+            lost = self.random.choice(ranks).worker
+            self.world.on_assignment(lost, None, self.now)
+            self.running.pop(lost, None)
+            self.waiting |= {rank.worker for rank in ranks}
 
     def _end_broken(self) -> None:
         for worker, assignment in list(self.running.items()):
             gang = assignment.gang or Gang((Rank(worker, assignment.node),), "", 0, "")
-            if worker in self.drained or not all(rank.worker in self.running for rank in gang.ranks):
+            is_whole = worker in self.waiting or all(rank.worker in self.running for rank in gang.ranks)
+            if worker in self.drained or not is_whole:
                 self._exit(worker)
 
     def _exit(self, worker: str) -> None:
@@ -107,7 +120,7 @@ class Cluster:
         return tuple(
             WorkerReport(worker, "f", 1, WorkerState.READY, 1, idle_since=0.0)
             for worker, assignment in self.running.items()
-            if assignment.node == node and not assignment.rank
+            if assignment.node == node and not assignment.rank and worker not in self.waiting
         )
 
 
@@ -116,7 +129,7 @@ class Cluster:
     nodes=st.integers(1, 4),
     gangs=st.integers(1, 3),
     seed=st.integers(0, 1 << 16),
-    events=st.lists(st.sampled_from(["step", "step", "kill", "unplug", "plug_in"]), max_size=40),
+    events=st.lists(st.sampled_from(["step", "step", "kill", "unplug", "plug_in", "fail_to_store"]), max_size=40),
 )
 def test_no_half_gang_stays(nodes: int, gangs: int, seed: int, events: list[str]) -> None:
     cluster = Cluster(nodes, gangs, seed)
