@@ -13,9 +13,9 @@ PORTS: Final = range(29400, 30400, 2)
 
 
 def new_gang(world: World, ranks: tuple[Rank, ...]) -> Gang:
-    node = ranks[0].node
-    report = world.nodes[node].report
-    used = {gang.port for gang, _ in world.gangs() if gang.ranks[0].node == node}
+    report = world.nodes[ranks[0].node].report
+    address = "" if report is None else report.address
+    used = {gang.port for gang, _ in world.gangs() if gang.address == address}
     # At random, because a program that the controller does not know may use a port: the next gang takes another one.
     port = secrets.choice([port for port in PORTS if port not in used] or PORTS)
-    return Gang(ranks, "" if report is None else report.address, port, secrets.token_hex(16))
+    return Gang(ranks, address, port, secrets.token_hex(16))

@@ -3,8 +3,8 @@
 1. `listen`: the other ranks connect while all ranks load the code. Rank 0 is ready when all are (`wait_until_ready`).
 2. `begin`: each call goes to all ranks, with the same arguments. `join`: it ends when it has ended on all of them.
 3. A rank that raises gives the others RAISED_GRACE_S to end as well, because they may wait for it without an end.
-4. A rank that disconnects, or others that do not end in time: the gang fails (`on_failed`), and this process exits.
-   The other ranks exit when their connection to rank 0 closes.
+4. A rank disconnects, or the others do not end in time: the gang fails (`on_gang_failed`), and this process exits. The
+   other ranks exit when their connection to rank 0 closes.
 5. `drain`: no more calls; the other ranks run their exit hooks.
 """
 
@@ -46,6 +46,7 @@ from gpufn_runtime.worker.link import Link
 
 RAISED_GRACE_S: Final = 2.0
 _EXIT_REPORTED_S = 1.0  # the agent's report of a rank's exit has the exit code and the last output: it goes first
+_ACCEPT_RETRY_S = 0.1
 _READ_BYTES = 1 << 18
 _UNLIMITED = 1 << 53  # credits of a stream whose items are dropped
 _SUCCEEDED = OutcomeKind.SUCCEEDED
@@ -111,8 +112,8 @@ class RankZero:
     def begin(self, attempt: Attempt, body: bytes | memoryview) -> None:
         """Send a call to the other ranks, before it runs here. Raises PayloadTooLarge."""
         run = msgspec.structs.replace(
-            attempt.run, credits=_UNLIMITED, shared_body="", takes_shared_body=False, delivery=""
-        )
+            attempt.run, stream=True, credits=_UNLIMITED, shared_body="", takes_shared_body=False, delivery=""
+        )  # as a stream, because the other ranks then drop the items of a generator one by one
         try:
             packed = frames.encode(run, bytes(body))
         except PayloadTooLarge:
@@ -120,9 +121,12 @@ class RankZero:
                 f"the arguments have {len(body):,} bytes, and a call on several nodes has at most "
                 f"{format_bytes(MESSAGE_BYTES)}: pass a path or an address that each rank can read"
             ) from None
+        call = _Call(attempt, self._checkpoint(attempt))
         with self._changed:
-            self._call = _Call(attempt, self._checkpoint(attempt))
+            self._call = call
         self._send_all(packed)
+        if attempt.cancel_requested:  # before the other ranks knew the call
+            self.cancel(attempt.run.attempt)
 
     def join(self, attempt: Attempt, end: End) -> End:
         """Wait until the call has ended on all ranks. Return the end of the first rank that did not succeed, or else of
@@ -158,7 +162,7 @@ class RankZero:
                 peer, _ = server.accept()
                 threading.Thread(target=self._serve, args=(peer,), name="gpufn-rank", daemon=True).start()
             except (OSError, RuntimeError):  # no descriptors or threads: the rank connects again
-                continue
+                time.sleep(_ACCEPT_RETRY_S)
 
     def _serve(self, peer: socket.socket) -> None:
         rank = 0
