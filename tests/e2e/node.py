@@ -23,27 +23,31 @@ class Node:
         self._name = name
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self) -> None:
-        self._home.mkdir(parents=True, exist_ok=True)
-        for role in ("agent", "runner"):
-            variables = {
-                "GPUFN_HOME": str(self._home),
-                "GPUFN_NODE": self._name,
-                "GPUFN_NATS_URL": embedded_bus(self._platform_home, role),
-                "GPUFN_GRACE": "2",
-            }
-            with (self._home / f"{role}.log").open("ab") as log:
-                self.processes[role] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"gpufn_runtime.{role}"],
-                    env=os.environ | variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+    def start(self, role: str) -> None:
+        variables = {
+            "GPUFN_HOME": str(self._home),
+            "GPUFN_NODE": self._name,
+            "GPUFN_NATS_URL": embedded_bus(self._platform_home, role),
+            "GPUFN_GRACE": "2",
+        }
+        with (self._home / f"{role}.log").open("ab") as log:
+            self.processes[role] = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"gpufn_runtime.{role}"],
+                env=os.environ | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, role: str) -> None:
+        self.processes[role].kill()
+        self.processes[role].wait()
 
     def __enter__(self) -> Self:
-        self.start()
+        self._home.mkdir(parents=True, exist_ok=True)
+        for role in ("agent", "runner"):
+            self.start(role)
         return self
 
     def __exit__(self, *_: object) -> None:

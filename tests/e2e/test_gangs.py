@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +24,20 @@ APPS = Path(__file__).parent / "apps"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Platform, Node]]:
     folder = tmp_path_factory.mktemp("gangs")
     with (
         running_platform(folder / "home", environ={"GPUFN_NODE": "one"}) as platform,
-        Node(folder / "home", folder / "two", "two"),
+        Node(folder / "home", folder / "two", "two") as other,
     ):
         until(lambda: {node["node"] for node in nodes(platform)} == {"one", "two"})
         platform.gpufn("deploy", APPS / "gangs.py", "--no-check")
-        yield platform
+        yield platform, other
+
+
+@pytest.fixture
+def cluster(both: tuple[Platform, Node]) -> Platform:
+    return both[0]
 
 
 def nodes(platform: Platform) -> list[dict[str, Any]]:
@@ -45,6 +53,16 @@ def processes(platform: Platform, function: str) -> list[tuple[str, int]]:
         for process in node["processes"]
         if process["function"] == function
     ]
+
+
+def pid_of(platform: Platform, role: str) -> int:
+    """Return the pid of a process of `gpufn up`; 0 while it is down."""
+    pid: int = json.loads((platform.home / "up.json").read_bytes())["pids"].get(role, 0)
+    return pid
+
+
+def is_back(platform: Platform, role: str, killed: int) -> bool:
+    return pid_of(platform, role) not in (0, killed)
 
 
 def has_ended(pid: int) -> bool:
@@ -82,6 +100,27 @@ def test_a_rank_that_is_killed_costs_no_call_which_resumes_from_its_checkpoint(
     attempts = cluster.client.get(f"/v1/invocations/{accepted['id']}").json()["attempts"]
     assert [attempt["reason"] for attempt in attempts] == ["first", "worker_lost"]
     assert (attempts[0]["code"], "rank 1 on " in attempts[0]["message"]) == ("worker_lost", True)
+
+
+def test_agents_and_runners_that_die_during_a_call_cost_it_nothing(both: tuple[Platform, Node], tmp_path: Path) -> None:
+    platform, other = both
+    accepted = platform.client.post("/v1/functions/patient/submit", json={"folder": str(tmp_path)}).json()
+    until(lambda: {path.name for path in tmp_path.iterdir()} == {"0", "1"})
+    running = until(lambda: len(found := processes(platform, "patient")) == 2 and sorted(found))
+    for role in ("agent", "runner"):
+        pid = pid_of(platform, role)
+        os.kill(pid, signal.SIGKILL)
+        other.kill(role)
+        other.start(role)
+        until(functools.partial(is_back, platform, role, pid))
+    restarted_at = time.time()
+    until(lambda: min(node["sent_at"] for node in nodes(platform)) > restarted_at)
+    assert sorted(processes(platform, "patient")) == running
+    (tmp_path / "go").touch()
+    assert wait_for(platform, accepted["id"]).json() == 2
+    attempts = platform.client.get(f"/v1/invocations/{accepted['id']}").json()["attempts"]
+    assert [attempt["outcome"] for attempt in attempts] == ["succeeded"]
+    until(lambda: not processes(platform, "patient"))
 
 
 def test_an_error_of_rank_1_reaches_the_caller_with_its_name_and_ends_the_gang(cluster: Platform) -> None:

@@ -54,6 +54,15 @@ def train(folder: str, steps: int) -> list[int]:
     return began
 
 
+@gpu_function(nodes=2, max_workers=1, idle_timeout=2)
+def patient(folder: str) -> int:
+    """Wait until the file `go` exists."""
+    Path(folder, str(RANK)).touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return exchange(1)
+
+
 @gpu_function(nodes=2, max_workers=1, idle_timeout=1)
 def raises(value: int) -> int:
     if RANK == 1:
