@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import socket
 import threading
@@ -43,10 +45,12 @@ from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.execute.results import End
 from gpufn_runtime.worker.gang import connection
 from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.process import exit_on_failure
 
 RAISED_GRACE_S: Final = 2.0
 _EXIT_REPORTED_S = 1.0  # the agent's report of a rank's exit has the exit code and the last output: it goes first
 _ACCEPT_RETRY_S = 0.1
+_NODE_IS_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)  # the kernel's keepalive got no answer
 _READ_BYTES = 1 << 18
 _UNLIMITED = 1 << 53  # credits of a stream whose items are dropped
 _SUCCEEDED = OutcomeKind.SUCCEEDED
@@ -160,12 +164,13 @@ class RankZero:
         while True:
             try:
                 peer, _ = server.accept()
-                threading.Thread(target=self._serve, args=(peer,), name="gpufn-rank", daemon=True).start()
+                serve = exit_on_failure(functools.partial(self._serve, peer))
+                threading.Thread(target=serve, name="gpufn-rank", daemon=True).start()
             except (OSError, RuntimeError):  # no descriptors or threads: the rank connects again
                 time.sleep(_ACCEPT_RETRY_S)
 
     def _serve(self, peer: socket.socket) -> None:
-        rank = 0
+        rank, error = 0, None
         try:
             connection.accept(self._gang, peer)
             reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
@@ -175,17 +180,14 @@ class RankZero:
                         rank = self._join_gang(frame, peer)
                     elif rank:
                         self._handle(rank, frame, body)
-        except (OSError, ProtocolMismatch) as error:
-            reason = f" ({error})"
-        else:
-            reason = ""
+        except (OSError, ProtocolMismatch) as caught:
+            error = caught
         with contextlib.suppress(OSError):
             peer.close()
         if rank:
             if len(self._ready) < len(self._others):
                 time.sleep(_EXIT_REPORTED_S)
-            kind = PlatformStopping if rank in self._draining else WorkerLost
-            self._fail(_lost(kind(f"{self._gang.describe(rank)} ended, and with it its gang{reason}")))
+            self._fail(_lost(loss_of(self._gang.describe(rank), error, is_stopping=rank in self._draining)))
 
     def _join_gang(self, hello: frames.Hello, peer: socket.socket) -> int:
         rank = next((rank for rank in self._others if self._gang.ranks[rank].worker == hello.worker), 0)
@@ -290,6 +292,20 @@ class RankZero:
         timer = threading.Timer(seconds, check, args)
         timer.daemon = True
         timer.start()
+
+
+def loss_of(rank: str, error: Exception | None, *, is_stopping: bool) -> GpufnError:
+    """Return why a connection to a rank ended. A lost node is a fault of the platform: the call runs again and uses up
+    no retry, as for a worker on one node. `is_stopping`: the rank's node stops.
+
+    >>> loss_of("rank 1 on b", None, is_stopping=False)
+    WorkerLost('rank 1 on b ended, and with it its gang')
+    """
+    if isinstance(error, OSError) and error.errno in _NODE_IS_LOST:
+        return PlatformStopping(f"{rank} does not respond: its node is lost, and with it the gang ({error.strerror})")
+    if is_stopping:
+        return PlatformStopping(f"{rank} ended because its node stops, and with it its gang")
+    return WorkerLost(f"{rank} ended, and with it its gang{'' if error is None else f' ({error})'}")
 
 
 def _lost(error: GpufnError) -> End:
